@@ -1,0 +1,41 @@
+"""What text is, whatever file it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A unit of the corpus. `id` has no white space; `title` may be empty."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question. `answers` are answer strings, where the data set has them."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One line of a qrels file: `relevance` > 0 means relevant."""
+
+    query_id: str
+    passage_id: str
+    relevance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A training example. `positives[0]` is the target; the others are known positives, never used as negatives."""
+
+    query: Query
+    positives: tuple[Passage, ...]
+    negatives: tuple[Passage, ...] = ()
