@@ -45,6 +45,6 @@ class Batch:
 
     queries: Tokens  # [B, Tq]
     documents: Tokens  # [N, Td]
-    positives: Int[jax.Array, "B"]  # index into the N documents
-    document_ids: Int[jax.Array, "N"]
+    positives: Int[jax.Array, " B"]  # index into the N documents
+    document_ids: Int[jax.Array, " N"]
     known_positives: Int[jax.Array, "B P"]  # document ids, padded with -1

@@ -1,0 +1,76 @@
+# jaxret: `make` lists the targets. Everything installs into $(VENV) from the lock files, with hashes.
+#   make test PYTHON=python3.12     another Python, in an environment of its own (.venv-python3.12)
+#   make test ARGS="-k tokenizer"   arguments for pytest
+
+PYTHON ?= python3
+VENV ?= $(if $(filter python python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+ARGS ?=
+UPGRADE ?=
+
+RUN := $(VENV)/bin/python -m
+PIP := $(RUN) pip -qq --disable-pip-version-check install
+PYTEST := $(RUN) pytest -q -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text: minutes on two cores
+	$(RUN) jaxret demo --workdir=runs/demo
+
+test: $(VENV)/.ready-dev ## every test
+	$(PYTEST) $(ARGS)
+
+test-fast: $(VENV)/.ready-dev ## the tests not marked slow
+	$(PYTEST) -m "not slow" $(ARGS)
+
+check: $(VENV)/.ready-dev ## lint, format, types, import layers
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+	$(VENV)/bin/python $(VENV)/bin/lint-imports
+
+format: $(VENV)/.ready-dev ## rewrite the code in the house style
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+# Keeps the versions already locked unless told: make lock UPGRADE=--upgrade, or UPGRADE="--upgrade-package jax".
+# One lock serves Python 3.11 and newer on Linux and macOS; where a package has dropped 3.11 it lists two versions.
+COMPILE := .venv-lock/bin/uv --quiet --no-config pip compile --universal --python-version 3.11 \
+	--fork-strategy requires-python --generate-hashes --no-emit-index-url --custom-compile-command "make lock" $(UPGRADE)
+lock: .venv-lock/bin/uv ## write the lock files again after a change in requirements*.txt
+	$(COMPILE) requirements.txt --output-file requirements.lock
+	$(COMPILE) requirements-dev.txt --constraints requirements.lock --output-file requirements-dev.lock
+
+clean: ## remove the environments and caches (runs/ stays)
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is newer than the files it was made from, so set-up runs once and again only when one of them changes.
+PACKAGE := pyproject.toml requirements-base.txt requirements-demo.txt
+define install
+	@echo "Installing $(1) into $(VENV) (a minute or two, about 1.2 GB) ..."
+	@$(PIP) --require-hashes -r $(1)
+	@$(PIP) --require-hashes --no-deps -r requirements-demo.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+endef
+
+$(VENV)/.ready: requirements.lock $(PACKAGE) | $(VENV)/bin/python
+	$(call install,requirements.lock)
+
+$(VENV)/.ready-dev: requirements-dev.lock $(PACKAGE) | $(VENV)/bin/python
+	$(call install,requirements-dev.lock)
+	@touch $(VENV)/.ready
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "jaxret needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): name a newer one, as in" \
+	"make test PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+
+.venv-lock/bin/uv:
+	@$(PYTHON) -m venv --clear .venv-lock
+	@.venv-lock/bin/python -m pip -qq --disable-pip-version-check install uv==0.13.9

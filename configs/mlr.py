@@ -1,0 +1,14 @@
+"""MLR: a passage is represented from several layers; self-contrastive pooling leaves one vector at inference."""
+
+from configs.base import get_config as base
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.head.name = "layers"
+    c.head.layers = (10, 12)
+    c.pooling = "self_contrastive"
+    c.loss.local_weight = 1.0  # 0.1 for all twelve layers
+    c.train.chunk_size = 16
+    return c

@@ -1,0 +1,168 @@
+"""Save and restore with Orbax; the only file that imports it.
+
+A checkpoint holds `params`, `progress` (optimiser state, step) and, in its metadata, a digest of every leaf: Orbax
+reads a data file with a flipped byte without complaint, so what was restored is compared with what was saved. The
+best checkpoint (by a validation metric) and the last one are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from jaxret.storage import sha256_json
+
+Tree = Any
+
+logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs a dozen lines for every save
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, does not fit the model, or is damaged."""
+
+
+def _leaf_digest(leaf: jax.Array) -> jax.Array:
+    """64 bits of a leaf as uint32 [2]: integer sums, so the result is the same on any mesh.
+
+    The first sum weighs each word with an odd number that depends on its place, so a change of one word always changes
+    it; the second scrambles words first, against changes that cancel out.
+    """
+    if leaf.dtype.itemsize == 4:
+        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    elif leaf.dtype.itemsize == 2:
+        words = jax.lax.bitcast_convert_type(leaf, jnp.uint16).astype(jnp.uint32)
+    else:
+        words = leaf.astype(jnp.uint32)  # bool and bytes
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    weight = (2 * place + 1) * jnp.uint32(0x9E3779B1)
+    scrambled = (words ^ (words >> 15)) * jnp.uint32(0x85EBCA6B)
+    scrambled = (scrambled ^ (scrambled >> 13) ^ place) * jnp.uint32(0xC2B2AE35)
+    scrambled = scrambled ^ (scrambled >> 16)
+    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32), jnp.sum(scrambled, dtype=jnp.uint32)])
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A pytree path as "a/b/0"."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+@jax.jit
+def _digests(tree: Tree) -> dict[str, jax.Array]:
+    return {path_name(path): _leaf_digest(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def digests(tree: Tree) -> dict[str, str]:
+    """Leaf path -> 16 hex digits. The same values on one device and on many."""
+    return {name: np.asarray(value).tobytes().hex() for name, value in _digests(tree).items()}
+
+
+def fingerprint(tree: Tree) -> str:
+    """One short hex string for a whole tree of arrays; what shards and results name as their checkpoint."""
+    return sha256_json(digests(tree))[:16]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `<workdir>/checkpoints/<step>/`.
+
+    best_metric: name of the validation metric that chooses the best; `maximize` says which way. Without a metric only
+    the last checkpoint is kept, and it is also the best.
+    """
+
+    def __init__(self, directory: str | Path, best_metric: str | None = None, maximize: bool = True) -> None:
+        self.directory = Path(directory).absolute()
+        self._metric, self._maximize = best_metric, maximize
+        policies = ocp.training.preservation_policies
+        keep: list[Any] = [policies.LatestN(1)]
+        if best_metric:
+            keep.append(policies.BestN(get_metric_fn=self._rank, n=1, keep_checkpoints_without_metrics=False))
+        self._checkpointer = ocp.training.Checkpointer(
+            self.directory,
+            preservation_policy=policies.AnyPreservationPolicy(keep),
+            cleanup_tmp_directories=True,
+        )
+
+    def _rank(self, metrics: Mapping[str, float]) -> float:
+        value = float(metrics[self._metric or ""])
+        return value if self._maximize else -value
+
+    def last(self) -> int | None:
+        """The step of the newest checkpoint, None if there is none."""
+        latest = self._checkpointer.latest
+        return None if latest is None else int(latest.step)
+
+    def best(self) -> int | None:
+        """The step of the best checkpoint; the last one where nothing was measured."""
+        measured = [c for c in self._checkpointer.checkpoints if self._metric and c.metrics]
+        if not measured:
+            return self.last()
+        return int(max(measured, key=lambda c: (self._rank(c.metrics), -c.step)).step)  # type: ignore[arg-type]
+
+    def save(self, step: int, params: Tree, progress: Tree, metrics: Mapping[str, float] | None = None) -> None:
+        """Starts an asynchronous save; the arrays are copied to the host before it returns."""
+        items = {"params": params, "progress": progress}
+        values = {k: float(v) for k, v in metrics.items()} if metrics else None
+        self._checkpointer.save_checkpointables_async(
+            step, items, metrics=values, custom_metadata={"digests": digests(items)}, force=True
+        )
+
+    def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
+        """Reads (params, progress) of a step onto the shapes, types and shardings of the abstract trees given.
+
+        `progress=None` leaves the optimiser on disk. Raises CheckpointError naming each leaf that is missing, has
+        another shape, or is not what was saved.
+        """
+        wanted = {"params": params} if progress is None else {"params": params, "progress": progress}
+        folder = self.directory / str(step)
+        if step not in [c.step for c in self._checkpointer.checkpoints]:
+            have = ", ".join(str(c.step) for c in self._checkpointer.checkpoints) or "none"
+            raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
+        metadata = self._checkpointer.checkpointables_metadata(step)
+        self._require_same_shapes(wanted, {name: metadata.metadata.get(name) for name in wanted}, folder)
+        try:
+            restored = self._checkpointer.load_checkpointables(step, wanted)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{folder} cannot be read ({error.__cause__ or error})") from error
+        saved = (metadata.custom_metadata or {}).get("digests", {})
+        damaged = [name for name, value in digests(restored).items() if saved.get(name) != value]
+        if damaged:
+            raise CheckpointError(
+                f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
+                f"delete the folder and continue from another checkpoint"
+            )
+        return restored["params"], restored.get("progress")
+
+    def _require_same_shapes(self, wanted: Tree, stored: Tree, folder: Path) -> None:
+        def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
+            return {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+        need, have = shapes(wanted), shapes(stored)
+        problems = [
+            f"{name} is {have.get(name, 'absent')} there and {need.get(name, 'absent')} in this model"
+            for name in sorted(need.keys() | have.keys())
+            if need.get(name) != have.get(name)
+        ]
+        if problems:
+            shown = "; ".join(problems[:5])
+            raise CheckpointError(f"{folder} does not fit the config: {shown} ({len(problems)} differences)")
+
+    def wait(self) -> None:
+        """Blocks until the save under way is on disk."""
+        self._checkpointer.wait()
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,135 @@
+"""Training batches. A batch is a pure function of (seeds, step), so a resumed run needs to know only its step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxret.data.records import Example, Passage
+from jaxret.data.tokenizer import Ragged, TextTokenizer
+from jaxret.storage import sha256_json
+from jaxret.types import Batch, Tokens
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Tokenised examples. Passages are stored once, however many queries share them; a passage's row is its id."""
+
+    queries: Ragged  # [E]
+    passages: Ragged  # [P]
+    positives: np.ndarray  # int32 [E], row of the target passage
+    known_positives: np.ndarray  # int32 [E, most positives of a query], rows padded with -1
+    negatives: Ragged  # [E], rows of each example's hard negatives
+    query_ids: tuple[str, ...]
+    pad_id: int
+    fingerprint: str  # of the text
+
+    def __len__(self) -> int:
+        return len(self.positives)
+
+
+def tokenize_examples(examples: Sequence[Example], tokenizer: TextTokenizer, progress: bool = False) -> TrainingSet:
+    """Examples -> TrainingSet, in the order given. Raises ValueError if there are none."""
+    if not examples:
+        raise ValueError("there is no training example")
+    rows: dict[str, int] = {}
+    passages: list[Passage] = []
+
+    def row(passage: Passage) -> int:
+        if passage.id not in rows:
+            rows[passage.id] = len(passages)
+            passages.append(passage)
+        return rows[passage.id]
+
+    positives = [[row(p) for p in example.positives] for example in examples]
+    negatives = [[row(p) for p in example.negatives] for example in examples]
+    known = np.full((len(examples), max(map(len, positives))), -1, np.int32)
+    for i, found in enumerate(positives):
+        known[i, : len(found)] = found
+    text = [[e.query.text for e in examples], [[p.title, p.text] for p in passages], positives, negatives]
+    return TrainingSet(
+        queries=tokenizer.queries((e.query.text for e in examples), progress),
+        passages=tokenizer.passages(passages, progress),
+        positives=known[:, 0].copy(),
+        known_positives=known,
+        negatives=Ragged.from_lists(negatives),
+        query_ids=tuple(e.query.id for e in examples),
+        pad_id=tokenizer.pad_id,
+        fingerprint=sha256_json(text),
+    )
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How examples become batches: `batch_size` queries over all processes, each with its positive and `negatives`
+    hard negatives, padded to a multiple of `length_multiple` tokens."""
+
+    batch_size: int
+    negatives: int
+    length_multiple: int
+    max_query_length: int
+    max_passage_length: int
+    data_seed: int = 0
+    negatives_seed: int = 0
+
+    def examples_of(self, step: int, total: int) -> np.ndarray:
+        """Rows of the examples of a step [batch_size]: an endless stream of epochs, each a new permutation."""
+        place = step * self.batch_size + np.arange(self.batch_size)
+        epochs = place // total
+        return np.array([_permutation(self.data_seed, int(e), total)[i % total] for e, i in zip(epochs, place)])
+
+    def documents_of(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+        """Passage rows [batch_size * (1 + negatives)]: each query's positive, then its hard negatives, drawn without
+        replacement (step=None: the first ones). An example with too few leaves its slots empty, -1; so is every slot
+        of example -1."""
+        random = None if step is None else np.random.default_rng((self.negatives_seed, step))
+        documents = np.full((len(examples), 1 + self.negatives), -1, np.int32)
+        for i, example in enumerate(examples):
+            if example < 0:
+                continue
+            pool = data.negatives[example]
+            size = min(self.negatives, len(pool))
+            documents[i, 0] = data.positives[example]
+            drawn = pool[:size] if random is None else random.choice(pool, size, replace=False)
+            documents[i, 1 : 1 + size] = drawn
+        return documents.reshape(-1)
+
+    def batch(self, data: TrainingSet, examples: np.ndarray, step: int | None, part: tuple[int, int] = (0, 1)) -> Batch:
+        """The rows of a batch that belong to process `part[0]` of `part[1]`, as host arrays.
+
+        Lengths are chosen from the whole batch, so every process compiles the same program. Example -1 is no query.
+        """
+        documents = self.documents_of(data, examples, step)
+        index, count = part
+        mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
+        group = 1 + self.negatives
+        my_documents = documents[mine.start * group : mine.stop * group]
+        real = np.where(examples >= 0, examples, 0)
+        positives = np.where(examples >= 0, np.arange(len(examples)) * group, -1).astype(np.int32)
+        known = np.where((examples >= 0)[:, None], data.known_positives[real], -1)
+        return Batch(
+            queries=self._tokens(data, data.queries, examples, mine, self.max_query_length),
+            documents=self._tokens(
+                data, data.passages, documents, slice(mine.start * group, mine.stop * group), self.max_passage_length
+            ),
+            positives=positives[mine],
+            document_ids=my_documents,
+            known_positives=known[mine],
+        )
+
+    def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
+        longest = int(texts.lengths[rows[rows >= 0]].max())
+        length = min(-(-longest // self.length_multiple) * self.length_multiple, limit)
+        return Tokens(*texts.padded(rows[mine], length, data.pad_id))  # type: ignore[arg-type]
+
+    def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
+        """The batch of a training step."""
+        return self.batch(data, self.examples_of(step, len(data)), step, part)
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, total: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(total)

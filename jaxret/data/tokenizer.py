@@ -1,0 +1,157 @@
+"""Text -> token ids, the same way for training, encoding and search."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.data.records import Passage
+
+_BLOCK = 2048  # texts handed to the Rust tokenizer at a time
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Token ids of many texts in one array: text i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: np.ndarray  # int32 [sum of lengths]
+    offsets: np.ndarray  # int64 [texts + 1]
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        ids = np.fromiter((token for row in rows for token in row), np.int32, count=int(offsets[-1]))
+        return cls(ids, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64 [texts]."""
+        return np.diff(self.offsets)
+
+    def padded(self, rows: Sequence[int] | np.ndarray, length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids [rows, length] int32, mask [rows, length] bool). Row -1 is an empty text, all padding."""
+        rows = np.asarray(rows)
+        sizes = np.where(rows >= 0, self.lengths[rows], 0)
+        mask = np.arange(length) < sizes[:, None]
+        ids = np.full((len(rows), length), pad_id, np.int32)
+        if mask.any():
+            ids[mask] = np.concatenate([self[row] for row in rows if row >= 0])
+        return ids, mask
+
+
+@dataclass
+class Truncation:
+    """How much text the length limit cost; `str()` is the line printed before training and encoding."""
+
+    what: str
+    limit: int
+    texts: int = 0
+    cut: int = 0
+    tokens: int = 0
+    lost: int = 0
+
+    def __str__(self) -> str:
+        texts, tokens = max(self.texts, 1), max(self.tokens, 1)
+        return (
+            f"{self.texts:,} {self.what}: {self.cut / texts:.1%} cut at {self.limit} tokens, "
+            f"{self.lost / tokens:.1%} of tokens lost"
+        )
+
+
+@dataclass
+class TextTokenizer:
+    """The tokenizer of a Hugging Face directory with the length limits of this run.
+
+    A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], or without the title if that is empty.
+    What is too long is cut on the right and still ends in [SEP].
+    """
+
+    backend: Any  # tokenizers.Tokenizer
+    cls_id: int
+    sep_id: int
+    pad_id: int
+    query_length: int
+    passage_length: int
+    truncation: dict[str, Truncation] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
+        """Loads with transformers, offline and without remote code. Raises ValueError if there is no fast tokenizer,
+        if it has no [CLS], [SEP] and [PAD], or if a length is under 3 tokens."""
+        from transformers import AutoTokenizer
+
+        try:
+            loaded = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
+        if not loaded.is_fast:
+            raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
+        special = {"cls": loaded.cls_token_id, "sep": loaded.sep_token_id, "pad": loaded.pad_token_id}
+        if None in special.values():
+            raise ValueError(f"{directory}: the tokenizer lacks one of [CLS], [SEP], [PAD]; it has {special}")
+        for name, length in (("query_length", query_length), ("passage_length", passage_length)):
+            if length < 3:
+                raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
+        backend = loaded.backend_tokenizer
+        backend.no_padding()  # tokenizer.json may carry settings of its own
+        backend.no_truncation()
+        return cls(backend, special["cls"], special["sep"], special["pad"], query_length, passage_length)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of vocabulary and rules."""
+        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
+
+    def queries(self, texts: Iterable[str], progress: bool = False) -> Ragged:
+        """Token ids of queries; counts truncation in `truncation["queries"]`."""
+        return self._encode(((text, "") for text in texts), "queries", self.query_length, progress)
+
+    def passages(self, passages: Iterable[Passage], progress: bool = False) -> Ragged:
+        """Token ids of passages; counts truncation in `truncation["passages"]`."""
+        return self._encode(((p.text, p.title) for p in passages), "passages", self.passage_length, progress)
+
+    def _encode(self, texts: Iterable[tuple[str, str]], what: str, limit: int, progress: bool) -> Ragged:
+        count = self.truncation.setdefault(what, Truncation(what, limit))
+        rows: list[list[int]] = []
+        with tqdm(desc=f"tokenize {what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
+            for block in _blocks(texts, _BLOCK):
+                for ids in self._ids(block):
+                    count.texts += 1
+                    count.tokens += len(ids)
+                    if len(ids) > limit:
+                        count.cut += 1
+                        count.lost += len(ids) - limit
+                        ids = [*ids[: limit - 1], self.sep_id]
+                    rows.append(ids)
+                bar.update(len(block))
+        return Ragged.from_lists(rows)
+
+    def _ids(self, block: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
+        texts = self.backend.encode_batch_fast([text for text, _ in block], add_special_tokens=False)
+        titles = self.backend.encode_batch_fast([title for _, title in block], add_special_tokens=False)
+        for text, title in zip(texts, titles, strict=True):
+            head = [*title.ids, self.sep_id] if title.ids else []
+            yield [self.cls_id, *head, *text.ids, self.sep_id]
+
+
+def _blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while block := list(islice(iterator, size)):
+        yield block

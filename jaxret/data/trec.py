@@ -1,0 +1,188 @@
+"""TREC files: judgements (qrels, also with BEIR's three columns) and runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, SupportsFloat
+
+from jaxret.data.files import DataError, PathLike, Policy, Where, decode, read_lines, require_id, write_text
+from jaxret.data.records import Judgement
+
+Run = dict[str, list[tuple[str, float]]]  # query id -> [(passage id, score)], best first
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_SCORE_HEADERS = ("score", "relevance", "rel", "label")
+
+
+def _text_lines(path: PathLike, policy: Policy) -> Iterator[tuple[Where, str]]:
+    """Yields (place, line without its end) of the lines that are not blank."""
+    for where, raw in read_lines(path):
+        try:
+            line = decode(raw, where).rstrip("\r\n")
+        except DataError as error:
+            policy.reject(error)
+            continue
+        if line.strip():
+            yield where, line
+
+
+def judgements(path: PathLike, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+    """Yields (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or
+    TREC's "query 0 passage score". A line that repeats an earlier one word for word says nothing new and is dropped;
+    one that contradicts it is bad input.
+    """
+    seen: dict[tuple[str, str], tuple[int, Where]] = {}
+    for where, line in _text_lines(path, policy):
+        if where.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
+            continue
+        try:
+            judgement = _parse_judgement(line, where)
+            pair = judgement.query_id, judgement.passage_id
+            relevance, first = seen.setdefault(pair, (judgement.relevance, where))
+            if relevance != judgement.relevance:
+                found = f"score {judgement.relevance} for {pair} contradicts score {relevance} on line {first.line}"
+                raise where.error("contradicting judgement", found, "keep one of the two lines")
+        except DataError as error:
+            policy.reject(error)
+            continue
+        if first is where:
+            yield where, judgement
+
+
+def _parse_judgement(line: str, where: Where) -> Judgement:
+    columns, words = line.split("\t"), line.split()
+    if len(columns) == 3:
+        query_id, passage_id, score = columns
+    elif len(words) == 4:
+        query_id, _, passage_id, score = words
+    else:
+        found = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
+        raise where.error("wrong columns", found, 'write "query TAB passage TAB score" or "query 0 passage score"')
+    if not _INTEGER.fullmatch(score.strip()):
+        found = f"score {score!r} is not an integer"
+        raise where.error("bad score", found, "a judgement's score is a whole number, above 0 if relevant")
+    return Judgement(require_id(query_id, "query id", where), require_id(passage_id, "passage id", where), int(score))
+
+
+def known(
+    judgements: Iterable[tuple[Where, Judgement]],
+    query_ids: Collection[str] | None,
+    passage_ids: Collection[str] | None,
+    policy: Policy,
+) -> Iterator[tuple[Where, Judgement]]:
+    """Yields the judgements whose ids are among those given (None: any); others are bad input."""
+    for where, judgement in judgements:
+        try:
+            refuse_unknown(judgement.query_id, "query", query_ids, where)
+            refuse_unknown(judgement.passage_id, "passage", passage_ids, where)
+        except DataError as error:
+            policy.reject(error)
+            continue
+        yield where, judgement
+
+
+def refuse_unknown(key: str, what: str, known: Collection[str] | None, where: Where) -> None:
+    """Raises if `key` is not in `known`; None knows everything."""
+    if known is not None and key not in known:
+        remedy = "correct the id, remove the line, or use the files that belong together"
+        raise where.error(f"unknown {what} id", f"there is no {what} with the id {key!r}", remedy)
+
+
+class RunLine(NamedTuple):
+    """One line of a run file, and where it stands."""
+
+    where: Where
+    query_id: str
+    passage_id: str
+    rank: int
+    score: float
+
+
+def run_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
+    """Yields the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
+    for where, line in _text_lines(path, policy):
+        try:
+            words = line.split()
+            if len(words) != 6:
+                found = f"this line has {len(words)} columns: {line[:60]!r}"
+                raise where.error("wrong columns", found, 'a run has six: "query Q0 passage rank score tag"')
+            query_id, _, passage_id, rank, score, _ = words
+            if not _INTEGER.fullmatch(rank):
+                raise where.error("bad rank", f"rank {rank!r} is not an integer", "ranks count from 1")
+            yield RunLine(where, query_id, passage_id, int(rank), _parse_score(score, where))
+        except DataError as error:
+            policy.reject(error)
+
+
+def _parse_score(score: str, where: Where) -> float:
+    try:
+        value = float(score)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise where.error("bad score", f"score {score!r} is not a finite number", "write a decimal number")
+    return value
+
+
+def ranked_lines(path: PathLike, policy: Policy) -> dict[str, list[RunLine]]:
+    """A run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank (evaluation
+    tools sort by score, so the file would mean two rankings), is bad input.
+    """
+    by_query: dict[str, list[RunLine]] = {}
+    for line in run_lines(path, policy):
+        by_query.setdefault(line.query_id, []).append(line)
+    for query_id, lines in by_query.items():
+        kept: list[RunLine] = []
+        first: dict[str, Where] = {}
+        for line in sorted(lines, key=lambda line: line.rank):  # stable: equal ranks stay in the file's order
+            try:
+                _check_ranked(line, kept[-1] if kept else None, first)
+            except DataError as error:
+                policy.reject(error)
+                continue
+            kept.append(line)
+        by_query[query_id] = kept
+    return by_query
+
+
+def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Where]) -> None:
+    if line.passage_id in first:
+        found = f"passage {line.passage_id!r} is retrieved twice for query {line.query_id!r}"
+        remedy = f"keep one of the two (the first is on line {first[line.passage_id].line})"
+        raise line.where.error("duplicate passage", found, remedy)
+    if previous is not None and line.score > previous.score:
+        found = f"rank {line.rank} has score {line.score!r}, above {previous.score!r} at rank {previous.rank}"
+        raise line.where.error("rank against score", found, "rank by descending score, one query at a time")
+    first[line.passage_id] = line.where
+
+
+def read_run(path: PathLike, policy: Policy | None = None) -> Run:
+    """Reads a TREC run: query id -> [(passage id, score)] in rank order."""
+    ranked = ranked_lines(path, policy or Policy())
+    return {query: [(line.passage_id, line.score) for line in lines] for query, lines in ranked.items()}
+
+
+def write_run(path: PathLike, run: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
+    """Writes a TREC run, ranks from 1. `run` holds passages best first; what `read_run` would refuse is refused.
+
+    Scores are written so that both float32 and float64 read back exactly.
+    """
+    path = Path(path)
+    with write_text(path) as file:
+        number = 0
+        require_id(tag, "the tag", Where(path))
+        for query_id, ranking in run.items():
+            previous = None
+            first: dict[str, Where] = {}
+            for rank, (passage_id, score) in enumerate(ranking, 1):
+                number += 1
+                where = Where(path, number)
+                require_id(query_id, "query id", where)
+                require_id(passage_id, "passage id", where)
+                line = RunLine(where, query_id, passage_id, rank, _parse_score(repr(float(score)), where))
+                _check_ranked(line, previous, first)
+                file.write(f"{query_id} Q0 {passage_id} {rank} {line.score!r} {tag}\n")
+                previous = line

@@ -1,0 +1,91 @@
+"""Processes, the mesh, and where every parameter lies (by its path; the first matching pattern wins)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxret.checkpoint import path_name
+
+Tree = Any
+
+# Scanned layers have a leading layer axis. Kernels are split over "fsdp" by input features, tables by hidden size;
+# everything small is replicated. Optimiser state carries the parameter's path in its own, so it follows.
+PARAMETER_RULES: tuple[tuple[str, P], ...] = (
+    (r"layers/.*kernel$", P(None, "fsdp", None)),
+    (r"embeddings/\w+/embedding$", P(None, "fsdp")),
+    (r"", P()),
+)
+
+
+def initialize(coordinator: str = "", num_processes: int = 1, process_id: int = 0) -> None:
+    """Joins a multi-process job. On one process with no coordinator nothing happens.
+
+    coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm).
+    """
+    if coordinator == "auto":
+        jax.distributed.initialize()
+    elif coordinator:
+        jax.distributed.initialize(coordinator, num_processes=num_processes, process_id=process_id)
+
+
+def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
+    """All devices as a (data, fsdp) mesh. Raises ValueError if `fsdp` does not divide their number."""
+    devices = devices if devices is not None else jax.devices()
+    if fsdp < 1 or len(devices) % fsdp:
+        raise ValueError(f"mesh.fsdp is {fsdp}; it must divide the number of devices, {len(devices)}")
+    grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
+    return Mesh(grid, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def by_row(mesh: Mesh) -> NamedSharding:
+    """The first axis (queries, documents) is split over all devices."""
+    return NamedSharding(mesh, P(("data", "fsdp")))
+
+
+def shardings(mesh: Mesh, tree: Tree) -> Tree:
+    """A NamedSharding for every leaf of a (possibly abstract) tree of parameters or optimiser state."""
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        spec = next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
+        if len(spec) > len(leaf.shape):
+            spec = P()
+        for size, axis in zip(leaf.shape, spec, strict=False):
+            if axis and size % mesh.shape[axis]:
+                raise ValueError(f"{name} {leaf.shape}: {size} is not divisible by mesh.{axis} = {mesh.shape[axis]}")
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def shard_batch(mesh: Mesh, batch: Tree) -> Tree:
+    """Host arrays holding this process's rows -> global arrays split by row over the mesh."""
+    sharding = by_row(mesh)
+    return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), batch)
+
+
+class Program:
+    """A jitted function that counts how many programs it was compiled to: one for each shape of its input."""
+
+    def __init__(self, function: Callable[..., Any], **jit_options: Any) -> None:
+        self.count = 0
+
+        def traced(*arguments: Any) -> Any:
+            self.count += 1  # runs when JAX traces, not when the compiled program runs
+            return function(*arguments)
+
+        self._jitted = jax.jit(traced, **jit_options)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._jitted(*arguments)

@@ -1,0 +1,95 @@
+"""Answer matching as DPR does it, and top-k accuracy: how often an answer string occurs in the first k passages."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import regex
+
+from jaxret.data.records import Query
+
+# A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
+_TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+_SEPARATOR = "\0"  # a control character, so never inside a token
+_CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
+
+
+def tokenize(text: str) -> list[str]:
+    """The tokens that answers are compared by: of the NFD form, lower-cased one by one."""
+    return [match.group().lower() for match in _TOKEN.finditer(unicodedata.normalize("NFD", text))]
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether the tokens of any answer occur in a row among the tokens of `text` (string matching).
+
+    As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
+    nowhere: there it occurs everywhere, and one empty answer makes every passage right.
+    """
+    return _occurs(_joined(text), [_joined(answer) for answer in answers])
+
+
+def _joined(text: str) -> str:
+    return "".join(f"{_SEPARATOR}{token}" for token in tokenize(text)) + _SEPARATOR
+
+
+def _occurs(text: str, answers: Iterable[str]) -> bool:
+    # Every token stands between separators, so a substring is a sub-list.
+    return any(answer != _SEPARATOR and answer in text for answer in answers)
+
+
+def answer_ranks(
+    run: Mapping[str, Sequence[tuple[str, float]]],
+    queries: Iterable[Query],
+    passage_texts: Mapping[str, str],
+    depth: int,
+) -> dict[str, int | None]:
+    """Query id -> rank from 1 of the first passage with an answer, None if none of the first `depth` has one.
+
+    Args:
+        run: query id -> [(passage id, score)], best first. A query that is not in it has found nothing.
+        queries: all queries to count, with their answers.
+        passage_texts: passage id -> text without title.
+        depth: how many passages to look at.
+    Raises:
+        ValueError: a query has no answers, or a retrieved passage no text.
+    """
+
+    @lru_cache(_CACHED_PASSAGES)
+    def joined_passage(passage_id: str) -> str:
+        return _joined(passage_texts[passage_id])
+
+    return {query.id: _first_rank(query, run.get(query.id, ())[:depth], joined_passage) for query in queries}
+
+
+def _first_rank(query: Query, ranking: Sequence[tuple[str, float]], joined: Callable[[str], str]) -> int | None:
+    if not query.answers:
+        raise ValueError(f"query {query.id!r} has no answers, so its accuracy is unknown; leave it out of the queries")
+    answers = [_joined(answer) for answer in query.answers]
+    for rank, (passage_id, _) in enumerate(ranking, 1):
+        try:
+            text = joined(passage_id)
+        except KeyError:
+            raise ValueError(
+                f"passage {passage_id!r} (rank {rank} of query {query.id!r}) has no text; "
+                "use the corpus that the run was made with"
+            ) from None
+        if _occurs(text, answers):
+            return rank
+    return None
+
+
+def answer_accuracy(
+    run: Mapping[str, Sequence[tuple[str, float]]],
+    queries: Iterable[Query],
+    passage_texts: Mapping[str, str],
+    ks: Sequence[int],
+) -> dict[str, float]:
+    """{"Accuracy@k": share of `queries` (0-1) with an answer in their first k passages}; see `answer_ranks`."""
+    if not ks or min(ks) < 1:
+        raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")
+    ranks = list(answer_ranks(run, queries, passage_texts, max(ks)).values())
+    if not ranks:
+        raise ValueError("there are no queries to measure accuracy on")
+    return {f"Accuracy@{k}": sum(rank is not None and rank <= k for rank in ranks) / len(ranks) for k in ks}

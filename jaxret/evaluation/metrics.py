@@ -1,0 +1,202 @@
+"""Retrieval measures under ir-measures' names, with its (trec_eval's) definitions, 0-1.
+
+One difference, on purpose: the order of a ranking is taken as given. trec_eval ignores ranks and breaks ties between
+equal scores by passage id, so its numbers on a run with ties can differ from those of the search that made the run.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxret.data.records import Judgement
+
+MEAN_DECIMALS = 4  # how finely means are stored and printed
+
+Ranking = Sequence[tuple[str, float]]  # (passage id, score), best first
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a ranking and the judgements of its query have in common; relevance below the measure's is left out."""
+
+    ranks: Sequence[int]  # of the relevant passages retrieved, from 1, ascending
+    gains: Sequence[int]  # their relevance
+    ideal: Sequence[int]  # relevance of every relevant passage, descending; never empty
+
+    def cut(self, cutoff: int) -> _Found:
+        """The same for the first `cutoff` passages; the ideal stays whole."""
+        kept = sum(rank <= cutoff for rank in self.ranks)
+        return _Found(self.ranks[:kept], self.gains[:kept], self.ideal)
+
+
+def _discounted(gains: Iterable[int], ranks: Iterable[int]) -> float:
+    return math.fsum(gain / math.log2(rank + 1) for gain, rank in zip(gains, ranks))
+
+
+def _ndcg(found: _Found, cutoff: int | None) -> float:
+    ideal = found.ideal[:cutoff]
+    return _discounted(found.gains, found.ranks) / _discounted(ideal, range(1, len(ideal) + 1))
+
+
+def _reciprocal_rank(found: _Found, cutoff: int | None) -> float:
+    return 1 / found.ranks[0] if found.ranks else 0.0
+
+
+def _recall(found: _Found, cutoff: int | None) -> float:
+    return len(found.ranks) / len(found.ideal)
+
+
+def _success(found: _Found, cutoff: int | None) -> float:
+    return float(bool(found.ranks))
+
+
+def _average_precision(found: _Found, cutoff: int | None) -> float:
+    return math.fsum(number / rank for number, rank in enumerate(found.ranks, 1)) / len(found.ideal)
+
+
+_FORMULAS: dict[str, Callable[[_Found, int | None], float]] = {
+    "nDCG": _ndcg,  # linear gain: the relevance itself, not 2**relevance - 1
+    "RR": _reciprocal_rank,
+    "R": _recall,  # over all relevant passages, also where they are more than the cut-off
+    "Success": _success,  # top-k accuracy
+    "AP": _average_precision,
+}
+_NEEDS_CUTOFF = ("R", "Success")
+_UNTHRESHOLDED = ("nDCG",)  # graded gains: ir-measures knows no rel= here
+_NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]*)\))?(@(?P<cutoff>[1-9][0-9]*))?")
+KNOWN_MEASURES = (
+    "nDCG@k, RR@k, R@k, Success@k, AP@k, and whole rankings' nDCG, RR, AP, with k from 1, as in nDCG@10; "
+    "all but nDCG also count only relevance n and above as NAME(rel=n), as in RR(rel=2)@10"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A parsed name; make it with `parse_measure`. `cutoff` None looks at whole rankings."""
+
+    name: str
+    kind: str
+    cutoff: int | None
+    min_relevance: int
+
+    def score(self, relevances: Sequence[tuple[int, int]], judged: Iterable[int]) -> float:
+        """The measure of one query.
+
+        Args:
+            relevances: (rank from 1, relevance) of the judged passages retrieved, by rank.
+            judged: relevance of every judged passage of the query.
+        """
+        ideal = sorted((relevance for relevance in judged if relevance >= self.min_relevance), reverse=True)
+        if not ideal:
+            return 0.0
+        hits = [(rank, relevance) for rank, relevance in relevances if relevance >= self.min_relevance]
+        found = _Found([rank for rank, _ in hits], [relevance for _, relevance in hits], ideal)
+        return _FORMULAS[self.kind](found.cut(self.cutoff) if self.cutoff else found, self.cutoff)
+
+
+def parse_measure(name: str) -> Measure:
+    """Parses names such as "nDCG@10" or "AP(rel=2)"; raises ValueError with the known names."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["kind"] not in _FORMULAS:
+        raise ValueError(f"unknown measure {name!r}; known are {KNOWN_MEASURES}")
+    kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
+    if cutoff is None and kind in _NEEDS_CUTOFF:
+        raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; known are {KNOWN_MEASURES}")
+    if relevance is not None and kind in _UNTHRESHOLDED:
+        raise ValueError(f"measure {name!r} takes no rel= because it uses graded gains; known are {KNOWN_MEASURES}")
+    return Measure(name, kind, int(cutoff) if cutoff else None, int(relevance or 1))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a run scored. Every judged query counts, those without a passage in the run as zero."""
+
+    mean: dict[str, float]  # measure -> mean over the judged queries, 0-1
+    per_query: dict[str, dict[str, float]]  # measure -> query id -> value
+    queries_expected: int  # judged queries
+    queries_found: int  # of these, how many have at least one passage in the run
+
+    def to_json(self, per_query: bool = False) -> dict[str, Any]:
+        """A JSON value: means rounded to four decimals; values per query, if asked for, in full."""
+        value: dict[str, Any] = {
+            "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
+            "queries_expected": self.queries_expected,
+            "queries_found": self.queries_found,
+        }
+        return value | {"per_query": self.per_query} if per_query else value
+
+
+def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measures: Iterable[str]) -> Evaluation:
+    """Measures a run.
+
+    As in ir-measures, the queries that count are all that have a judgement: one that the run lacks scores zero, and so
+    does one that has no relevant passage; queries in the run without a judgement are ignored. A passage without a
+    judgement is not relevant.
+
+    Args:
+        run: query id -> [(passage id, score)], best first. This order is the ranking; equal scores keep their places.
+        judgements: the qrels.
+        measures: names for `parse_measure`.
+    Raises:
+        ValueError: an unknown measure, no judgement, contradicting judgements, no judged query in the run, or a
+            ranking with a passage twice, a NaN, or a score that grows with the rank.
+    """
+    parsed = [parse_measure(name) for name in measures]
+    judged = _by_query(judgements)
+    if run and run.keys().isdisjoint(judged):
+        raise ValueError(
+            f"none of the run's {len(run)} queries is judged (the run has {next(iter(run))!r}, the judgements "
+            f"{next(iter(judged))!r}); use the judgements of the same queries"
+        )
+    per_query: dict[str, dict[str, float]] = {measure.name: {} for measure in parsed}
+    for query_id, relevance in judged.items():
+        retrieved = _judged_ranks(query_id, run.get(query_id, ()), relevance)
+        for measure in parsed:
+            per_query[measure.name][query_id] = measure.score(retrieved, relevance.values())
+    mean = {name: math.fsum(values.values()) / len(judged) for name, values in per_query.items()}
+    return Evaluation(mean, per_query, len(judged), sum(bool(run.get(query_id)) for query_id in judged))
+
+
+def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
+    """Query id -> passage id -> relevance."""
+    judged: dict[str, dict[str, int]] = {}
+    for judgement in judgements:
+        known = judged.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)
+        if known != judgement.relevance:
+            raise ValueError(
+                f"query {judgement.query_id!r} judges passage {judgement.passage_id!r} {known} and "
+                f"{judgement.relevance}; keep one of the two"
+            )
+    if not judged:
+        raise ValueError("there are no judgements to evaluate with; give the qrels of the run's queries")
+    return judged
+
+
+def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int]) -> list[tuple[int, int]]:
+    """(rank, relevance) of the judged passages in a ranking, after checking it."""
+    scores = [score for _, score in ranking]
+    # A NaN compares false with everything, so one pass finds it together with scores out of order.
+    if (scores and math.isnan(scores[0])) or not all(map(operator.ge, scores, scores[1:])):
+        _raise_bad_scores(query_id, ranking)
+    passages = [passage_id for passage_id, _ in ranking]
+    if len(set(passages)) < len(passages):
+        twice = next(passage_id for i, passage_id in enumerate(passages) if passage_id in passages[:i])
+        raise ValueError(f"query {query_id!r} retrieves passage {twice!r} twice; remove the lower one from the run")
+    return [(rank, relevance[passage_id]) for rank, passage_id in enumerate(passages, 1) if passage_id in relevance]
+
+
+def _raise_bad_scores(query_id: str, ranking: Ranking) -> None:
+    for rank, (passage_id, score) in enumerate(ranking, 1):
+        place = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
+        if math.isnan(score):
+            raise ValueError(f"{place}: the score is NaN; mend what made the run, its ranking means nothing")
+        if rank > 1 and score > ranking[rank - 2][1]:
+            raise ValueError(
+                f"{place}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "
+                "sort the ranking by descending score"
+            )

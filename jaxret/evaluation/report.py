@@ -1,0 +1,96 @@
+"""Evaluations as a table (plain text or Markdown) and as a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.evaluation.metrics import MEAN_DECIMALS, Evaluation
+from jaxret.storage import write_json
+
+Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the rows
+
+
+def to_text(systems: Systems) -> str:
+    """The table as aligned plain text, one system a row; "*" marks the best of a column. Ends without a newline."""
+    header, rows = _cells(systems, ("", "*"))
+    rows = [[name, *(cell if cell.endswith("*") else f"{cell} " for cell in cells)] for name, *cells in rows]
+    header = [header[0], *(f"{cell} " for cell in header[1:])]  # keeps the digits aligned where a star follows
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        f"{name:<{widths[0]}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:]))
+        for name, *cells in [header, ["-" * width for width in widths], *rows]
+    ]
+    return "\n".join([*(line.rstrip() for line in lines), "", footer(systems)])
+
+
+def to_markdown(systems: Systems) -> str:
+    """The table as Markdown; the best of a column is bold. Ends without a newline."""
+    header, rows = _cells(systems, ("**", "**"))
+    rule = [":--", *("--:" for _ in header[1:])]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [_escaped(header), rule, *map(_escaped, rows)]]
+    return "\n".join([*lines, "", footer(systems)])
+
+
+def _escaped(cells: list[str]) -> list[str]:
+    return [cells[0].replace("|", "\\|"), *cells[1:]]
+
+
+def footer(systems: Systems) -> str:
+    """How many queries were found and expected: one line if all systems agree, otherwise a line each."""
+    counts = {name: _count(one) for name, one in systems.items()}
+    if len(set(counts.values())) == 1:
+        return f"Queries found: {next(iter(counts.values()))}."
+    return "\n".join(f"Queries found, {name}: {count}." for name, count in counts.items())
+
+
+def _count(one: Evaluation) -> str:
+    note = "; the missing ones count as zero" if one.queries_found < one.queries_expected else ""
+    return f"{one.queries_found} of {one.queries_expected} expected{note}"
+
+
+def _cells(systems: Systems, mark: tuple[str, str]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows; `mark` goes before and after the best value of a column.
+
+    Values that print the same are equally good. A table of one system has no best.
+    """
+    _check(systems)
+    measures = list(next(iter(systems.values())).mean)
+    text = {name: [f"{one.mean[measure]:.{MEAN_DECIMALS}f}" for measure in measures] for name, one in systems.items()}
+    best = [max(column, key=float) for column in zip(*text.values())] if len(systems) > 1 else [""] * len(measures)
+    rows = [
+        [name, *(f"{mark[0]}{cell}{mark[1]}" if cell == top else cell for cell, top in zip(cells, best))]
+        for name, cells in text.items()
+    ]
+    return ["system", *measures], rows
+
+
+def _check(systems: Systems) -> None:
+    if not systems:
+        raise ValueError("there is no system to report; give at least one evaluation")
+    first_name, first = next(iter(systems.items()))
+    for name, one in systems.items():
+        if one.mean.keys() != first.mean.keys():
+            raise ValueError(
+                f"{first_name!r} has the measures {list(first.mean)} and {name!r} has {list(one.mean)}; "
+                "evaluate both with the same measures"
+            )
+        if one.queries_expected != first.queries_expected:
+            raise ValueError(
+                f"{first_name!r} was evaluated on {first.queries_expected} queries and {name!r} on "
+                f"{one.queries_expected}; evaluate both with the same judgements"
+            )
+
+
+def write_evaluation(
+    path: str | os.PathLike[str], evaluation: Evaluation, provenance: Mapping[str, Any], per_query: bool = False
+) -> None:
+    """Writes an evaluation as JSON, atomically, with where it comes from.
+
+    Args:
+        path: the file to write; a file already there is replaced.
+        evaluation: as `Evaluation.to_json` gives it; with `per_query` also what a significance test needs.
+        provenance: JSON-like; versions, seeds, fingerprints of config and data.
+    """
+    write_json(path, evaluation.to_json(per_query) | {"provenance": dict(provenance)})

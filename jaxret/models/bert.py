@@ -1,0 +1,190 @@
+"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, DistilBERT).
+
+Layers are scanned, so compile time does not grow with depth, and parameters of all layers lie in one array with a
+leading layer axis. `Keep` decides what leaves the scan: multi-layer retrieval on [CLS] keeps [L+1,B,1,H] and never
+holds [L+1,B,T,H].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.types import HiddenStates, Tokens
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # BERT means the erf form; Flax's default is tanh
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row of nothing but padding
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_positions: int
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    initializer_range: float = 0.02
+    model_type: Literal["bert", "distilbert"] = "bert"
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which positions of which layers the encoder returns.
+
+    positions: "all" -> K = T; "first" -> the first `count` tokens, [CLS] being the first of them; "mean" -> K = 1,
+    the mean over real tokens. layers: "all" -> layer axis L+1, from the embeddings to the last layer; "last" -> 1.
+    """
+
+    positions: Literal["all", "first", "mean"] = "all"
+    count: int = 1
+    layers: Literal["all", "last"] = "all"
+
+    def select(
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
+        """Applies the choice of positions to one layer's output."""
+        if self.positions == "all":
+            return hidden, mask
+        if self.positions == "first":
+            return hidden[:, : self.count], mask[:, : self.count]
+        total = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1, dtype=jnp.float32)
+        mean = total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+        return mean.astype(hidden.dtype)[:, None], jnp.any(mask, axis=1, keepdims=True)
+
+
+def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
+    """A dense layer whose float32 product really is float32 (TPUs and newer GPUs would round the operands)."""
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    init = nn.initializers.normal(config.initializer_range)
+    return nn.Dense(features, dtype=dtype, precision=precision, kernel_init=init, name=name)
+
+
+def layer_norm(config: BertConfig, dtype: Any, name: str) -> nn.LayerNorm:
+    # use_fast_variance computes E[x^2] - E[x]^2, which loses digits that parity with torch needs.
+    return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
+
+
+class BertEmbeddings(nn.Module):
+    """Word + position + type-0 embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR."""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+        c = self.config
+        init = nn.initializers.normal(c.initializer_range)
+
+        def table(rows: int, name: str) -> nn.Embed:
+            return nn.Embed(rows, c.hidden_size, dtype=self.dtype, embedding_init=init, name=name)
+
+        hidden = table(c.vocab_size, "word")(ids)
+        if c.type_vocab_size:
+            hidden = hidden + table(c.type_vocab_size, "type")(jnp.zeros((1, 1), jnp.int32))
+        hidden = hidden + table(c.max_positions, "position")(jnp.arange(ids.shape[1])[None])
+        hidden = layer_norm(c, self.dtype, "norm")(hidden)
+        return nn.Dropout(c.hidden_dropout)(hidden, deterministic=not train)
+
+
+class SelfAttention(nn.Module):
+    """Bidirectional multi-head attention; softmax in float32."""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], train: bool
+    ) -> Float[jax.Array, "B T H"]:
+        c = self.config
+        width = c.hidden_size // c.num_heads
+        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
+
+        def heads(name: str) -> jax.Array:
+            flat = dense(c.hidden_size, c, self.dtype, name)(hidden)
+            return flat.reshape(*flat.shape[:2], c.num_heads, width)  # [B,T,heads,width]
+
+        query, key, value = heads("query"), heads("key"), heads("value")
+        scores = jnp.einsum("bqhw,bkhw->bhqk", query * width**-0.5, key, precision=precision)
+        scores = jnp.where(mask[:, None, None, :], scores.astype(jnp.float32), MASKED)
+        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        weights = nn.Dropout(c.attention_dropout)(weights, deterministic=not train)
+        mixed = jnp.einsum("bhqk,bkhw->bqhw", weights, value, precision=precision)
+        return dense(c.hidden_size, c, self.dtype, "output")(mixed.reshape(hidden.shape))
+
+
+class BertLayer(nn.Module):
+    """One post-norm transformer layer; returns its output and what `keep` selects of it, as nn.scan wants them."""
+
+    config: BertConfig
+    dtype: Any
+    keep: Keep
+    train: bool
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
+        c = self.config
+        drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
+        attended = SelfAttention(c, self.dtype, name="attention")(hidden, mask, self.train)
+        hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
+        narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
+        hidden = layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow))
+        return hidden, self.keep.select(hidden, mask)[0] if self.keep.layers == "all" else None
+
+
+class Bert(nn.Module):
+    """Tokens -> HiddenStates. `dtype` is the compute type (parameters stay float32); `remat` recomputes each layer in
+    the backward pass, so that only one layer's activations are held."""
+
+    config: BertConfig
+    dtype: Any = jnp.float32
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, tokens: Tokens, keep: Keep = Keep(), train: bool = False) -> HiddenStates:
+        """Encodes a batch. Dropout needs a "dropout" rng when `train`.
+
+        Raises ValueError if the batch is longer than the position table.
+        """
+        c = self.config
+        if tokens.ids.shape[1] > c.max_positions:
+            raise ValueError(
+                f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.max_positions} positions; "
+                f"lower tokens.query_length or tokens.passage_length"
+            )
+        embedded = BertEmbeddings(c, self.dtype, name="embeddings")(tokens.ids, train)
+        layer = nn.remat(BertLayer, prevent_cse=False) if self.remat else BertLayer
+        scanned = nn.scan(
+            layer,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=c.num_layers,
+        )
+        last, kept = scanned(c, self.dtype, keep, train, name="layers")(embedded, tokens.mask)
+        if keep.layers == "last":
+            state, mask = keep.select(last, tokens.mask)
+            return HiddenStates(state[None], mask)
+        first, mask = keep.select(embedded, tokens.mask)
+        return HiddenStates(jnp.concatenate([first[None], kept]), mask)

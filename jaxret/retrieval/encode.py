@@ -1,0 +1,108 @@
+"""A checkpoint and a corpus -> shards of vectors; resumable, and the same bytes whether interrupted or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.data.formats import Policy, read_corpus, scan_corpus
+from jaxret.data.records import Passage
+from jaxret.models.run import Run
+from jaxret.retrieval.shards import Shard, ShardWriter
+from jaxret.storage import write_json
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """What a call of `encode_corpus` did."""
+
+    folder: Path
+    passages: int
+    shards: int
+    shards_written: int  # the others were there already
+    padding_ratio: float  # tokens computed for each real one
+    programs: int  # compiled
+    truncation: str
+
+
+def corpus_name(path: str | Path) -> str:
+    """The folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes."""
+    path = Path(path)
+    return path.name if path.is_dir() else path.name.split(".")[0]
+
+
+def encode_corpus(
+    run: Run, corpus: str | Path, name: str = "", on_error: str = "error", progress: bool = True
+) -> EncodeResult:
+    """Encodes every passage of a BEIR folder, corpus.jsonl or psgs.tsv into `<workdir>/embeddings/<name>/`.
+
+    A first pass checks and counts the corpus; then one shard at a time is read, tokenised and encoded, so memory does
+    not grow with the corpus. With several processes, each writes its own shards. Raises DataError for a bad record and
+    ContractError if the folder holds vectors of another checkpoint or corpus.
+    """
+    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    policy = Policy(on_error)
+    scan = scan_corpus(corpus, policy)
+    if policy.report():
+        say(policy.report())
+    folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
+    produced_by = fingerprint(run, scan.sha256, scan.passages)
+    writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
+    write_json(folder / "corpus.json", {"path": str(Path(corpus).absolute())})  # where to find the text again
+    pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
+    if pending:
+        say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
+
+    embedder, dtype = run.embedder(), vector_dtype(run.config.encode.dtype)
+    passages = read_corpus(corpus, Policy(on_error), scan)
+    for shard, rows in each_shard(passages, pending):
+        tokens = run.tokenizer.passages(rows, progress)
+        vectors = embedder(tokens, "passage", progress)
+        writer.write(shard, vectors.astype(dtype), [passage.id for passage in rows])
+    if not writer.pending():
+        writer.finish()
+    truncation = str(run.tokenizer.truncation.get("passages", ""))
+    if pending:
+        say(
+            f"{truncation}; {embedder.padding_ratio:.2f} tokens computed for each real one, "
+            f"{embedder.programs} programs compiled"
+        )
+    shards = -(-scan.passages // run.config.encode.shard_rows)
+    return EncodeResult(
+        folder, scan.passages, shards, len(pending), embedder.padding_ratio, embedder.programs, truncation
+    )
+
+
+def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, list[Passage]]]:
+    """Reads the corpus once and yields the passages of each pending shard; nothing else is kept."""
+    place = 0
+    for shard in pending:
+        for _ in islice(passages, shard.start - place):
+            pass
+        yield shard, list(islice(passages, shard.stop - shard.start))
+        place = shard.stop
+
+
+def vector_dtype(name: str) -> Any:
+    """numpy type of the vectors on disk."""
+    types = {"float32": np.float32, "float16": np.float16}
+    if name not in types:
+        raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(types)}")
+    return types[name]
+
+
+def fingerprint(run: Run, sha256: str, passages: int) -> dict[str, Any]:
+    """Everything that the bytes of the shards depend on."""
+    return {
+        "contract": run.contract,
+        "checkpoint": run.checkpoint,
+        "corpus": {"sha256": sha256, "passages": passages},
+        "encode": run.config.encode.to_dict(),
+    }

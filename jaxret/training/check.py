@@ -1,0 +1,38 @@
+"""Settings that contradict each other, the model or the devices, found before anything is loaded."""
+
+from __future__ import annotations
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxret.models.retriever import Retriever
+from jaxret.training.validation import METRICS
+
+
+def check(config: ConfigDict, mesh: Mesh) -> None:
+    """Raises ValueError for settings that contradict each other or the devices."""
+    batch, chunk, devices = config.train.batch_size, config.train.chunk_size, mesh.size
+    if batch < 1 or batch % devices:
+        raise ValueError(f"train.batch_size is {batch}; it must be a multiple of the number of devices, {devices}")
+    if chunk and (batch % chunk or chunk % devices):
+        raise ValueError(
+            f"train.chunk_size is {chunk}; it must divide train.batch_size, {batch}, "
+            f"and be a multiple of the number of devices, {devices}"
+        )
+    if config.validation.batch_size % devices:
+        raise ValueError(f"validation.batch_size is {config.validation.batch_size}; a multiple of {devices} is needed")
+    if config.validation.metric not in METRICS:
+        raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
+    if config.train.log_every < 1:
+        raise ValueError(f"train.log_every is {config.train.log_every}; it must be at least 1")
+    if not config.data.train:
+        raise ValueError("data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH")
+
+
+def check_lengths(config: ConfigDict, retriever: Retriever) -> None:
+    """Raises ValueError if a text may be longer than the encoder's position table."""
+    for key in ("query_length", "passage_length"):
+        if config.tokens[key] > retriever.max_positions:
+            raise ValueError(
+                f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.max_positions} positions"
+            )

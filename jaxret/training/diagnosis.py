@@ -1,0 +1,39 @@
+"""Where a loss stopped being finite: the first place, in the order of computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxret.checkpoint import path_name
+from jaxret.training.step import Objective
+from jaxret.types import Batch
+
+
+def _not_finite(tree: Any) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [path_name(path) for path, leaf in leaves if not bool(jnp.all(jnp.isfinite(leaf)))]
+
+
+def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) -> str:
+    """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
+    if bad := _not_finite(params):
+        return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
+    for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
+        for layer, state in enumerate(objective.retriever.hidden_states(params, tokens, side).states):  # type: ignore[arg-type]
+            if not bool(jnp.all(jnp.isfinite(state))):
+                where = "the embeddings" if layer == 0 else f"layer {layer}"
+                return f"{where} of the {side} encoder is not finite"
+
+    def loss(params: Any) -> Any:
+        terms = objective(params, batch, key)
+        return terms.loss, terms
+
+    (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    if bad := _not_finite(terms):
+        return f"loss term {bad[0]} is not finite, though every hidden state is"
+    if bad := _not_finite(gradients):
+        return f"the gradient of {bad[0]} ({len(bad)} in all) is not finite, though the loss is"
+    return "a second computation of this step is finite"

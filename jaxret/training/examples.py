@@ -1,0 +1,49 @@
+"""Files -> tokenised examples, with what was skipped and cut printed before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxret.contract import require_equal
+from jaxret.data.batches import TrainingSet, tokenize_examples
+from jaxret.data.formats import Policy, read_examples
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.storage import read_json, write_json
+
+
+def load_examples(config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]) -> TrainingSet:
+    """Reads and tokenises the `train` or `dev` examples, and prints what was skipped and cut."""
+    policy = Policy(config.data.on_error)
+    source, split = config.data[which], config.data[f"{which}_split"]
+    negatives_run = config.data.negatives_run or None
+    examples = read_examples(source, split, policy, negatives_run=negatives_run if which == "train" else None)
+    tokenizer.truncation.clear()
+    data = tokenize_examples(examples, tokenizer, progress)
+    say(f"{which}: {len(data):,} examples from {source}")
+    for truncation in tokenizer.truncation.values():
+        say(f"  {truncation}")
+    short = int((data.negatives.lengths < config.data.negatives).sum())
+    if short:
+        say(f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; their slots stay empty")
+    if policy.report():
+        say(f"  {policy.report()}")
+    return data
+
+
+def record_data(workdir: Path, sets: dict[str, TrainingSet | None]) -> None:
+    """Writes data.json, or checks that a resumed run reads the same text as before."""
+    found = {
+        name: {"examples": len(data), "passages": len(data.passages), "sha256": data.fingerprint}
+        for name, data in sets.items()
+        if data is not None
+    }
+    path = workdir / "data.json"
+    if path.exists():
+        remedy = "A run can only be resumed on the data it began with."
+        require_equal(read_json(path), found, str(path), "the data given", remedy)
+    elif jax.process_index() == 0:
+        write_json(path, found)

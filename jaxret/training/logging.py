@@ -1,0 +1,70 @@
+"""What a run writes down: metrics.jsonl (a line per logged step), TensorBoard, and env.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+import jaxret
+from jaxret.storage import atomic_write, write_json
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and devices: what another machine must match to repeat a run."""
+    return {
+        "jaxret": jaxret.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
+        "processes": jax.process_count(),
+        "command": sys.argv,
+    }
+
+
+class MetricsLog:
+    """Appends to <workdir>/metrics.jsonl and <workdir>/tensorboard. Only process 0 writes.
+
+    A run that resumes at a step first drops the lines after it, so that every step is logged once.
+    """
+
+    def __init__(self, workdir: Path, resume_step: int) -> None:
+        self._path = workdir / "metrics.jsonl"
+        self._active = jax.process_index() == 0
+        if not self._active:
+            return
+        kept = []
+        if self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(line)["step"] <= resume_step:
+                        kept.append(line + "\n")
+                except json.JSONDecodeError:
+                    break  # a line half written when the machine died; everything before it stands
+        with atomic_write(self._path) as file:
+            file.writelines(kept)
+        write_json(workdir / "env.json", environment())
+        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=resume_step + 1)
+
+    def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
+        """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each."""
+        if not self._active:
+            return
+        named = {f"{prefix}{name}": float(value) for name, value in values.items()}
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **named}) + "\n")
+        for name, value in named.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._active:
+            self._board.close()

@@ -1,0 +1,201 @@
+"""Training from start to end: data, model, state, steps; the same call resumes what was interrupted."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.distributed import make_mesh, shard_batch
+from jaxret.models import run
+from jaxret.models.embed import Embedder
+from jaxret.models.pretrained import Params
+from jaxret.models.retriever import build_retriever, load_encoder
+from jaxret.training.check import check, check_lengths
+from jaxret.training.diagnosis import diagnose
+from jaxret.training.examples import load_examples, record_data
+from jaxret.training.logging import MetricsLog
+from jaxret.training.losses import loss_settings
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.state import init_state, restore_state
+from jaxret.training.step import Objective, TrainState, make_eval_step, make_train_step
+from jaxret.training.validation import Validation, make_pool
+
+
+class NotFiniteError(ArithmeticError):
+    """The loss or a gradient became NaN or infinite."""
+
+
+@dataclass
+class TrainResult:
+    """What a call of `train` did."""
+
+    step: int  # updates made since the run began
+    total_steps: int
+    resumed_from: int | None
+    programs: int  # compiled for the training step
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+
+
+def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> TrainResult:
+    """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run.
+
+    Raises ContractError if it holds another run, DataError for bad records, NotFiniteError if the loss breaks.
+    """
+    workdir = Path(workdir)
+    mesh = make_mesh(config.mesh.fsdp)
+    check(config, mesh)
+    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+
+    directory, bert, pretrained = load_encoder(config)
+    retriever = build_retriever(config, bert)
+    tokenizer = run.load_tokenizer(config, directory)
+    check_lengths(config, retriever)
+    run.create(workdir, config, directory, run.make_contract(config, retriever, tokenizer))
+
+    data = load_examples(config, "train", tokenizer, progress, say)
+    dev = load_examples(config, "dev", tokenizer, progress, say) if config.data.dev else None
+    record_data(workdir, {"train": data, "dev": dev})
+
+    total_steps, checkpoint_every = schedule_steps(config, len(data))
+    objective = Objective(retriever, loss_settings(config), mesh, config.train.chunk_size)
+    optimizer, schedule = make_optimizer(config.optimizer, total_steps)
+    dropout_key = jax.random.key(config.seed.dropout)
+
+    with run.open_checkpoints(workdir, config) as checkpoints:
+        start = checkpoints.last()
+        state = (
+            init_state(config, mesh, retriever, pretrained, optimizer)
+            if start is None
+            else restore_state(checkpoints, start, mesh, retriever, optimizer)
+        )
+        del pretrained
+        step, log = start or 0, MetricsLog(workdir, start or 0)
+        train_step = make_train_step(objective, optimizer, state, dropout_key)
+        validate = make_validation(config, objective, state.params, dev, data, tokenizer) if dev else None
+        plan = batch_plan(config, config.train.batch_size)
+        part = (jax.process_index(), jax.process_count())
+        metrics: dict[str, float] = {}
+
+        def save(step: int) -> None:
+            nonlocal metrics
+            require_healthy(state, objective, plan, data, dropout_key)
+            if validate:
+                metrics = validate(state.params)
+                log.write(step, metrics, "validation/")
+                say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+            progress_state = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
+            checkpoints.save(step, state.params, progress_state, metrics or None)
+
+        if total_steps == 0 and start is None:
+            save(0)
+        with stop_on_sigterm() as stop, tqdm(
+            total=total_steps, initial=step, desc="train", unit="step", disable=not progress
+        ) as bar:
+            clock, clock_step = time.perf_counter(), step
+            while step < total_steps and not stop.requested:
+                batch = shard_batch(mesh, plan.training_batch(data, step, part))
+                state, values = train_step(state, batch)
+                step += 1
+                bar.update()
+                if step % config.train.log_every == 0 or step == total_steps:
+                    require_healthy(state, objective, plan, data, dropout_key)
+                    seconds = (time.perf_counter() - clock) / (step - clock_step)
+                    rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": seconds}
+                    log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
+                    bar.set_postfix(loss=f"{float(values['loss']):.4f}")
+                    clock, clock_step = time.perf_counter(), step
+                if step % checkpoint_every == 0 or step == total_steps:
+                    save(step)
+            if stop.requested and checkpoints.last() != step:
+                save(step)
+                say(f"stopped by SIGTERM after step {step}; the same command continues")
+        checkpoints.wait()
+        log.close()
+    say(f"{step} of {total_steps} steps done; the training step was compiled to {train_step.count} program(s)")
+    return TrainResult(step, total_steps, start, train_step.count, metrics)
+
+
+def schedule_steps(config: ConfigDict, examples: int) -> tuple[int, int]:
+    """(total steps, steps between checkpoints)."""
+    an_epoch = examples / config.train.batch_size
+    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * an_epoch)
+    return total, config.train.checkpoint_every or max(math.ceil(an_epoch), 1)
+
+
+def batch_plan(config: ConfigDict, batch_size: int) -> BatchPlan:
+    return BatchPlan(
+        batch_size=batch_size,
+        negatives=config.data.negatives,
+        length_multiple=config.tokens.length_multiple,
+        max_query_length=config.tokens.query_length,
+        max_passage_length=config.tokens.passage_length,
+        data_seed=config.seed.data,
+        negatives_seed=config.seed.negatives,
+    )
+
+
+def make_validation(
+    config: ConfigDict, objective: Objective, params: Params, dev: TrainingSet, data: TrainingSet, tokenizer: Any
+) -> Validation:
+    embedder = Embedder(
+        retriever=objective.retriever,
+        params=params,
+        mesh=objective.mesh,
+        pad_id=tokenizer.pad_id,
+        max_lengths={"query": config.tokens.query_length, "passage": config.tokens.passage_length},
+        tokens_per_batch=config.encode.tokens_per_batch,
+    )
+    pool = make_pool(dev, data, config.validation.pool_size, config.seed.data)
+    plan = batch_plan(config, config.validation.batch_size)
+    return Validation(dev, pool, plan, make_eval_step(objective, params), embedder)
+
+
+def require_healthy(state: TrainState, objective: Objective, plan: BatchPlan, data: TrainingSet, key: Any) -> None:
+    """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
+    if bool(state.healthy):
+        return
+    step = int(state.step)
+    batch = plan.training_batch(data, step)
+    where = diagnose(objective, state.params, jax.tree.map(np.asarray, batch), jax.random.fold_in(key, step))
+    examples = plan.examples_of(step, len(data))
+    queries = ", ".join(data.query_ids[i] for i in examples[:8])
+    raise NotFiniteError(
+        f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "
+        f"a lower optimizer.learning_rate or encoder.dtype=float32 may help"
+    )
+
+
+@dataclass
+class Stop:
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[Stop]:
+    """Lets the step under way finish and be saved when the machine is taken away."""
+    stop = Stop()
+
+    def handle(*_: object) -> None:
+        stop.requested = True
+
+    try:
+        before = signal.signal(signal.SIGTERM, handle)
+    except ValueError:  # not in the main thread: the owner of the process decides
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

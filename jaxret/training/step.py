@@ -1,0 +1,109 @@
+"""One training step: batch -> embeddings -> loss -> gradients -> new state. In-batch negatives span all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from jaxret.distributed import Program, by_row, replicated, shardings
+from jaxret.models.retriever import Retriever
+from jaxret.scoring import similarities
+from jaxret.training.grad_cache import encode_in_chunks
+from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss
+from jaxret.types import Batch
+
+Params = Any
+
+
+@struct.dataclass
+class TrainState:
+    """Everything a run is. Once a loss or gradient is not finite, `healthy` is False and nothing changes any more:
+    params and step stay those before the bad step, so that it can be looked into."""
+
+    params: Params
+    opt_state: optax.OptState
+    step: jax.Array  # int32 [], updates made
+    healthy: jax.Array  # bool []
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a batch as a function of parameters."""
+
+    retriever: Retriever
+    settings: LossSettings
+    mesh: Mesh
+    chunk_size: int = 0
+
+    def __call__(self, params: Params, batch: Batch, key: jax.Array, train: bool = True) -> LossTerms:
+        """Without `train` there is no dropout, and documents are pooled as at inference."""
+        queries = batch.positives.shape[0]
+        chunks = queries // self.chunk_size if train and self.chunk_size else 1
+        query_key, document_key = jax.random.split(key)
+
+        def encode(side: Any) -> Callable[..., Any]:
+            return lambda tokens, k: self.retriever.encode(params, tokens, side, train, k)
+
+        q = encode_in_chunks(encode("query"), batch.queries, chunks, query_key)
+        d = encode_in_chunks(encode("passage"), batch.documents, chunks, document_key)
+        d = jax.lax.with_sharding_constraint(d, replicated(self.mesh))  # every device scores all documents
+        scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
+        scores = jax.lax.with_sharding_constraint(scores, by_row(self.mesh))
+        return contrastive_loss(scores, batch.positives, candidates(batch), self.settings)
+
+
+def make_train_step(
+    objective: Objective, optimizer: optax.GradientTransformation, state: TrainState, dropout_key: jax.Array
+) -> Program:
+    """(state, batch) -> (state, metrics), compiled once per batch shape; the old state's memory is reused.
+
+    state: concrete or abstract, for its shardings.
+    """
+
+    def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossTerms]:
+        terms = objective(params, batch, key)
+        return terms.loss, terms
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(dropout_key, state.step)
+        (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+        norm = optax.global_norm(gradients)
+        healthy = state.healthy & jnp.isfinite(terms.loss) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        moved = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, healthy)
+        kept = state.replace(healthy=healthy)
+        new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), moved, kept)
+        metrics = {
+            "loss": terms.loss,
+            "contrastive_loss": terms.contrastive,
+            "local_loss": terms.local,
+            "in_batch_accuracy": terms.accuracy,
+            "gradient_norm": norm,
+        }
+        return new, metrics
+
+    mesh = objective.mesh
+    state_shardings = shardings(mesh, state)
+    return Program(
+        train_step,
+        in_shardings=(state_shardings, by_row(mesh)),
+        out_shardings=(state_shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def make_eval_step(objective: Objective, params: Params) -> Program:
+    """(params, batch) -> LossTerms without dropout, compiled once per batch shape."""
+
+    def eval_step(params: Params, batch: Batch) -> LossTerms:
+        return objective(params, batch, jax.random.key(0), train=False)
+
+    mesh = objective.mesh
+    return Program(eval_step, in_shardings=(shardings(mesh, params), by_row(mesh)), out_shardings=replicated(mesh))

@@ -1,0 +1,78 @@
+"""Is it getting better: in-batch loss on the dev set, and retrieval of the dev positives from a small pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.data.records import Judgement
+from jaxret.data.tokenizer import Ragged
+from jaxret.distributed import Program, shard_batch
+from jaxret.evaluation.metrics import evaluate
+from jaxret.models.embed import Embedder
+
+POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
+METRICS = {"nll": False, **dict.fromkeys(POOL_MEASURES, True)}  # name -> whether more is better
+
+
+@dataclass
+class Validation:
+    """The dev set with its pool: every dev passage, then training passages up to `pool_size`. Nothing is drawn at
+    random between two validations, so their difference is the model's."""
+
+    dev: TrainingSet
+    pool: Ragged  # dev passages first: a dev passage's row is its row here
+    plan: BatchPlan
+    eval_step: Program
+    embedder: Embedder
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """{"nll", "in_batch_accuracy", "RR@10", ...}."""
+        return {**self._in_batch(params), **self._retrieve(params)}
+
+    def _batches(self) -> Iterator[np.ndarray]:
+        size = self.plan.batch_size
+        for start in range(0, len(self.dev), size):
+            rows = np.arange(start, min(start + size, len(self.dev)))
+            yield np.concatenate([rows, np.full(size - len(rows), -1)])
+
+    def _in_batch(self, params: Any) -> dict[str, float]:
+        nll, hits = 0.0, 0.0
+        for rows in self._batches():
+            batch = shard_batch(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
+            terms = self.eval_step(params, batch)
+            real = int((rows >= 0).sum())
+            nll += float(terms.contrastive) * real
+            hits += float(terms.accuracy) * real
+        return {"nll": nll / len(self.dev), "in_batch_accuracy": hits / len(self.dev)}
+
+    def _retrieve(self, params: Any) -> dict[str, float]:
+        self.embedder.params = params
+        queries = self.embedder(self.dev.queries, "query")[:, 0]
+        passages = self.embedder(self.pool, "passage")
+        run, judgements = {}, []
+        for i, query in enumerate(queries):
+            scores = (passages @ query).max(axis=1)
+            top = np.argsort(-scores, kind="stable")[:20]
+            run[str(i)] = [(str(row), float(scores[row])) for row in top]
+            known = self.dev.known_positives[i]
+            judgements += [Judgement(str(i), str(row), 1) for row in known[known >= 0]]
+        return dict(evaluate(run, judgements, POOL_MEASURES).mean)
+
+
+def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> Ragged:
+    """All dev passages, then a sample of the training passages whose tokens differ from theirs, `size` in all."""
+    rows = [dev.passages[i] for i in range(len(dev.passages))]
+    seen = {row.tobytes() for row in rows}
+    for i in np.random.default_rng(seed).permutation(len(train.passages)):
+        if len(rows) >= size:
+            break
+        row = train.passages[int(i)]
+        if row.tobytes() not in seen:
+            seen.add(row.tobytes())
+            rows.append(row)
+    return Ragged.from_lists([row.tolist() for row in rows])

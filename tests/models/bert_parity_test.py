@@ -1,0 +1,273 @@
+"""Our BERT against PyTorch's, from stored outputs (tests/goldens): no torch needed. Tolerances are never relaxed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxret.models.bert import Bert, BertConfig, Keep
+from jaxret.models.pretrained import load_pretrained, save_pretrained
+from jaxret.types import HiddenStates, Tokens
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm")
+IGNORE = ("pooler", "cls")
+TINY_TOLERANCE = 1e-5  # also of one float32 program against another compiled otherwise
+BASE_TOLERANCE = 5e-5
+ALL = Keep("all")
+
+
+def load(name: str) -> tuple[BertConfig, Any, Tokens, np.ndarray]:
+    """A golden model: config, parameters, input and torch's states [L+1,B,T,H]."""
+    config, params = load_pretrained(GOLDENS / name, ignore=IGNORE)
+    with np.load(GOLDENS / name / "hidden_states.npz", allow_pickle=False) as file:
+        tokens = Tokens(jnp.asarray(file["ids"]), jnp.asarray(file["mask"]))
+        return config, params, tokens, file["states"]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "keep", "dtype"))
+def encode(config: BertConfig, params: Any, tokens: Tokens, keep: Keep = ALL, dtype: Any = jnp.float32) -> HiddenStates:
+    return Bert(config, dtype).apply({"params": params}, tokens, keep=keep)
+
+
+def distance(states: Any, expected: Any, mask: Any) -> float:
+    """Largest absolute difference over layers and real positions."""
+    found = np.asarray(states, np.float32)
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    return float(np.abs(found - np.asarray(expected))[:, np.asarray(mask)].max())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_hidden_state_equals_torch(name: str) -> None:
+    config, params, tokens, expected = load(name)
+    states = encode(config, params, tokens)
+    assert states.states.dtype == jnp.float32
+    np.testing.assert_array_equal(states.mask, tokens.mask)
+    assert states.states.shape[0] == config.num_layers + 1
+    assert distance(states.states, expected, tokens.mask) <= TINY_TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY[:2])
+def test_control_tanh_gelu_is_not_equal(name: str) -> None:
+    config, params, tokens, expected = load(name)
+    wrong = encode(dataclasses.replace(config, hidden_act="gelu_new"), params, tokens)
+    assert distance(wrong.states, expected, tokens.mask) > TINY_TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY[:2])
+def test_control_flax_norm_epsilon_is_not_equal(name: str) -> None:
+    config, params, tokens, expected = load(name)
+    wrong = encode(dataclasses.replace(config, layer_norm_eps=1e-6), params, tokens)
+    assert distance(wrong.states, expected, tokens.mask) > TINY_TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_control_without_the_mask_is_not_equal(name: str) -> None:
+    config, params, tokens, expected = load(name)
+    wrong = encode(config, params, dataclasses.replace(tokens, mask=jnp.ones_like(tokens.mask)))
+    assert distance(wrong.states, expected, tokens.mask) > TINY_TOLERANCE
+
+
+def test_control_token_type_one_is_not_equal() -> None:
+    config, params, tokens, expected = load("tiny_bert")
+    types = params["embeddings"]["type"]
+    types["embedding"] = types["embedding"][::-1]
+    assert distance(encode(config, params, tokens).states, expected, tokens.mask) > TINY_TOLERANCE
+
+
+def minilm_kept(config: BertConfig, params: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Ours and torch's [CLS], token 1, last real token and masked mean of every layer, [7,6,4,384]."""
+    with np.load(GOLDENS / "minilm" / "hidden_states.npz", allow_pickle=False) as file:
+        ids, mask, expected = file["ids"], file["mask"], file["kept"]
+    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    states = np.asarray(encode(config, params, tokens).states)
+    last = states[:, np.arange(len(ids)), mask.sum(1) - 1]
+    mean = np.stack([states[:, row, real].mean(axis=1) for row, real in enumerate(mask)], axis=1)
+    return np.stack([states[:, :, 0], states[:, :, 1], last, mean], axis=2), expected
+
+
+def test_minilm_equals_torch_and_flax_norm_epsilon_does_not(minilm_dir: Path) -> None:
+    config, params = load_pretrained(minilm_dir)
+    found, expected = minilm_kept(config, params)
+    assert found.shape == expected.shape == (7, 6, 4, 384)
+    assert np.abs(found - expected).max() <= BASE_TOLERANCE
+    found, expected = minilm_kept(dataclasses.replace(config, layer_norm_eps=1e-6), params)
+    assert np.abs(found - expected).max() > BASE_TOLERANCE
+
+
+def test_more_padding_changes_nothing() -> None:
+    config, params, tokens, _ = load("tiny_bert")
+    extra = ((0, 0), (0, 9))
+    ids = jnp.pad(tokens.ids, extra, constant_values=7)  # what stands under the mask must not matter either
+    wide = encode(config, params, Tokens(ids, jnp.pad(tokens.mask, extra))).states
+    narrow = encode(config, params, tokens).states
+    length = tokens.ids.shape[1]
+    assert distance(wide[:, :, :length], narrow, tokens.mask) <= TINY_TOLERANCE
+    unmasked = encode(config, params, Tokens(ids, jnp.pad(tokens.mask, extra, constant_values=True))).states
+    assert distance(unmasked[:, :, :length], narrow, tokens.mask) > TINY_TOLERANCE
+
+
+def test_a_row_of_nothing_but_padding_is_finite() -> None:
+    config, params, tokens, _ = load("tiny_bert")
+    empty = Tokens(tokens.ids.at[2].set(0), tokens.mask.at[2].set(False))
+
+    def loss(p: Any) -> tuple[jax.Array, list[HiddenStates]]:
+        kept = [Bert(config).apply({"params": p}, empty, keep=keep) for keep in (ALL, Keep("first", 2), Keep("mean"))]
+        return sum((jnp.sum(k.states**2) for k in kept), jnp.zeros(())), kept
+
+    gradients, kept = jax.jit(jax.grad(loss, has_aux=True))(params)
+    for states in kept:
+        assert np.isfinite(states.states).all()
+        assert not states.mask[2].any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_keep_first_is_a_slice_of_all(count: int) -> None:
+    config, params, tokens, _ = load("tiny_bert")
+    everything, first = encode(config, params, tokens), encode(config, params, tokens, Keep("first", count))
+    np.testing.assert_allclose(first.states, everything.states[:, :, :count], atol=TINY_TOLERANCE, rtol=0)
+    np.testing.assert_array_equal(first.mask, tokens.mask[:, :count])
+    assert first.states.shape[2] == count
+
+
+def test_keep_mean_is_the_mean_of_the_real_positions() -> None:
+    config, params, tokens, expected = load("tiny_bert")
+    mean = encode(config, params, tokens, Keep("mean"))
+    mask = np.asarray(tokens.mask)
+    by_hand = np.stack([expected[:, row, real].mean(axis=1) for row, real in enumerate(mask)], axis=1)
+    assert mean.states.shape == (config.num_layers + 1, len(mask), 1, config.hidden_size)
+    assert mean.mask.all()
+    np.testing.assert_allclose(mean.states[:, :, 0], by_hand, atol=TINY_TOLERANCE, rtol=0)
+    assert np.abs(by_hand - expected.mean(axis=2)).max() > TINY_TOLERANCE  # control: padding counted in
+
+
+@pytest.mark.parametrize("keep", [ALL, Keep("first", 3), Keep("mean")])
+def test_keep_last_layer_is_a_slice_of_all_layers(keep: Keep) -> None:
+    config, params, tokens, _ = load("tiny_bert")
+    layers = encode(config, params, tokens, keep)
+    last = encode(config, params, tokens, dataclasses.replace(keep, layers="last"))
+    np.testing.assert_allclose(last.states, layers.states[-1:], atol=TINY_TOLERANCE, rtol=0)
+    np.testing.assert_array_equal(last.mask, layers.mask)
+
+
+def test_bfloat16_stays_near_float32() -> None:
+    config, params, tokens, expected = load("tiny_bert")
+    states = encode(config, params, tokens, dtype=jnp.bfloat16).states
+    assert states.dtype == jnp.bfloat16
+    mask = np.asarray(tokens.mask)
+    for found, exact in zip(np.asarray(states, np.float32), expected):
+        error = np.linalg.norm((found - exact)[mask]) / np.linalg.norm(exact[mask])
+        assert error <= 3e-2
+    for dtype, wide in ((jnp.bfloat16, False), (jnp.float32, True)):  # no product falls back to float32
+        program = encode.lower(config, params, tokens, dtype=dtype).as_text()
+        products = [line for line in program.splitlines() if "stablehlo.dot_general" in line]
+        assert len(products) == 8  # query, key, value, scores, mix, output, two dense
+        assert {"xf32>" in line for line in products} == {wide}
+
+
+def test_remat_gives_the_same_values_and_gradients() -> None:
+    config, params, tokens, _ = load("tiny_bert")
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=config.hidden_size), jnp.float32)
+
+    def loss(p: Any, remat: bool) -> jax.Array:
+        states = Bert(config, remat=remat).apply({"params": p}, tokens, keep=Keep("first", 1)).states
+        return jnp.sum(jnp.tanh(states) @ weights)
+
+    both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    (value, plain), (value_again, again) = both(params, False), both(params, True)
+    np.testing.assert_allclose(value_again, value, rtol=TINY_TOLERANCE)
+    for found, expected in zip(jax.tree.leaves(again), jax.tree.leaves(plain)):
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TINY_TOLERANCE * scale)
+
+    def held(remat: bool) -> int:
+        """Numbers kept for the backward pass."""
+        backward = jax.eval_shape(lambda p: jax.vjp(functools.partial(loss, remat=remat), p)[1], params)
+        return sum(leaf.size for leaf in jax.tree.leaves(backward))
+
+    assert held(True) < held(False) / 2  # control: the option does something
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_layers_lie_on_a_leading_axis(name: str) -> None:
+    config, params, tokens, _ = load(name)
+    leaves = jax.tree.leaves(params["layers"])
+    assert len(leaves) == 16  # query, key, value, output, two dense, two norms; each with a bias
+    assert {leaf.shape[0] for leaf in leaves} == {config.num_layers}
+    abstract = jax.eval_shape(lambda: Bert(config).init(jax.random.key(0), tokens))["params"]
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, jnp.dtype(leaf.dtype)), params)
+    assert jax.tree.map(lambda leaf: (leaf.shape, jnp.dtype(leaf.dtype)), abstract) == shapes
+
+
+def test_a_batch_longer_than_the_position_table_is_an_error() -> None:
+    config, params, _, _ = load("tiny_bert")
+    tokens = Tokens(jnp.zeros((1, 41), jnp.int32), jnp.ones((1, 41), bool))
+    with pytest.raises(ValueError, match=r"41 tokens .* 40 positions"):
+        encode(config, params, tokens)
+
+
+def broken_copy(directory: Path, change: dict[str, np.ndarray | None]) -> Path:
+    """tiny_bert with some tensors replaced, added, or (None) removed."""
+    tensors = load_file(GOLDENS / "tiny_bert" / "model.safetensors") | change
+    save_file({name: t for name, t in tensors.items() if t is not None}, directory / "model.safetensors")
+    (directory / "config.json").write_bytes((GOLDENS / "tiny_bert" / "config.json").read_bytes())
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "what"),
+    [
+        ("encoder.layer.1.attention.self.query.weight", None, "missing"),
+        ("embeddings.LayerNorm.bias", None, "missing"),
+        ("encoder.layer.3.output.dense.bias", np.zeros(32, np.float32), "unused"),
+        ("lm_head.weight", np.zeros((99, 32), np.float32), "unused"),
+        ("embeddings.word_embeddings.weight", np.zeros((98, 32), np.float32), r"shape \(98, 32\).*\(99, 32\)"),
+        ("encoder.layer.2.intermediate.dense.weight", np.zeros((32, 64), np.float32), r"shape \(32, 64\).*\(64, 32\)"),
+    ],
+)
+def test_loading_names_the_tensor_that_does_not_fit(
+    tmp_path: Path, name: str, tensor: np.ndarray | None, what: str
+) -> None:
+    with pytest.raises(ValueError, match=what) as error:
+        load_pretrained(broken_copy(tmp_path, {name: tensor}))
+    assert name in str(error.value)
+    load_pretrained(broken_copy(tmp_path, {}))  # control: the unchanged copy loads
+
+
+def test_ignored_tensors_are_ignored_by_name_only() -> None:
+    with pytest.raises(ValueError, match=r"unused cls\.predictions") as error:
+        load_pretrained(GOLDENS / "tiny_bert_mlm")  # the pooler is ignored by default, the MLM head is not
+    assert "pooler" not in str(error.value).split("Unused tensors")[0]
+    with pytest.raises(ValueError, match=r"unused pooler\.dense\.bias; unused pooler\.dense\.weight"):
+        load_pretrained(GOLDENS / "tiny_bert", ignore=())
+    load_pretrained(GOLDENS / "tiny_bert_mlm", ignore=IGNORE)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+    config, params = load_pretrained(GOLDENS / name, ignore=IGNORE)
+    save_pretrained(tmp_path, config, params)
+    original, saved = load_file(GOLDENS / name / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    renamed = {
+        key.removeprefix("bert.").replace("gamma", "weight").replace("beta", "bias"): value
+        for key, value in original.items()
+    }
+    dropped = renamed.keys() - saved.keys()
+    assert all(key.startswith((*IGNORE, "embeddings.position_ids")) for key in dropped)
+    assert len(saved) == len(renamed) - len(dropped)
+    for key, value in saved.items():
+        assert (value.dtype, value.shape) == (renamed[key].dtype, renamed[key].shape)
+        assert value.tobytes() == renamed[key].tobytes(), key
+    again, params_again = load_pretrained(tmp_path, ignore=())
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, params_again, params)

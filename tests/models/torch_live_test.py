@@ -1,0 +1,162 @@
+"""Our BERT against PyTorch's, live: fresh random models, gradients, and the way back. Skipped where torch is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxret.models.bert import Bert, BertConfig, Keep
+from jaxret.models.pretrained import load_pretrained, save_pretrained
+from jaxret.types import Tokens
+
+torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY = 50
+TINY_TOLERANCE = 1e-5  # absolute, on hidden states
+BASE_TOLERANCE = 5e-5
+GRADIENT_TOLERANCE = 1e-4  # relative to the largest entry of each gradient
+IGNORE = ("pooler", "cls", "vocab_")
+
+
+def bert_config(**changes: Any) -> Any:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    return transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=20, **(sizes | changes))
+
+
+def distilbert_config() -> Any:
+    return transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=20, dim=24, n_layers=3, n_heads=3, hidden_dim=40
+    )
+
+
+MODELS = {
+    "bert": lambda: transformers.BertModel(bert_config()),
+    "bert with tanh gelu": lambda: transformers.BertModel(bert_config(hidden_act="gelu_new")),
+    "bert with relu, one type": lambda: transformers.BertModel(bert_config(hidden_act="relu", type_vocab_size=1)),
+    "bert, large epsilon": lambda: transformers.BertModel(bert_config(layer_norm_eps=1e-3)),
+    "bert with MLM head": lambda: transformers.BertForMaskedLM(bert_config()),
+    "distilbert": lambda: transformers.DistilBertModel(distilbert_config()),
+    "distilbert with MLM head": lambda: transformers.DistilBertForMaskedLM(distilbert_config()),
+}
+
+
+def random_model(name: str, seed: int) -> Any:
+    """A torch model in eval mode whose every parameter is random."""
+    torch.manual_seed(seed)
+    model = MODELS[name]().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model
+
+
+def random_tokens(seed: int) -> Tokens:
+    """Four rows of 1 to 9 tokens, padded on the right with 0."""
+    lengths = np.array([9, 4, 1, 6])
+    ids = np.random.default_rng(seed).integers(1, VOCABULARY, (4, 9), np.int32)
+    mask = np.arange(9) < lengths[:, None]
+    return Tokens(jnp.asarray(np.where(mask, ids, 0)), jnp.asarray(mask))
+
+
+def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
+    """Every hidden state of a torch model, [L+1,B,T,H]."""
+    ids = torch.tensor(np.asarray(tokens.ids), dtype=torch.long)
+    mask = torch.tensor(np.asarray(tokens.mask), dtype=torch.long)
+    with torch.no_grad():
+        output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    return torch.stack(output.hidden_states).numpy()
+
+
+def distance(config: BertConfig, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
+    """Largest difference of our states from `expected`, at real positions."""
+    states = jax.jit(lambda p: Bert(config).apply({"params": p}, tokens, keep=Keep("all")).states)(params)
+    assert states.shape == expected.shape
+    return float(np.abs(np.asarray(states) - expected)[:, np.asarray(tokens.mask)].max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fresh_random_model_has_equal_hidden_states(tmp_path: Path, name: str) -> None:
+    model, tokens = random_model(name, seed=11), random_tokens(seed=12)
+    model.save_pretrained(tmp_path)
+    config, params = load_pretrained(tmp_path, ignore=IGNORE)
+    assert distance(config, params, tokens, torch_states(model, tokens)) <= TINY_TOLERANCE
+    other = torch_states(random_model(name, seed=13), tokens)
+    assert distance(config, params, tokens, other) > TINY_TOLERANCE  # control: the weights matter
+
+
+@pytest.mark.parametrize(("name", "layers"), [("bert", "last"), ("bert", "all"), ("distilbert", "last")])
+def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers: Literal["last", "all"]) -> None:
+    model, tokens = random_model(name, seed=21), random_tokens(seed=22)
+    model.save_pretrained(tmp_path / "weights")
+    config, params = load_pretrained(tmp_path / "weights")
+    count = config.num_layers + 1 if layers == "all" else 1
+    vectors = np.random.default_rng(23).normal(size=(count, config.hidden_size)).astype(np.float32)
+
+    ids, mask = (torch.tensor(np.asarray(a), dtype=torch.long) for a in (tokens.ids, tokens.mask))
+    states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-count:]
+    sum((state[:, 0] @ torch.tensor(vector)).sum() for state, vector in zip(states, vectors, strict=True)).backward()
+    expected = {key: p.grad.numpy() for key, p in model.named_parameters() if p.grad is not None}
+
+    def loss(p: Any) -> jax.Array:
+        kept = Bert(config).apply({"params": p}, tokens, keep=Keep("first", 1, layers=layers))
+        return jnp.einsum("lbh,lh->", kept.states[:, :, 0], vectors, precision="highest")
+
+    # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
+    save_pretrained(tmp_path / "gradients", config, jax.jit(jax.grad(loss))(params))
+    found = load_file(tmp_path / "gradients" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
+    for key, gradient in expected.items():
+        scale = float(np.abs(gradient).max())
+        if key.endswith(("key.bias", "k_lin.bias")):  # softmax ignores what all keys share: 0 but for rounding
+            assert max(scale, float(np.abs(found[key]).max())) <= 1e-5 * largest
+            continue
+        assert scale > 1e-4 * largest, f"{key}: control: a gradient of nearly nothing would equal anything"
+        np.testing.assert_allclose(found[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
+
+
+@pytest.mark.parametrize(("name", "auto"), [("bert", "BertModel"), ("distilbert", "DistilBertModel")])
+def test_transformers_loads_what_we_save(tmp_path: Path, name: str, auto: str) -> None:
+    model, tokens = random_model(name, seed=31), random_tokens(seed=32)
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = load_pretrained(tmp_path / "theirs")
+    save_pretrained(tmp_path / "ours", config, params)
+    loaded, info = getattr(transformers, auto).from_pretrained(
+        tmp_path / "ours", output_loading_info=True, local_files_only=True
+    )
+    assert all(key.startswith("pooler.") for key in info["missing_keys"])
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    original = model.state_dict()
+    for key, tensor in loaded.state_dict().items():
+        assert key.startswith("pooler.") or torch.equal(tensor, original[key]), key
+    np.testing.assert_array_equal(torch_states(loaded.eval(), tokens), torch_states(model, tokens))
+    assert isinstance(transformers.AutoModel.from_pretrained(tmp_path / "ours"), type(model))
+    loaded_config = loaded.config.to_dict()
+    changed = {key for key, value in model.config.to_dict().items() if loaded_config.get(key) != value}
+    assert changed <= {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_half_precision_weights_load_as_the_float32_they_stand_for(tmp_path: Path, name: str) -> None:
+    model, tokens = random_model("bert", seed=41).to(getattr(torch, name)), random_tokens(seed=42)
+    model.save_pretrained(tmp_path)
+    config, params = load_pretrained(tmp_path)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+    assert distance(config, params, tokens, torch_states(model.float(), tokens)) <= TINY_TOLERANCE
+
+
+def test_minilm_has_equal_hidden_states_at_every_position(minilm_dir: Path) -> None:
+    model = transformers.BertModel.from_pretrained(minilm_dir, local_files_only=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir, local_files_only=True)
+    texts = ["where do eels spawn", "Eels spawn in the Sargasso Sea, a region of the Atlantic.", "eel"]
+    batch = tokenizer(texts, padding=True, return_tensors="np")
+    tokens = Tokens(jnp.asarray(batch["input_ids"], jnp.int32), jnp.asarray(batch["attention_mask"], bool))
+    config, params = load_pretrained(minilm_dir)
+    assert distance(config, params, tokens, torch_states(model, tokens)) <= BASE_TOLERANCE

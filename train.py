@@ -1,0 +1,27 @@
+"""Trains a retriever: python train.py --config=configs/mlr.py --workdir=runs/mlr --config.data.train=FOLDER_OR_FILE
+
+Run the same command again to resume. With several hosts, run it on each (see config.mesh).
+"""
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from jaxret import distributed
+from jaxret.tools.cli import user_errors
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "what to train", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run")
+
+
+def main(_: list[str]) -> None:
+    from jaxret.training.loop import train
+
+    config = _CONFIG.value
+    with user_errors():
+        distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
+        train(config, _WORKDIR.value)
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["config", "workdir"])
+    app.run(main)
