@@ -31,7 +31,7 @@ class BM25:
 
     Args:
         passages: the corpus; `title + " " + text` is indexed.
-        k1, b: term saturation and length normalisation. The defaults are Anserini's, which BEIR and MS MARCO report.
+        k1, b: term saturation and length normalisation. The defaults are Anserini's, as in BEIR's baselines.
         progress: show progress bars.
     Raises:
         ValueError: an id occurs twice, or no passage has a word.
@@ -62,11 +62,8 @@ class BM25:
         return {query.id: self._rank(words, k) for query, words in bar}
 
     def _rank(self, words: list[str], k: int) -> list[tuple[str, float]]:
-        # Not bm25s's own retrieve: its top-k breaks ties differently from call to call, and fills up with zeros.
-        token_ids = self._index.get_tokens_ids(words)
-        if not token_ids:
-            return []
-        scores = self._index.get_scores_from_ids(token_ids)  # [passages] float32
+        # Not bm25s's own retrieve: its top-k leaves ties to whatever backend is there, and fills up with zeros.
+        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))  # [passages] float32
         rows = _top_rows(scores, k)
         return [(self._ids[row], score) for row, score in zip(rows.tolist(), scores[rows].tolist())]
 

@@ -1,0 +1,49 @@
+"""Searches an encoded corpus exactly:
+
+python search.py --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
+python search.py --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
+"""
+
+from absl import app, flags
+
+from jaxret.tools.cli import user_errors
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+_QUERY = flags.DEFINE_string("query", "", "a question to answer here and now")
+_QUERIES = flags.DEFINE_string("queries", "", "BEIR folder, queries.jsonl, *.qa.csv or DPR JSON (plain or .gz)")
+_QRELS = flags.DEFINE_string("qrels", "", "judgements: BEIR folder, qrels file or DPR JSON; none: no evaluation")
+_SPLIT = flags.DEFINE_string("split", "test", "split, where --qrels is a BEIR folder")
+_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
+_K = flags.DEFINE_integer("k", 100, "passages per query")
+_BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
+_MEASURES = flags.DEFINE_list("measures", "nDCG@10,RR@10,R@100,Success@5,Success@20", "as ir-measures names them")
+_ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
+
+
+def main(_: list[str]) -> None:
+    from jaxret.models.run import open_run
+    from jaxret.tools.search import answer, search_files
+
+    with user_errors():
+        if bool(_QUERY.value) == bool(_QUERIES.value):
+            raise ValueError("give either --query (a question) or --queries (a file)")
+        run = open_run(_WORKDIR.value, _CHECKPOINT.value)
+        if _QUERY.value:
+            answer(run, _QUERY.value, min(_K.value, 10), _CORPUS.value, _BACKEND.value)
+        else:
+            search_files(
+                run,
+                queries=_QUERIES.value,
+                qrels=_QRELS.value,
+                split=_SPLIT.value,
+                k=_K.value,
+                measures=_MEASURES.value,
+                corpus=_CORPUS.value,
+                backend=_BACKEND.value,
+                on_error=_ON_ERROR.value,
+            )
+
+
+if __name__ == "__main__":
+    app.run(main)
