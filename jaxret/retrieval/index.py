@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +35,21 @@ class Found(NamedTuple):
 Searcher = Callable[[np.ndarray, int], Found]
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Where inner products are computed."""
 
-    name: str
-    description: str  # one line to print: library, version, device, and why it was chosen
-    max_rows: int | None  # vectors returned for one query and block at most
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str:
+        """One line to print: library, version, device, and why it was chosen."""
+        ...
+
+    @property
+    def max_rows(self) -> int | None:
+        """How many vectors it can return for one query and block at most; None: no limit."""
+        ...
 
     def load(self, vectors: np.ndarray) -> Searcher:
         """Puts vectors [N,V,D] float32 on the device; the result finds the best min(k, N) for queries [Q,D]."""
@@ -79,7 +88,10 @@ def keep_best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_rows(scores: np.ndarray, rows: np.ndarray, shape: tuple[int, int], k: int) -> Found:
-    """The k best documents from the best vectors [Q,r] (descending) of a block of `shape` = (N documents, V)."""
+    """The k best documents from the best vectors [Q,r] (descending) of a block of `shape` = (N documents, V).
+
+    Where the r vectors belong to fewer than k documents, others fill up with score -inf: the bound covers them.
+    """
     n_documents, n_vectors = shape
     cut = scores[:, -1] if rows.shape[1] < n_documents * n_vectors else np.full(len(scores), -np.inf, np.float32)
     if n_vectors == 1:
@@ -137,7 +149,8 @@ class FaissGpu:
         def top(queries: np.ndarray, k: int) -> Found:
             # Where the limit bites, the bound says so and the caller asks again with smaller blocks.
             wanted = min(k * shape[1], shape[0] * shape[1], FAISS_GPU_MAX_K)
-            return from_rows(*index.search(queries, wanted), shape, k)
+            scores, found = index.search(queries, wanted)
+            return from_rows(scores, found, shape, k)
 
         return top
 
@@ -184,10 +197,10 @@ def _xla_top(queries: jax.Array, vectors: jax.Array, k: int) -> tuple[jax.Array,
 
 
 def select_backend(name: str = "auto") -> Backend:
-    """Chooses where to search, checks it on a small sample, and says what was chosen in `.description`.
+    """Chooses where to search; `.description` says what was chosen and why. Call `self_check` on it before use.
 
     auto: faiss-gpu if FAISS sees a GPU, else xla if JAX runs on an accelerator, else faiss-cpu, else xla.
-    Raises ValueError if a named backend is not available, with what to install; RuntimeError if it computes wrongly.
+    Raises ValueError if a named backend is not available, with what to install.
     """
     if name not in NAMES:
         raise ValueError(f"unknown search backend {name!r}; it must be one of {', '.join(NAMES)}")
@@ -200,23 +213,21 @@ def select_backend(name: str = "auto") -> Backend:
         seen = problem or f"FAISS sees {gpus} GPUs"
         reason = f"auto: {seen}, JAX runs on {jax.default_backend()}"
     if chosen.startswith("faiss") and faiss is None:
-        build = chosen.replace("-", "-") + ">=1.15.1"
-        raise ValueError(f"search backend {chosen} is not available: {problem}; pip install '{build}', or take xla")
+        files = {"faiss-gpu": "requirements-gpu.txt", "faiss-cpu": "requirements.txt"}
+        raise ValueError(
+            f"search backend {chosen} is not available: {problem}; pip install -r {files[chosen]}, or take xla"
+        )
     if chosen == "faiss-gpu" and not gpus:
         raise ValueError(
             f"search backend faiss-gpu is not available: FAISS {faiss.__version__} sees no GPU; in a fresh "
-            "environment pip install -r requirements-gpu.txt (faiss-gpu in place of faiss-cpu), or take faiss-cpu or xla"
+            "environment pip install -r requirements-gpu.txt (it has faiss-gpu for faiss-cpu), or take faiss-cpu or xla"
         )
-    backend: Backend
     if chosen == "faiss-gpu":
         description = f"FAISS {faiss.__version__} on GPU 0 of {gpus} ({reason})"
-        backend = FaissGpu(faiss, faiss.StandardGpuResources(), description)
-    elif chosen == "faiss-cpu":
-        backend = FaissCpu(faiss, f"FAISS {faiss.__version__} on the CPU ({reason})")
-    else:
-        backend = Xla(f"XLA (jax {jax.__version__}) on {jax.local_devices()[0].device_kind} ({reason})")
-    self_check(backend)
-    return backend
+        return FaissGpu(faiss, faiss.StandardGpuResources(), description)
+    if chosen == "faiss-cpu":
+        return FaissCpu(faiss, f"FAISS {faiss.__version__} on the CPU ({reason})")
+    return Xla(f"XLA (jax {jax.__version__}) on {jax.local_devices()[0].device_kind} ({reason})")
 
 
 def _import_faiss() -> tuple[Any, str]:

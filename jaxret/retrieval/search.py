@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +23,7 @@ PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more qu
 PAIR_NUMBERS = 2**18  # numbers of one float64 batch of products: fits the cache of a core
 
 
+@runtime_checkable
 class Corpus(Protocol):
     """Vectors in shards; a ShardSet is one."""
 

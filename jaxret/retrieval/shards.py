@@ -98,10 +98,10 @@ class ShardWriter:
         self._whole: set[int] = set()  # shards whose digests this process has seen to be right
         for path in [self.folder / "manifest.json", *sorted(self.folder.glob("shard-*.json"))]:
             found = _read_entry(path)
-            if found is not None:
+            if found is not None and found.keys() >= self.made_from.keys():
                 require_equal(
                     self.made_from,
-                    {key: found.get(key) for key in self.made_from},
+                    {key: found[key] for key in self.made_from},
                     "what is to be encoded now",
                     str(path),
                     f"Delete {self.folder} to encode again, or choose another name for this corpus.",
@@ -267,7 +267,7 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
     def check(shard: Shard) -> None:
         entry = manifest.shards[shard.index]
         expected = [shard.rows, manifest.vectors_per_row, manifest.dimension]
-        if entry["first_row"] != shard.start or entry["shape"] != expected or entry["dtype"] != manifest.dtype:
+        if (entry["first_row"], entry["shape"], entry["dtype"]) != (shard.start, expected, manifest.dtype):
             raise ShardError(f"{path}: the entry of shard {shard.suffix} contradicts the totals; run encode again")
         _check_files(folder, shard, entry, verify)
         _map_vectors(folder, shard, entry)
@@ -295,13 +295,13 @@ def _check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: b
     for kind, path in (("vectors", shard.vectors(folder)), ("ids", shard.ids(folder))):
         expected = entry.get(kind)
         if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
-            raise ShardError(f"{folder}: the entry of shard {shard.suffix} says nothing of its {kind}; run encode again")
+            raise ShardError(
+                f"{folder}: the entry of shard {shard.suffix} says nothing of its {kind}; run encode again"
+            )
         if not path.is_file():
             raise ShardError(f"{path} does not exist; run encode again")
         if path.stat().st_size != expected["bytes"]:
-            raise ShardError(
-                f"{path}: {path.stat().st_size} bytes, {expected['bytes']} were written; run encode again"
-            )
+            raise ShardError(f"{path}: {path.stat().st_size} bytes, {expected['bytes']} were written; run encode again")
         if verify and sha256_file(path) != expected["sha256"]:
             raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
 

