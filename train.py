@@ -10,7 +10,7 @@ from jaxret import distributed
 from jaxret.tools.cli import user_errors
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "what to train", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run")
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 
 def main(_: list[str]) -> None:
@@ -23,5 +23,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
+    flags.mark_flag_as_required("config")
     app.run(main)

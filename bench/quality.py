@@ -17,9 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxret.evaluation.bm25 import BM25
-from jaxret.evaluation.metrics import evaluate
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
+from jaxret.evaluation.bm25 import BM25
+from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import compare
 from jaxret.tools.experiment import MEASURES, run_system
 
@@ -29,7 +29,9 @@ TITLES = {"dual_encoder": "dual encoder", "mlr": "MLR {4,6} self-contrastive"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="BEIR folder")
-    parser.add_argument("--dev", action="store_true", help="the folder has a dev split: choose the best checkpoint by it")
+    parser.add_argument(
+        "--dev", action="store_true", help="the folder has a dev split: choose the best checkpoint by it"
+    )
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="config key to change")
@@ -39,7 +41,7 @@ def main() -> None:
     changes = {key: ast.literal_eval(value) for key, _, value in (s.partition("=") for s in arguments.set)}
     get_config = importlib.import_module("configs.minilm").get_config
 
-    def run(system: str, seed: int):
+    def run(system: str, seed: int) -> Evaluation:
         config = get_config(system)
         config.lock()
         seeds = {f"seed.{name}": seed for name in config.seed}

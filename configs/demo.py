@@ -3,8 +3,9 @@
 The suffix names the system, as there; `python -m jaxret demo` trains all three and fills in where the data is.
 """
 
-from configs.minilm import get_config as minilm
 from ml_collections import ConfigDict
+
+from configs.minilm import get_config as minilm
 
 
 def get_config(system: str = "mlr") -> ConfigDict:

@@ -4,8 +4,9 @@ over tokens scaled to length 1, cosines divided by 0.05. The suffix names the sy
 configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, or :as_it_comes (no training).
 """
 
-from configs.base import get_config as base
 from ml_collections import ConfigDict
+
+from configs.base import get_config as base
 
 
 def get_config(system: str = "mlr") -> ConfigDict:

@@ -1,7 +1,8 @@
 """MLR: a passage is represented from several layers; self-contrastive pooling leaves one vector at inference."""
 
-from configs.base import get_config as base
 from ml_collections import ConfigDict
+
+from configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:

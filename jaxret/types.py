@@ -6,33 +6,36 @@ L layers, H hidden size, K kept positions, V vectors per text, D vector size.
 
 from __future__ import annotations
 
-import jax
+from typing import Any, TypeAlias
+
 from flax import struct
 from jaxtyping import Bool, Float, Int
+
+Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
 
 
 @struct.dataclass
 class Tokens:
     """Padded token ids, texts on the first axis; padding is on the right."""
 
-    ids: Int[jax.Array, "B T"]
-    mask: Bool[jax.Array, "B T"]
+    ids: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
 
 
 @struct.dataclass
 class HiddenStates:
     """What the encoder kept of every layer; layer 0 is the output of the embeddings."""
 
-    states: Float[jax.Array, "layers B K H"]
-    mask: Bool[jax.Array, "B K"]
+    states: Float[Array, "layers B K H"]
+    mask: Bool[Array, "B K"]
 
 
 @struct.dataclass
 class Embeddings:
     """V vectors for each text. `mask` is False for vectors that do not exist (padding)."""
 
-    vectors: Float[jax.Array, "B V D"]
-    mask: Bool[jax.Array, "B V"]
+    vectors: Float[Array, "B V D"]
+    mask: Bool[Array, "B V"]
 
 
 @struct.dataclass
@@ -45,6 +48,6 @@ class Batch:
 
     queries: Tokens  # [B, Tq]
     documents: Tokens  # [N, Td]
-    positives: Int[jax.Array, " B"]  # index into the N documents
-    document_ids: Int[jax.Array, " N"]
-    known_positives: Int[jax.Array, "B P"]  # document ids, padded with -1
+    positives: Int[Array, " B"]  # index into the N documents
+    document_ids: Int[Array, " N"]
+    known_positives: Int[Array, "B P"]  # document ids, padded with -1

@@ -123,7 +123,7 @@ class BatchPlan:
     def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
         longest = int(texts.lengths[rows[rows >= 0]].max())
         length = min(-(-longest // self.length_multiple) * self.length_multiple, limit)
-        return Tokens(*texts.padded(rows[mine], length, data.pad_id))  # type: ignore[arg-type]
+        return Tokens(*texts.padded(rows[mine], length, data.pad_id))
 
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a training step."""

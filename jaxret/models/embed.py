@@ -94,7 +94,7 @@ class Embedder:
             for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
                 length = min(length, self.max_lengths[side])
                 padding = np.full(size - len(rows), -1)
-                tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))  # type: ignore[arg-type]
+                tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
                 encoded = program(self.params, shard_batch(self.mesh, tokens)).vectors
                 if pending:  # the device works on this batch while the host stores the one before
                     result[pending[0]] = np.asarray(pending[1])[: len(pending[0])]

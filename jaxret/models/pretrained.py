@@ -183,10 +183,15 @@ def load_pretrained(directory: str | Path, ignore: Sequence[str] = ("pooler",)) 
     config = read_config(directory)
     weights = directory / "model.safetensors"
     with safe_open(weights, framework="numpy") as file:
-        stored = {_canonical(name, config.model_type): name for name in file.keys()}  # noqa: SIM118 (not a dict)
+        stored: dict[str, str] = {}
+        problems: list[str] = []
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            twin = stored.setdefault(_canonical(name, config.model_type), name)
+            if twin != name:
+                problems.append(f"duplicate {twin} and {name}")
         names = _tensor_names(config)
         needed = {tensor for tensors in names.values() for tensor in tensors}
-        problems = [f"missing {name}" for name in sorted(needed - stored.keys())]
+        problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
         allowed = (*_BUFFERS, *ignore)
         unused = [name for name in stored.keys() - needed if not name.startswith(tuple(allowed))]
         problems += [f"unused {name}" for name in sorted(unused)]

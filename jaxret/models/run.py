@@ -73,7 +73,9 @@ def create(workdir: Path, config: ConfigDict, encoder_directory: Path, contract:
             tree.pop("mesh", None)
         remedy = "To resume the run use its config; to start another choose another --workdir."
         require_equal(found, wanted, str(path), "the config given", remedy)
-        require_equal(read_json(workdir / "contract.json"), contract, str(workdir / "contract.json"), "this run", remedy)
+        require_equal(
+            read_json(workdir / "contract.json"), contract, str(workdir / "contract.json"), "this run", remedy
+        )
         return
     if jax.process_index() == 0:
         for name in ("config.json", *_TOKENIZER_FILES):
@@ -148,7 +150,7 @@ def open_checkpoints(workdir: Path, config: ConfigDict) -> Checkpoints:
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Path) -> int:
-    """"best", "last" or a step -> a step."""
+    """ "best", "last" or a step -> a step."""
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()
         if step is None:

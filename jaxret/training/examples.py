@@ -15,7 +15,9 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.storage import read_json, write_json
 
 
-def load_examples(config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]) -> TrainingSet:
+def load_examples(
+    config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
+) -> TrainingSet:
     """Reads and tokenises the `train` or `dev` examples, and prints what was skipped and cut."""
     policy = Policy(config.data.on_error)
     source, split = config.data[which], config.data[f"{which}_split"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from jaxret.checkpoint import Checkpoints
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models import run
@@ -75,56 +76,101 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
 
     with run.open_checkpoints(workdir, config) as checkpoints:
         start = checkpoints.last()
-        state = (
-            init_state(config, mesh, retriever, pretrained, optimizer)
-            if start is None
-            else restore_state(checkpoints, start, mesh, retriever, optimizer)
-        )
-        del pretrained
-        step, log = start or 0, MetricsLog(workdir, start or 0)
+        if start is None:
+            state = init_state(config, mesh, retriever, pretrained, optimizer)
+        else:
+            state = restore_state(checkpoints, start, mesh, retriever, optimizer)
+        del pretrained  # the host's copy
+        log = MetricsLog(workdir, start or 0)
         train_step = make_train_step(objective, optimizer, state, dropout_key)
         validate = make_validation(config, objective, state.params, dev, data, tokenizer) if dev else None
         plan = batch_plan(config, config.train.batch_size)
-        part = (jax.process_index(), jax.process_count())
-        metrics: dict[str, float] = {}
+        inspector = Inspector(objective, plan, data, dropout_key)
+        recorder = Recorder(checkpoints, log, inspector, validate, say)
 
-        def save(step: int) -> None:
-            nonlocal metrics
-            require_healthy(state, objective, plan, data, dropout_key)
-            if validate:
-                metrics = validate(state.params)
-                log.write(step, metrics, "validation/")
-                say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-            progress_state = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
-            checkpoints.save(step, state.params, progress_state, metrics or None)
-
-        if total_steps == 0 and start is None:
-            save(0)
-        with stop_on_sigterm() as stop, tqdm(
-            total=total_steps, initial=step, desc="train", unit="step", disable=not progress
-        ) as bar:
-            clock, clock_step = time.perf_counter(), step
+        step = start or 0
+        if start is None and total_steps == 0:
+            recorder.save(state, step)
+        clock = Stopwatch(step)
+        bar = tqdm(total=total_steps, initial=step, desc="train", unit="step", disable=not progress)
+        with stop_on_sigterm() as stop, bar:
             while step < total_steps and not stop.requested:
-                batch = shard_batch(mesh, plan.training_batch(data, step, part))
-                state, values = train_step(state, batch)
+                batch = plan.training_batch(data, step, (jax.process_index(), jax.process_count()))
+                state, values = train_step(state, shard_batch(mesh, batch))
                 step += 1
                 bar.update()
                 if step % config.train.log_every == 0 or step == total_steps:
-                    require_healthy(state, objective, plan, data, dropout_key)
-                    seconds = (time.perf_counter() - clock) / (step - clock_step)
-                    rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": seconds}
+                    inspector.require_healthy(state)
+                    rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
                     log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
                     bar.set_postfix(loss=f"{float(values['loss']):.4f}")
-                    clock, clock_step = time.perf_counter(), step
-                if step % checkpoint_every == 0 or step == total_steps:
-                    save(step)
-            if stop.requested and checkpoints.last() != step:
-                save(step)
-                say(f"stopped by SIGTERM after step {step}; the same command continues")
+                if step % checkpoint_every == 0 or step == total_steps or stop.requested:
+                    recorder.save(state, step)
+                    clock = Stopwatch(step)  # validation is not training time
+        if stop.requested:
+            say(f"stopped by SIGTERM after step {step}; the same command continues")
         checkpoints.wait()
         log.close()
     say(f"{step} of {total_steps} steps done; the training step was compiled to {train_step.count} program(s)")
-    return TrainResult(step, total_steps, start, train_step.count, metrics)
+    return TrainResult(step, total_steps, start, train_step.count, recorder.metrics)
+
+
+@dataclass
+class Inspector:
+    """Notices a loss that broke, and looks for the place."""
+
+    objective: Objective
+    plan: BatchPlan
+    data: TrainingSet
+    dropout_key: jax.Array
+
+    def require_healthy(self, state: TrainState) -> None:
+        """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
+        if bool(state.healthy):
+            return
+        step = int(state.step)
+        batch = self.plan.training_batch(self.data, step)
+        key = jax.random.fold_in(self.dropout_key, step)
+        where = diagnose(self.objective, state.params, jax.tree.map(np.asarray, batch), key)
+        queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(step, len(self.data))[:8])
+        raise NotFiniteError(
+            f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "
+            f"a lower optimizer.learning_rate or encoder.dtype=float32 may help"
+        )
+
+
+@dataclass
+class Recorder:
+    """Validates and saves."""
+
+    checkpoints: Checkpoints
+    log: MetricsLog
+    inspector: Inspector
+    validate: Validation | None
+    say: Callable[[str], None]
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+
+    def save(self, state: TrainState, step: int) -> None:
+        """A checkpoint of `state`, with its validation metrics if there is a dev set. Never of a broken state."""
+        self.inspector.require_healthy(state)
+        if self.validate:
+            self.metrics = self.validate(state.params)
+            self.log.write(step, self.metrics, "validation/")
+            self.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
+        progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
+        self.checkpoints.save(step, state.params, progress, self.metrics or None)
+
+
+class Stopwatch:
+    """Seconds per step since the last reading."""
+
+    def __init__(self, step: int) -> None:
+        self._time, self._step = time.perf_counter(), step
+
+    def per_step(self, step: int) -> float:
+        seconds = (time.perf_counter() - self._time) / max(step - self._step, 1)
+        self._time, self._step = time.perf_counter(), step
+        return seconds
 
 
 def schedule_steps(config: ConfigDict, examples: int) -> tuple[int, int]:
@@ -160,21 +206,6 @@ def make_validation(
     pool = make_pool(dev, data, config.validation.pool_size, config.seed.data)
     plan = batch_plan(config, config.validation.batch_size)
     return Validation(dev, pool, plan, make_eval_step(objective, params), embedder)
-
-
-def require_healthy(state: TrainState, objective: Objective, plan: BatchPlan, data: TrainingSet, key: Any) -> None:
-    """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
-    if bool(state.healthy):
-        return
-    step = int(state.step)
-    batch = plan.training_batch(data, step)
-    where = diagnose(objective, state.params, jax.tree.map(np.asarray, batch), jax.random.fold_in(key, step))
-    examples = plan.examples_of(step, len(data))
-    queries = ", ".join(data.query_ids[i] for i in examples[:8])
-    raise NotFiniteError(
-        f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "
-        f"a lower optimizer.learning_rate or encoder.dtype=float32 may help"
-    )
 
 
 @dataclass

@@ -78,7 +78,7 @@ def make_train_step(
         healthy = state.healthy & jnp.isfinite(terms.loss) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         moved = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, healthy)
-        kept = state.replace(healthy=healthy)
+        kept = TrainState(state.params, state.opt_state, state.step, healthy)
         new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), moved, kept)
         metrics = {
             "loss": terms.loss,
