@@ -69,7 +69,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	echo "jaxret needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): name a newer one, as in" \
 	"make test PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
 
 .venv-lock/bin/uv:
 	@$(PYTHON) -m venv --clear .venv-lock

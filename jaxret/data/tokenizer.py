@@ -35,7 +35,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, row: int) -> np.ndarray:
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
     @cached_property
@@ -45,7 +45,7 @@ class Ragged:
 
     def padded(self, rows: Sequence[int] | np.ndarray, length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids [rows, length] int32, mask [rows, length] bool). Row -1 is an empty text, all padding."""
-        rows = np.asarray(rows)
+        rows = np.asarray(rows, np.int64)
         sizes = np.where(rows >= 0, self.lengths[rows], 0)
         mask = np.arange(length) < sizes[:, None]
         ids = np.full((len(rows), length), pad_id, np.int32)
@@ -95,6 +95,9 @@ class TextTokenizer:
         if it has no [CLS], [SEP] and [PAD], or if a length is under 3 tokens."""
         from transformers import AutoTokenizer
 
+        # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
+        if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+            raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=False, use_fast=True

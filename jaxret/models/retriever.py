@@ -102,7 +102,7 @@ class Retriever:
 
 
 def build_retriever(config: ConfigDict, bert: BertConfig) -> Retriever:
-    """Config -> Retriever. Raises ValueError for unknown heads, poolings and dtypes."""
+    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes."""
 
     def choose(table: dict[str, Any], key: str, name: str) -> Any:
         if name not in table:
@@ -113,6 +113,7 @@ def build_retriever(config: ConfigDict, bert: BertConfig) -> Retriever:
     if config.head.name != "layers":
         head_options.pop("layers")
     head = choose(HEADS, "head.name", config.head.name)(num_layers=bert.num_layers, **head_options)
+    head.keep("query")  # an unknown head.token is an error now, not at the first batch
     pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
     if config.pooling != "none" and head.vectors_per_passage() == 1:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} gives one vector: use 'none'")

@@ -14,7 +14,7 @@ import pytest
 from jaxret.retrieval import index
 from jaxret.retrieval import search as search_module
 from jaxret.retrieval.index import Backend, Found, Searcher, select_backend
-from jaxret.retrieval.search import SearchResult, search
+from jaxret.retrieval.search import Candidates, SearchResult, search
 from jaxret.retrieval.shards import ShardWriter, open_shards
 
 BACKENDS = ("faiss-cpu", "xla")
@@ -127,7 +127,7 @@ def data(name: str, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
     if name == "zeros":
         documents[::2] = 0.0
     if name == "tiny":
-        return queries * np.float32(1e-19), documents * np.float32(1e-19)  # products below the smallest normal number
+        return queries * np.float32(1e-19), documents * np.float32(1e-26)  # scores of a few 1e-45, many of them -0
     return queries, documents
 
 
@@ -190,6 +190,50 @@ def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPat
     assert (search(queries, [documents], 5, MAKERS["noisy"]()).rows != expected[1]).any()
 
 
+def test_a_bound_that_just_reaches_the_last_score_is_no_proof() -> None:
+    """All documents tie; the backend puts those with low rows one whole rounding error below the others."""
+    documents, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
+    norm = float(index.upper_norms(queries)[0])
+    low = np.float32(1 - index.rounding_error(1, np.array([norm]), norm)[0])
+
+    @dataclass(frozen=True)
+    class Edge(Noisy):
+        def load(self, vectors: np.ndarray) -> Searcher:
+            def top(_: np.ndarray, k: int) -> Found:
+                scores = np.array([[1.0] * 10 + [low] * 10], np.float32)
+                order = np.arange(20)[None, ::-1]
+                return Found(scores[:, :k], order[:, :k], scores[:, k] if k < 20 else np.array([-np.inf], np.float32))
+
+            return top
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "MARGIN", 0)
+        result = search(queries, [documents], 5, Edge(select_backend("xla")))
+    assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_the_bound_covers_every_document_that_was_not_kept() -> None:
+    """Blocks smaller than the depth first, then lower, higher, and again lower ones; some blocks were cut."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        shape = (3, 10)
+        candidates = Candidates(
+            np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64), np.full(3, -np.inf, np.float32)
+        )
+        everything = np.empty((3, 0), np.float32)
+        for _ in range(random.integers(2, 6)):
+            size, shift = random.integers(1, 8), random.integers(-5, 5)
+            scores = -np.sort(-(random.standard_normal((3, 2 * size)).astype(np.float32) + shift), axis=1)
+            kept = min(size * random.integers(1, 3), 10)
+            documents = np.broadcast_to(np.arange(kept), (3, kept))
+            bound = scores[:, kept] if kept < 2 * size else np.full(3, -np.inf, np.float32)
+            candidates.add(slice(0, 3), Found(scores[:, :kept], documents, bound), everything.shape[1])
+            everything = np.concatenate([everything, scores], axis=1)
+        for row in range(3):
+            rest = np.delete(everything[row], candidates.rows[row][candidates.rows[row] >= 0])
+            assert candidates.bound[row] >= rest.max(initial=-np.inf)
+
+
 @pytest.mark.parametrize("backend", sorted(MAKERS))
 def test_near_ties_within_rounding_are_ranked_exactly(backend: str) -> None:
     """Documents that differ in the last bit: float32 sums cannot rank them, a float64 sum can."""
@@ -225,7 +269,8 @@ def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_streamed_from_disk_equals_in_memory(name: str, dtype: type, tmp_path: Path) -> None:
-    queries, documents = gaussian(5, 16), gaussian(110, 2, 16, seed=1).astype(dtype)
+    queries = gaussian(5, 16)
+    documents: np.ndarray = gaussian(110, 2, 16, seed=1).astype(dtype)
     documents[60:70] = documents[:10]
     writer = ShardWriter(tmp_path, 110, 40, {})
     for shard in writer.pending():

@@ -1,0 +1,164 @@
+"""A batch is a pure function of (seeds, step), whoever asks for which part of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.pipeline import write_encoder
+
+from jaxret.data.batches import BatchPlan, TrainingSet, tokenize_examples
+from jaxret.data.records import Example, Passage, Query
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.types import Batch
+
+EXAMPLES = 20
+PLAN = BatchPlan(8, 3, length_multiple=4, max_query_length=10, max_passage_length=16, data_seed=1, negatives_seed=2)
+POOL = [0, 2, 3, 9]  # hard negatives of example i: POOL[i % 4]
+
+
+def example(i: int) -> Example:
+    text = " ".join(["river"] * (1 + i % 5))
+    positives = (Passage(f"p{i}", text, "stone"), *([Passage(f"p{i - 1}", "x")] if i % 2 else []))
+    return Example(Query(f"q{i}", text), positives, tuple(Passage(f"n{i}.{j}", text) for j in range(POOL[i % 4])))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
+    tokenizer = TextTokenizer.load(write_encoder(tmp_path_factory.mktemp("encoder")), 10, 16)
+    return tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer)
+
+
+def leaves(batch: Batch) -> list[np.ndarray]:
+    return jax.tree.leaves(batch)
+
+
+def same(one: Batch, two: Batch) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(leaves(one), leaves(two), strict=True))
+
+
+def test_passages_are_stored_once(data: TrainingSet) -> None:
+    assert len(data) == EXAMPLES
+    assert len(data.passages) == EXAMPLES + sum(POOL[i % 4] for i in range(EXAMPLES))
+    assert data.known_positives.shape == (EXAMPLES, 2)
+    for i in range(EXAMPLES):
+        expected = [data.positives[i], data.positives[i - 1] if i % 2 else -1]
+        assert data.known_positives[i].tolist() == expected
+
+
+def test_the_fingerprint_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
+    examples = [example(i) for i in range(EXAMPLES)]
+    assert tokenize_examples(examples, tokenizer).fingerprint == data.fingerprint
+    assert tokenize_examples(examples[::-1], tokenizer).fingerprint != data.fingerprint
+    examples[3] = replace(examples[3], query=Query("q3", "river."))
+    assert tokenize_examples(examples, tokenizer).fingerprint != data.fingerprint
+    with pytest.raises(ValueError, match="no training example"):
+        tokenize_examples([], tokenizer)
+
+
+def test_a_batch_is_a_function_of_seeds_and_step(data: TrainingSet) -> None:
+    again = replace(PLAN)
+    for step in (7, 0, 3, 7):  # in any order
+        assert same(PLAN.training_batch(data, step), again.training_batch(data, step))
+    assert not same(PLAN.training_batch(data, 0), PLAN.training_batch(data, 1))
+
+
+def test_every_example_once_an_epoch() -> None:
+    steps = EXAMPLES * 3 // PLAN.batch_size + 1
+    stream = np.concatenate([PLAN.examples_of(step, EXAMPLES) for step in range(steps)])
+    epochs = [stream[i * EXAMPLES : (i + 1) * EXAMPLES] for i in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(EXAMPLES))
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert not np.array_equal(epochs[0], np.arange(EXAMPLES))
+
+
+def test_the_stream_does_not_depend_on_the_batch_size() -> None:
+    small = np.concatenate([replace(PLAN, batch_size=4).examples_of(step, EXAMPLES) for step in range(10)])
+    large = np.concatenate([replace(PLAN, batch_size=20).examples_of(step, EXAMPLES) for step in range(2)])
+    assert np.array_equal(small, large)
+
+
+def test_the_seeds_are_separate(data: TrainingSet) -> None:
+    whole = replace(PLAN, batch_size=EXAMPLES)  # a batch with every example, so that some pools leave a choice
+    examples, documents = whole.examples_of(0, EXAMPLES), whole.documents_of(data, np.arange(EXAMPLES), 0)
+    other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
+    assert np.array_equal(other_negatives.examples_of(0, EXAMPLES), examples)
+    assert not np.array_equal(other_negatives.documents_of(data, np.arange(EXAMPLES), 0), documents)
+    assert not np.array_equal(other_data.examples_of(0, EXAMPLES), examples)
+    assert np.array_equal(other_data.documents_of(data, np.arange(EXAMPLES), 0), documents)
+
+
+def test_negatives_are_drawn_without_replacement_from_the_pool(data: TrainingSet) -> None:
+    examples = np.arange(EXAMPLES)
+    drawn = np.stack([PLAN.documents_of(data, examples, step).reshape(EXAMPLES, 4) for step in range(20)])
+    for i in range(EXAMPLES):
+        pool = data.negatives[i].tolist()
+        assert (drawn[:, i, 0] == data.positives[i]).all()
+        for row in drawn[:, i, 1:]:
+            real = row[row >= 0].tolist()
+            assert len(real) == len(set(real)) == min(3, len(pool))
+            assert set(real) <= set(pool)
+            assert (row[len(real) :] == -1).all()
+        if len(pool) == 9:
+            assert set(drawn[:, i, 1:].ravel().tolist()) == set(pool)  # over the steps, all of it
+
+
+def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:
+    documents = PLAN.documents_of(data, np.arange(EXAMPLES), None).reshape(EXAMPLES, 4)
+    assert documents[3, 1:].tolist() == data.negatives[3][:3].tolist()
+    assert documents[1, 1:].tolist() == [*data.negatives[1].tolist(), -1]
+
+
+def test_documents_and_positives_belong_together(data: TrainingSet) -> None:
+    batch = PLAN.training_batch(data, 2)
+    examples = PLAN.examples_of(2, EXAMPLES)
+    assert batch.positives.tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
+    assert np.array_equal(batch.document_ids[batch.positives], data.positives[examples])
+    assert np.array_equal(batch.known_positives, data.known_positives[examples])
+    for row, i in enumerate(examples.tolist()):
+        assert batch.queries.ids[row][batch.queries.mask[row]].tolist() == data.queries[i].tolist()
+    for row, i in enumerate(batch.document_ids.tolist()):
+        found = batch.documents.ids[row][batch.documents.mask[row]].tolist()
+        assert found == (data.passages[i].tolist() if i >= 0 else [])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_parts_of_all_processes_are_the_batch(count: int, data: TrainingSet) -> None:
+    for step in range(3):
+        whole = PLAN.training_batch(data, step)
+        parts = [PLAN.training_batch(data, step, (index, count)) for index in range(count)]
+        joined: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+        assert same(joined, whole)
+    if count > 1:
+        swapped: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts[::-1])
+        assert not same(swapped, whole)
+
+
+def test_lengths_are_multiples_as_short_as_they_can_be(data: TrainingSet) -> None:
+    seen = set()
+    for step in range(10):
+        batch = PLAN.training_batch(data, step)
+        for tokens, limit in ((batch.queries, 10), (batch.documents, 16)):
+            length, longest = tokens.ids.shape[1], tokens.mask.sum(1).max()
+            assert length == min(-(-longest // 4) * 4, limit)
+            seen.add(length)
+    assert 8 in seen
+
+
+def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
+    rows = np.array([3, 0, -1, -1, 5, -1, 2, 1])
+    batch = PLAN.batch(data, rows, step=None)
+    gone = rows < 0
+    assert batch.positives.tolist() == [0, 4, -1, -1, 16, -1, 24, 28]
+    assert (batch.known_positives[gone] == -1).all()
+    assert (batch.document_ids.reshape(8, 4)[gone] == -1).all()
+    assert not batch.queries.mask[gone].any()
+    assert not batch.documents.mask.reshape(8, 4, -1)[gone].any()
+    assert (batch.documents.ids.reshape(8, 4, -1)[gone] == data.pad_id).all()
+    assert batch.queries.mask[~gone].any(axis=1).all()

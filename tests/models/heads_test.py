@@ -1,0 +1,110 @@
+"""Which hidden states become vectors, and in what order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.models.bert import Bert, Keep
+from jaxret.models.heads import HEADS, LastLayer, Layers
+from jaxret.types import Embeddings, HiddenStates, Tokens
+from tests.tiny import BERT, make_tokens
+
+DEEP = dataclasses.replace(BERT, num_layers=3)
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def encoder() -> tuple[Any, Tokens, HiddenStates]:
+    """(parameters, tokens, every hidden state [4,B,T,H]) of a BERT with three layers."""
+    tokens = make_tokens(ROWS, 6)
+    params = Bert(DEEP).init(jax.random.key(0), tokens)["params"]
+    return params, tokens, Bert(DEEP).apply({"params": params}, tokens, Keep("all"))
+
+
+def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Embeddings:
+    params, tokens, _ = encoder
+    hidden = Bert(DEEP).apply({"params": params}, tokens, head.keep(side))
+    return head.apply({}, hidden, side)
+
+
+def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) -> np.ndarray:
+    """The layer's vector [B,H] from all its hidden states."""
+    states, mask = np.asarray(encoder[2].states, np.float64), np.asarray(encoder[1].mask)
+    if token == "cls":
+        return states[layer][:, 0]
+    return np.stack([states[layer, row][mask[row]].mean(axis=0) for row in range(ROWS)])
+
+
+@pytest.mark.parametrize("token", ["cls", "mean"])
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_last_layer(token: str, side: str, encoder: Any) -> None:
+    found = embed(LastLayer(3, token), side, encoder)
+    assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
+    assert found.mask.all()
+    np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
+    other = expected(3, "mean" if token == "cls" else "cls", encoder)
+    assert np.abs(np.asarray(found.vectors[:, 0]) - other).max() > 0.1, "control: the two choices of token differ"
+
+
+@pytest.mark.parametrize("token", ["cls", "mean"])
+@pytest.mark.parametrize("layers", [(1, 3), (3, 1), (0, 1, 2, 3), (3,)])
+def test_layers_come_last_first_whatever_their_order_in_the_config(
+    token: str, layers: tuple[int, ...], encoder: Any
+) -> None:
+    head = Layers(3, layers, token)
+    found = embed(head, "passage", encoder)
+    assert head.vectors_per_passage() == len(layers) == found.vectors.shape[1]
+    assert found.mask.shape == (ROWS, len(layers))
+    assert found.mask.all()
+    for index, layer in enumerate(sorted(layers, reverse=True)):
+        np.testing.assert_allclose(found.vectors[:, index], expected(layer, token, encoder), atol=1e-6)
+        for other in set(range(4)) - {layer}:
+            assert np.abs(np.asarray(found.vectors[:, index]) - expected(other, token, encoder)).max() > 0.1, "control"
+
+
+@pytest.mark.parametrize("token", ["cls", "mean"])
+def test_a_query_has_one_vector_of_the_last_layer(token: str, encoder: Any) -> None:
+    found = embed(Layers(3, (0, 1, 3), token), "query", encoder)
+    assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
+    np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
+
+
+def test_an_empty_text_has_no_vector(encoder: Any) -> None:
+    params, tokens, _ = encoder
+    empty = (params, Tokens(tokens.ids, tokens.mask.at[1].set(False)), encoder[2])
+    for token in ("cls", "mean"):
+        found = embed(Layers(3, (1, 3), token), "passage", empty)
+        np.testing.assert_array_equal(found.mask, [[True] * 2, [False] * 2, [True] * 2, [True] * 2])
+        assert bool(jnp.isfinite(found.vectors).all())
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((), r"head.layers is \(\); it must name different layers"),
+        ((3, 3), r"head.layers is \(3, 3\); it must name different layers"),
+        ((1, 2), r"head.layers is \(1, 2\); layers are 0 \(embeddings\) to 3, and the last one, 3, must be among them"),
+        ((3, 4), r"layers are 0 \(embeddings\) to 3"),
+        ((-1, 3), r"layers are 0 \(embeddings\) to 3"),
+    ],
+)
+def test_impossible_layers(layers: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Layers(3, layers)
+
+
+@pytest.mark.parametrize("head", [LastLayer(3, "max"), Layers(3, (3,), "max")])
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_unknown_token(head: Any, side: Any) -> None:
+    with pytest.raises(ValueError, match=r"head.token is 'max'; it must be one of cls, mean"):
+        head.keep(side)
+
+
+def test_names() -> None:
+    assert {"last_layer": LastLayer, "layers": Layers} == HEADS

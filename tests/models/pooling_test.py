@@ -1,0 +1,101 @@
+"""Poolings against numpy, in training and at inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.models.pooling import POOLINGS
+from jaxret.types import Embeddings
+
+B, V, D = 3, 4, 5
+LENGTHS = (4, 2, 0)  # how many vectors exist
+
+
+@pytest.fixture
+def embeddings() -> Embeddings:
+    vectors = np.random.default_rng(0).standard_normal((B, V, D)).astype(np.float32)
+    return Embeddings(jnp.asarray(vectors), jnp.arange(V)[None] < jnp.array(LENGTHS)[:, None])
+
+
+def pool(name: str, embeddings: Embeddings, train: bool, params: Any = None) -> Embeddings:
+    return POOLINGS[name](num_vectors=V).apply({"params": params or {}}, embeddings, train)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_none_keeps_everything(train: bool, embeddings: Embeddings) -> None:
+    found = pool("none", embeddings, train)
+    np.testing.assert_array_equal(found.vectors, embeddings.vectors)
+    np.testing.assert_array_equal(found.mask, embeddings.mask)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: Embeddings) -> None:
+    found = pool("average", embeddings, train)
+    vectors = np.asarray(embeddings.vectors, np.float64)
+    expected = np.stack([vectors[b, :n].mean(0) if n else np.zeros(D) for b, n in enumerate(LENGTHS)])
+    np.testing.assert_allclose(found.vectors[:, 0], expected, atol=1e-6)
+    np.testing.assert_array_equal(found.mask, [[True], [True], [False]])
+    assert np.abs(np.asarray(found.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, "control: the unmasked mean"
+
+
+def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
+    garbage = embeddings.replace(vectors=jnp.where(embeddings.mask[..., None], embeddings.vectors, jnp.nan))
+    np.testing.assert_array_equal(
+        pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors
+    )
+
+
+def scalar_mix(vectors: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """allennlp's ScalarMix without layer norm, gamma = 1, in float64."""
+    weights = np.exp(alpha) / np.exp(alpha).sum()
+    return sum(weights[k] * vectors[:, k] for k in range(V))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_scalar_mix_and_the_gradient_of_its_weights(train: bool, embeddings: Embeddings) -> None:
+    alpha = np.array([0.3, -1.0, 2.0, 0.0])
+    vectors = np.asarray(embeddings.vectors, np.float64)
+    toward = np.random.default_rng(1).standard_normal((B, D))
+
+    def loss(alpha: jax.Array) -> jax.Array:
+        found = pool("scalar_mix", embeddings, train, {"alpha": alpha})
+        assert found.vectors.shape == (B, 1, D)
+        return jnp.sum(found.vectors[:, 0] * jnp.asarray(toward, jnp.float32))
+
+    found = pool("scalar_mix", embeddings, train, {"alpha": jnp.asarray(alpha, jnp.float32)})
+    np.testing.assert_allclose(found.vectors[:, 0], scalar_mix(vectors, alpha), atol=1e-6)
+    np.testing.assert_array_equal(found.mask, [[True], [True], [False]])
+    # d/d alpha_k = w_k (v_k - mix) . toward, by hand
+    weights = np.exp(alpha) / np.exp(alpha).sum()
+    centred = vectors - scalar_mix(vectors, alpha)[:, None]
+    expected = weights * np.einsum("bvd,bd->v", centred, toward)
+    gradient = jax.grad(loss)(jnp.asarray(alpha, jnp.float32))
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
+    assert np.abs(np.asarray(gradient) - np.einsum("bvd,bd->v", vectors, toward)).max() > 0.1, "control: no softmax"
+
+
+def test_scalar_mix_starts_as_the_mean_of_all_vectors(embeddings: Embeddings) -> None:
+    module = POOLINGS["scalar_mix"](num_vectors=V)
+    params = module.init(jax.random.key(0), embeddings, True)["params"]
+    np.testing.assert_array_equal(params["alpha"], np.zeros(V))
+    found = module.apply({"params": params}, embeddings, True)
+    np.testing.assert_allclose(found.vectors[:, 0], np.asarray(embeddings.vectors).mean(axis=1), atol=1e-6)
+
+
+def test_self_contrastive_trains_on_all_vectors_and_retrieves_with_the_first(embeddings: Embeddings) -> None:
+    training, inference = pool("self_contrastive", embeddings, True), pool("self_contrastive", embeddings, False)
+    np.testing.assert_array_equal(training.vectors, embeddings.vectors)
+    np.testing.assert_array_equal(training.mask, embeddings.mask)
+    np.testing.assert_array_equal(inference.vectors, embeddings.vectors[:, :1])
+    np.testing.assert_array_equal(inference.mask, embeddings.mask[:, :1])
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_inference_vectors_is_what_inference_gives(name: str, embeddings: Embeddings) -> None:
+    params = {"alpha": jnp.zeros(V)} if name == "scalar_mix" else None
+    assert pool(name, embeddings, False, params).vectors.shape[1] == POOLINGS[name](V).inference_vectors()

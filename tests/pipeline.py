@@ -1,0 +1,151 @@
+"""A whole retriever in miniature, for the tests of the pipeline: an encoder folder, a data set, a config."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from configs.base import get_config
+from ml_collections import ConfigDict
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from jaxret.data.formats import write_beir
+from jaxret.data.records import Judgement, Passage, Query
+from jaxret.models.run import Run, open_run
+from jaxret.storage import write_json
+from jaxret.training.loop import train
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TINY_BERT = REPOSITORY / "tests" / "goldens" / "tiny_bert"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = (
+    "river stone music light paper forest market winter silver garden bridge window thunder copper meadow engine "
+    "harbor castle".split()
+)
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
+
+
+def write_encoder(folder: Path) -> Path:
+    """The weights of goldens/tiny_bert (vocabulary 99) with a WordPiece tokenizer that knows a few whole words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(TINY_BERT / name, folder / name)
+    tokens = [*SPECIAL, *CHARACTERS, *(f"##{c}" for c in CHARACTERS), *WORDS]
+    assert len(tokens) <= 99  # the vocabulary of the stored weights
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[call-arg]
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    return folder
+
+
+def words(random: np.random.Generator, count: int) -> str:
+    return " ".join(random.choice(WORDS, count))
+
+
+def write_data(folder: Path, train: int = 40, dev: int = 12, seed: int = 0) -> Path:
+    """A BEIR folder: a passage for each query (two for every fifth), one judged not relevant, answers, and the splits
+    train, dev and test. Some test queries have no judgement."""
+    random = np.random.default_rng(seed)
+    passages, queries = [], []
+    judgements: dict[str, list[Judgement]] = {"train": [], "dev": [], "test": []}
+    for i in range(train + dev):
+        text = words(random, int(random.integers(4, 14)))
+        query = Query(f"q{i}", " ".join(text.split()[:4]), answers=(text.split()[0],))
+        queries.append(query)
+        passages += [Passage(f"p{i}", text, f"{WORDS[i % len(WORDS)]} {i}"), Passage(f"n{i}", words(random, 8))]
+        split = "train" if i < train else "dev"
+        judged = [Judgement(query.id, f"p{i}", 1), Judgement(query.id, f"n{i}", 0)]
+        if i % 5 == 0:
+            passages.append(Passage(f"o{i}", f"{text} again"))
+            judged.append(Judgement(query.id, f"o{i}", 2))
+        judgements[split] += judged
+        if i % 3 == 0:
+            judgements["test"] += judged
+    write_beir(folder, passages, queries, judgements)
+    return folder
+
+
+def tiny_config(encoder: Path, data: Path | str, **overrides: Any) -> ConfigDict:
+    """configs/base.py with everything small. overrides: "train__steps" is train.steps."""
+    config = get_config()
+    config.lock()
+    small = {
+        "encoder.checkpoint": str(encoder),
+        "encoder.tied": True,
+        "tokens.query_length": QUERY_LENGTH,
+        "tokens.passage_length": PASSAGE_LENGTH,
+        "tokens.length_multiple": PASSAGE_LENGTH,  # one shape, one program
+        "data.train": str(data),
+        "data.dev": str(data),
+        "data.negatives": 1,
+        "optimizer.learning_rate": 1e-3,
+        "train.batch_size": 8,
+        "train.steps": 6,
+        "train.log_every": 1,
+        "train.checkpoint_every": 3,
+        "validation.batch_size": 8,
+        "validation.pool_size": 40,
+        "encode.tokens_per_batch": 384,
+        "encode.shard_rows": 50,
+    }
+    config.update_from_flattened_dict(small | {key.replace("__", "."): value for key, value in overrides.items()})
+    return config
+
+
+def untrained_run(workdir: Path, encoder: Path, data: Path, **overrides: Any) -> Run:
+    """A run of no steps: the encoder as it comes, as a checkpoint."""
+    config = tiny_config(encoder, data, train__steps=0, data__dev="", **overrides)
+    train(config, workdir, progress=False)
+    return open_run(workdir)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path -> bytes of every file under a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def command(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, script, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """What a script is started with: the devices of this process, errors as a user sees them."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
+
+
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs one of the scripts to its end, in the folder of the repository."""
+    return subprocess.run(
+        command(script, *arguments), cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+def train_arguments(encoder: Path, data: Path, workdir: Path, **overrides: Any) -> list[str]:
+    """The flags of train.py for `tiny_config`, through the command line as a user gives them."""
+    flat = flat_config(tiny_config(encoder, data, **overrides))
+    base = flat_config(get_config())
+    changed = {key: value for key, value in flat.items() if value != base[key]}
+    return [
+        f"--config={REPOSITORY / 'configs' / 'base.py'}",
+        f"--workdir={workdir}",
+        *(f"--config.{key}={value}" for key, value in changed.items()),
+    ]
+
+
+def flat_config(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Key with dots -> value."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flat_config(value, f"{prefix}{key}.") if isinstance(value, ConfigDict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,86 @@
+"""A retriever small enough to compile in a second, with random parameters and random batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs import base
+from jaxret.models.bert import BertConfig
+from jaxret.models.retriever import Retriever, build_retriever
+from jaxret.training.losses import loss_settings
+from jaxret.training.step import Objective
+from jaxret.types import Batch, Tokens
+
+BERT = BertConfig(
+    vocab_size=40, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=16, type_vocab_size=0
+)
+# The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
+DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}
+MLR: dict[str, Any] = {"head.name": "layers", "head.layers": (0, 1, 2), "loss.temperature": 4.0}
+SELF_CONTRASTIVE = MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.5, "encoder.tied": True}
+SCALAR_MIX = MLR | {"pooling": "scalar_mix"}
+
+
+def make_config(overrides: dict[str, Any]) -> ConfigDict:
+    """The base config with some keys set ("head.name": "layers"); unknown keys are errors."""
+    config = base.get_config().lock()
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+def make_retriever(overrides: dict[str, Any], bert: BertConfig = BERT) -> Retriever:
+    return build_retriever(make_config(overrides), bert)
+
+
+def make_objective(overrides: dict[str, Any], mesh: Any, bert: BertConfig = BERT, chunk_size: int = 0) -> Objective:
+    return Objective(make_retriever(overrides, bert), loss_settings(make_config(overrides)), mesh, chunk_size)
+
+
+def make_params(retriever: Retriever, seed: int = 0) -> Any:
+    """Random parameters, biases, layer norms and mixing weights included, so that none can be left out unseen."""
+    shapes = jax.eval_shape(retriever.init, jax.random.key(0))
+    generator = np.random.default_rng(seed)
+
+    def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+        center = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(center + 0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def make_tokens(rows: int, length: int, seed: int = 0) -> Tokens:
+    """Rows of different lengths, padded on the right; the first is full."""
+    generator = np.random.default_rng(seed)
+    lengths = np.append(length, generator.integers(2, length + 1, rows - 1))
+    mask = np.arange(length)[None] < lengths[:, None]
+    ids = generator.integers(1, BERT.vocab_size, (rows, length)) * mask
+    return Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
+
+
+def make_batch(queries: int, group: int = 2, seed: int = 0) -> Batch:
+    """Host arrays: every query with its positive and group - 1 hard negatives. The last query's negative is an empty
+    slot, and the second query's positive is also relevant to the first."""
+    documents = queries * group
+    ids = np.arange(100, 100 + documents, dtype=np.int32)
+    if group > 1:
+        ids[-1] = -1
+    positives = np.arange(0, documents, group, dtype=np.int32)
+    known = np.stack([ids[positives], np.full(queries, -1, np.int32)], axis=1)
+    if queries > 1:
+        known[0, 1] = ids[positives[1]]
+    tokens = jax.tree.map(np.asarray, (make_tokens(queries, 4, seed), make_tokens(documents, 6, seed + 1)))
+    return Batch(*tokens, positives, ids, known)
+
+
+def distance(found: Any, expected: Any) -> float:
+    """Largest difference of two trees, each leaf's relative to that leaf's largest value in `expected` (at least
+    one thousandth of the whole tree's: what is zero but for rounding has no scale of its own)."""
+    pairs = jax.tree.map(lambda a, b: (np.asarray(a, np.float64), np.asarray(b, np.float64)), found, expected)
+    leaves = jax.tree.leaves(pairs, is_leaf=lambda pair: isinstance(pair, tuple))
+    floor = 1e-3 * max(float(np.abs(b).max()) for _, b in leaves)
+    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), floor)) for a, b in leaves)

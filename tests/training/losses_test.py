@@ -1,0 +1,264 @@
+"""The contrastive loss against loops in float64, written from the formulas; gradients against finite differences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.scoring import MASKED, similarities
+from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss, loss_settings
+from jaxret.types import Batch
+from tests.tiny import make_config, make_tokens
+
+D = 6
+
+
+@dataclass
+class Case:
+    """Five rows of queries (the last is padding), nine documents.
+
+    Query 0 has the same positive as query 3 (another copy, in row 6); document 3 is another known positive of query 1;
+    document 8 is an empty slot.
+    """
+
+    V: int
+    seed: int = 0
+    positives: np.ndarray = field(default_factory=lambda: np.array([0, 2, 4, 6, -1], np.int32))
+    ids: np.ndarray = field(default_factory=lambda: np.array([7, 11, 12, 13, 14, 15, 7, 17, -1], np.int32))
+    known: np.ndarray = field(
+        default_factory=lambda: np.array([[7, -1], [12, 13], [14, -1], [7, -1], [-1, -1]], np.int32)
+    )
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(self.seed)
+        self.queries = generator.standard_normal((len(self.positives), D)).astype(np.float32)
+        self.documents = generator.standard_normal((len(self.ids), self.V, D)).astype(np.float32)
+        # All scores of query 2 are negative: nothing that is not there may win.
+        self.documents[:, :, 0] = -np.abs(self.documents[:, :, 0]) - 5
+        self.queries[2] = np.eye(D)[0]
+        counts = generator.integers(1, self.V + 1, len(self.ids))
+        counts[[0, 2]] = self.V
+        counts[8] = 0
+        self.mask = np.arange(self.V)[None] < counts[:, None]
+
+    def batch(self) -> Batch:
+        tokens = make_tokens(2, 2)  # the loss does not look at them
+        return Batch(tokens, tokens, *map(jnp.asarray, (self.positives, self.ids, self.known)))
+
+    def raw(self) -> np.ndarray:
+        return np.einsum("qd,nvd->qnv", self.queries.astype(np.float64), self.documents.astype(np.float64))
+
+    def ours(self, settings: LossSettings) -> LossTerms:
+        S = similarities(*map(jnp.asarray, (self.queries, self.documents, self.mask)))
+        return contrastive_loss(S, jnp.asarray(self.positives), candidates(self.batch()), settings)
+
+
+def competes(case: Case, i: int, j: int) -> bool:
+    """Whether document j is in query i's softmax."""
+    if j == case.positives[i]:
+        return True
+    return case.ids[j] != -1 and case.ids[j] not in case.known[i]
+
+
+def minus_log_softmax(logits: list[float], target: int) -> float:
+    top = max(logits)
+    return top + math.log(sum(math.exp(x - top) for x in logits)) - logits[target]
+
+
+def oracle(raw: np.ndarray, case: Case, settings: LossSettings) -> dict[str, float]:
+    """The loss and its terms by loops, in float64."""
+    contrastive, local, hits, count = 0.0, 0.0, 0, 0
+    for i, own in enumerate(case.positives):
+        if own < 0:
+            continue
+        count += 1
+        vectors = [raw[i, own, k] for k in range(case.V) if case.mask[own, k]]
+        rows = [j for j in range(len(case.ids)) if competes(case, i, j)]
+        scores = [max(raw[i, j, k] for k in range(case.V) if case.mask[j, k]) for j in rows]
+        if settings.positive == "first":
+            scores[rows.index(own)] = vectors[0]
+        contrastive += minus_log_softmax([s / settings.temperature for s in scores], rows.index(own))
+        hits += scores.index(max(scores)) == rows.index(own)
+        if settings.local_target != "none":
+            target = 0 if settings.local_target == "first" else vectors.index(max(vectors))
+            local += minus_log_softmax([s / settings.local_temperature for s in vectors], target)
+    contrastive, local = contrastive / count, local / count
+    loss = contrastive + settings.local_weight * local
+    return {"loss": loss, "contrastive": contrastive, "local": local, "accuracy": hits / count}
+
+
+SETTINGS = [
+    LossSettings(positive, local, temperature, local_temperature, weight)  # type: ignore[arg-type]
+    for positive in ("max", "first")
+    for local in ("none", "first", "argmax")
+    for temperature, local_temperature, weight in ((1.0, 1.0, 0.1), (0.3, 2.0, 10.0), (5.0, 0.7, 0.0))
+]
+
+
+def close(found: LossTerms, expected: dict[str, float]) -> bool:
+    return all(abs(float(getattr(found, n)) - e) <= 2e-6 * max(1.0, abs(e)) for n, e in expected.items())
+
+
+@pytest.mark.parametrize("V", [1, 2, 5])
+def test_values(V: int) -> None:
+    case = Case(V)
+    for settings in SETTINGS:
+        found, expected = case.ours(settings), oracle(case.raw(), case, settings)
+        assert close(found, expected), (settings, found, expected)
+
+
+def test_the_case_has_what_it_claims() -> None:
+    """Every feature of the case changes the loss, so no test of values passes without it."""
+    settings = LossSettings("first", "first", 1.0, 1.0, 1.0)
+    case, found = Case(5), Case(5).ours(settings)
+    assert (case.raw()[2] < 0).all()
+    changes: dict[str, Any] = {
+        "a copy of the positive": {"ids": np.array([7, 11, 12, 13, 14, 15, 16, 17, -1], np.int32)},
+        "another known positive": {"known": np.array([[7, -1], [12, -1], [14, -1], [7, -1], [-1, -1]], np.int32)},
+        "padding queries": {"positives": np.array([0, 2, 4, 6, 1], np.int32)},
+    }
+    for name, change in changes.items():
+        other = Case(5, **change)
+        assert close(other.ours(settings), oracle(other.raw(), other, settings)), name
+        assert not close(found, oracle(other.raw(), other, settings)), f"control: {name} makes no difference"
+    whole = Case(5)
+    whole.mask[:8] = True
+    assert not close(found, oracle(whole.raw(), whole, settings)), "control: masked vectors make no difference"
+    for other_settings in SETTINGS:
+        assert not close(found, oracle(case.raw(), case, other_settings)), "control: settings make no difference"
+
+
+@pytest.mark.parametrize("V", [1, 2, 5])
+@pytest.mark.parametrize("positive", ["max", "first"])
+@pytest.mark.parametrize("local", ["none", "first", "argmax"])
+def test_gradients_are_the_finite_differences_of_the_oracle(V: int, positive: Any, local: Any) -> None:
+    case = Case(V, seed=3)
+    settings = LossSettings(positive, local, 0.8, 1.7, 0.5)
+    raw, step = case.raw(), 1e-5
+    with jax.enable_x64(True):
+        mask, chosen = jnp.asarray(case.mask), candidates(case.batch())
+
+        def loss(raw: jax.Array) -> jax.Array:
+            S = jnp.where(mask[None], raw, MASKED)
+            return contrastive_loss(S, jnp.asarray(case.positives), chosen, settings).loss
+
+        value, gradient = jax.value_and_grad(loss)(jnp.asarray(raw))
+        assert value.dtype == jnp.float64
+        value, gradient = float(value), np.asarray(gradient)
+    assert abs(value - oracle(raw, case, settings)["loss"]) < 1e-12
+    expected = np.zeros_like(raw)
+    for at in np.ndindex(*raw.shape):
+        moved = [raw.copy(), raw.copy()]
+        moved[0][at] += step
+        moved[1][at] -= step
+        up, down = (oracle(m, case, settings)["loss"] for m in moved)
+        expected[at] = (up - down) / (2 * step)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-8)
+    assert np.abs(expected).max() > 0.05
+    assert not gradient[-1].any(), "a padding query has no gradient"
+    assert not gradient[:, -1].any(), "an empty document has no gradient"
+    assert not gradient[:, ~case.mask].any(), "a vector that does not exist has no gradient"
+
+
+def test_two_vectors_make_the_local_loss_a_softplus() -> None:
+    """MLR with m = 2: -log softmax(S0, S1)[0] = softplus(S1 - S0)."""
+    case = Case(2)
+    case.mask[:8] = True
+    own = case.raw()[np.arange(4), case.positives[:4]]
+    found = case.ours(LossSettings("first", "first", local_weight=1.0)).local
+    np.testing.assert_allclose(found, np.log1p(np.exp(own[:, 1] - own[:, 0])).mean(), rtol=1e-6)
+    reversed_ = np.log1p(np.exp(own[:, 0] - own[:, 1])).mean()
+    assert abs(float(found) - reversed_) > 0.1, "control: the other vector as target"
+
+
+@pytest.mark.parametrize("positive", ["max", "first"])
+@pytest.mark.parametrize("local", ["none", "first", "argmax"])
+def test_one_vector_and_no_local_weight_is_the_loss_of_dpr(positive: Any, local: Any) -> None:
+    """Cross-entropy of the [B,N] score matrix with the positives as labels; with one vector the local loss is 0."""
+    generator = np.random.default_rng(0)
+    scores = generator.standard_normal((4, 8)).astype(np.float32)
+    labels = np.array([0, 2, 4, 6], np.int32)
+    everything = jnp.ones((4, 8), bool)
+    settings = LossSettings(positive, local, local_weight=0.0)
+    found = contrastive_loss(jnp.asarray(scores)[..., None], jnp.asarray(labels), everything, settings)
+    dpr = -jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), jnp.asarray(labels)[:, None], axis=-1).mean()
+    np.testing.assert_allclose(found.loss, dpr, rtol=1e-6)
+    assert float(found.local) == 0.0
+    shuffled = contrastive_loss(jnp.asarray(scores)[..., None], jnp.asarray(labels[::-1].copy()), everything, settings)
+    assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
+
+
+def test_candidates() -> None:
+    """Row = query, column = document, on the case above."""
+    expected = [
+        [1, 1, 1, 1, 1, 1, 0, 1, 0],  # not the copy of its own positive in row 6
+        [1, 1, 1, 0, 1, 1, 1, 1, 0],  # not its other positive
+        [1, 1, 1, 1, 1, 1, 1, 1, 0],
+        [0, 1, 1, 1, 1, 1, 1, 1, 0],  # not the copy in row 0; row 6 is its own
+        [1, 1, 1, 1, 1, 1, 1, 1, 0],
+    ]
+    np.testing.assert_array_equal(candidates(Case(1).batch()), np.array(expected, bool))
+
+
+@pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
+def test_rows_of_nothing_but_padding_are_finite(settings: LossSettings) -> None:
+    """No query, no document, no vector: value 0, gradient 0, no NaN."""
+    B, N, V = 2, 3, 2
+    mask = jnp.zeros((N, V), bool)
+
+    def loss(queries: jax.Array, documents: jax.Array) -> jax.Array:
+        S = similarities(queries, documents, mask)
+        return contrastive_loss(S, jnp.full(B, -1, jnp.int32), jnp.zeros((B, N), bool), settings).loss
+
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((B, D)), jnp.ones((N, V, D)))
+    assert float(value) == 0.0
+    assert all(not np.asarray(gradient).any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
+def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
+    """An empty text as a positive: a large loss to be seen, finite, and no gradient into the missing vectors."""
+    mask = jnp.ones((4, 2), bool).at[0].set(False)
+
+    def loss(queries: jax.Array, documents: jax.Array) -> jax.Array:
+        S = similarities(queries, documents, mask)
+        return contrastive_loss(S, jnp.array([0, 2]), jnp.ones((2, 4), bool), settings).loss
+
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((2, D)), jnp.ones((4, 2, D)))
+    assert bool(jnp.isfinite(value))
+    assert all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)
+    assert not np.asarray(gradients[1][0]).any()
+
+
+def test_padding_documents_do_not_change_the_loss() -> None:
+    """Three more empty slots, with vectors that would win by far if they were looked at."""
+    case, settings = Case(2), LossSettings("first", "first", local_weight=1.0)
+    longer = Case(2)
+    longer.ids = np.append(case.ids, [-1, -1, -1]).astype(np.int32)
+    longer.documents = np.concatenate([case.documents, np.full((3, 2, D), 100, np.float32)])
+    longer.mask = np.concatenate([case.mask, np.ones((3, 2), bool)])
+    np.testing.assert_allclose(longer.ours(settings).loss, case.ours(settings).loss, rtol=1e-6)
+    longer.ids[-1] = 99
+    assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, "control: a document that is"
+
+
+def test_settings_from_the_config() -> None:
+    plain = loss_settings(make_config({"pooling": "none", "loss.temperature": 0.5}))
+    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0)
+    own = loss_settings(
+        make_config({"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
+    )
+    assert own == LossSettings("first", "first", 1.0, 2.0, 0.1)
+
+
+@pytest.mark.parametrize("key", ["loss.temperature", "loss.local_temperature"])
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_temperature_must_be_positive(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{key} {value}.* must be positive"):
+        loss_settings(make_config({key: value}))
