@@ -2,9 +2,9 @@
 
 python bench/encode.py --corpus=FOLDER --texts=2000 --rounds=5
 
-Needs sentence-transformers (requirements-bench.txt). Prints texts per second of both (median over rounds), the median of
-the ratios of each round, the largest difference between the two outputs, padded tokens for each real one, and how many
-programs were compiled after warm-up.
+Needs sentence-transformers (requirements-bench.txt). Prints texts per second of both (median over rounds), the median
+of the ratios of each round, the largest difference between the two outputs, padded tokens for each real one, and how
+many programs were compiled after warm-up.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def main() -> None:
         times.append(round_times)
     mine, other = np.array(times).T
     print(f"{len(texts)} texts of {arguments.corpus}, at most {arguments.length} tokens, {arguments.threads} threads")
-    print(f"jaxret {len(texts) / np.median(mine):.1f} texts/s, sentence-transformers {len(texts) / np.median(other):.1f}")
+    print(
+        f"jaxret {len(texts) / np.median(mine):.1f} texts/s, sentence-transformers {len(texts) / np.median(other):.1f}"
+    )
     ratios = other / mine
     print(f"speed ratio: median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
     print(f"largest difference of an output: {difference:.1e} (limit 1e-5)")

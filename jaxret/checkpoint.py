@@ -100,11 +100,12 @@ class Checkpoints:
         return None if latest is None else int(latest.step)
 
     def best(self) -> int | None:
-        """The step of the best checkpoint; the last one where nothing was measured."""
+        """The step of the best checkpoint, of equal ones the newest (the one Orbax keeps); the last one where nothing
+        was measured."""
         measured = [c for c in self._checkpointer.checkpoints if self._metric and c.metrics]
         if not measured:
             return self.last()
-        return int(max(measured, key=lambda c: (self._rank(c.metrics), -c.step)).step)  # type: ignore[arg-type]
+        return int(max(measured, key=lambda c: (self._rank(c.metrics), c.step)).step)  # type: ignore[arg-type]
 
     def save(self, step: int, params: Tree, progress: Tree, metrics: Mapping[str, float] | None = None) -> None:
         """Starts an asynchronous save; the arrays are copied to the host before it returns."""

@@ -10,10 +10,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import base
+from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.bert import BertConfig
 from jaxret.models.retriever import Retriever, build_retriever
 from jaxret.training.losses import loss_settings
-from jaxret.training.step import Objective
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.state import init_state
+from jaxret.training.step import Objective, make_train_step
 from jaxret.types import Batch, Tokens
 
 BERT = BertConfig(
@@ -84,3 +87,29 @@ def distance(found: Any, expected: Any) -> float:
     leaves = jax.tree.leaves(pairs, is_leaf=lambda pair: isinstance(pair, tuple))
     floor = 1e-3 * max(float(np.abs(b).max()) for _, b in leaves)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), floor)) for a, b in leaves)
+
+
+OPTIMIZER: dict[str, Any] = {
+    # Large, so that Adam does not blow rounding up where the true gradient is zero (the keys' biases).
+    "optimizer.eps": 1e-3,
+    "optimizer.learning_rate": 1e-2,
+    "optimizer.warmup_fraction": 0.2,
+    "optimizer.weight_decay": 0.01,
+}
+
+
+def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3) -> list[dict[str, float]]:
+    """The metrics of the first steps over all devices of all processes; each process brings its own rows."""
+    config, mesh = make_config(overrides | OPTIMIZER), make_mesh(fsdp)
+    objective = make_objective(overrides, mesh)
+    optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
+    pretrained = make_params(make_retriever({"encoder.tied": True}))["encoder"]
+    state = init_state(config, mesh, objective.retriever, pretrained, optimizer)
+    step = make_train_step(objective, optimizer, state, jax.random.key(9))
+    history = []
+    for seed in range(steps):
+        batch = make_batch(8, 2, seed)
+        own = jax.tree.map(lambda x: np.split(x, jax.process_count())[jax.process_index()], batch)
+        state, metrics = step(state, shard_batch(mesh, own))
+        history.append(jax.tree.map(float, metrics))
+    return history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,6 +94,7 @@ class TextTokenizer:
     def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
         """Loads with transformers, offline and without remote code. Raises ValueError if there is no fast tokenizer,
         if it has no [CLS], [SEP] and [PAD], or if a length is under 3 tokens."""
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
         from transformers import AutoTokenizer
 
         # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.

@@ -110,7 +110,7 @@ def search(
     """Finds the k best documents of float32 queries [Q,D] in `shards`, a ShardSet or a list of blocks [rows,V,D].
 
     Reads shard by shard; memory grows with Q x k and one shard. Raises ValueError for a NaN, an infinity, or vectors
-    of another dimension, naming the row.
+    of another dimension, naming the row; RuntimeError if the backend loses documents.
     """
     corpus: Corpus = InMemory(shards) if isinstance(shards, Sequence) else shards
     if k < 1:
@@ -145,7 +145,10 @@ def search(
             error = rounding_error(corpus.dimension, norms[part], largest_norm)
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
-        todo, depth = np.concatenate(unproven), 2 * depth
+        todo = np.concatenate(unproven)
+        if todo.size and depth == corpus.total_rows:
+            raise RuntimeError(f"{backend.description} did not return all {depth} documents: choose another backend")
+        depth *= 2
     return SearchResult(scores, rows, backend.description, tuple(rounds))
 
 
@@ -175,10 +178,9 @@ def _candidates(
 def _block_documents(corpus: Corpus, depth: int, backend: Backend) -> int:
     """Documents to give the backend at a time: few enough that what it may return of each block adds up to depth."""
     rows = BLOCK_ROWS
-    if backend.max_rows is not None and depth == corpus.total_rows:
-        rows = min(rows, backend.max_rows)  # everything is wanted, and this way nothing is cut
-    elif backend.max_rows is not None:
-        rows = min(rows, max(backend.max_rows, rows * backend.max_rows // (depth * corpus.vectors_per_row)))
+    if backend.max_rows is not None:
+        there = min(rows, corpus.total_rows * corpus.vectors_per_row)
+        rows = min(rows, max(backend.max_rows, there * backend.max_rows // (depth * corpus.vectors_per_row)))
     return max(1, rows // corpus.vectors_per_row)
 
 

@@ -21,8 +21,9 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
     """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
     if bad := _not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
+    hidden_states = jax.jit(objective.retriever.hidden_states, static_argnames="side")
     for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
-        for layer, state in enumerate(objective.retriever.hidden_states(params, tokens, side).states):  # type: ignore[arg-type]
+        for layer, state in enumerate(hidden_states(params, tokens, side=side).states):
             if not bool(jnp.all(jnp.isfinite(state))):
                 where = "the embeddings" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {side} encoder is not finite"
@@ -31,7 +32,7 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
         terms = objective(params, batch, key)
         return terms.loss, terms
 
-    (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     if bad := _not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := _not_finite(gradients):

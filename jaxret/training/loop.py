@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -131,7 +131,7 @@ class Inspector:
         step = int(state.step)
         batch = self.plan.training_batch(self.data, step)
         key = jax.random.fold_in(self.dropout_key, step)
-        where = diagnose(self.objective, state.params, jax.tree.map(np.asarray, batch), key)
+        where = diagnose(self.objective, state.params, jax.tree.map(jnp.asarray, batch), key)
         queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(step, len(self.data))[:8])
         raise NotFiniteError(
             f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "

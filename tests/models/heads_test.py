@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,23 +14,28 @@ import pytest
 from jaxret.models.bert import Bert, Keep
 from jaxret.models.heads import HEADS, LastLayer, Layers
 from jaxret.types import Embeddings, HiddenStates, Tokens
-from tests.tiny import BERT, make_tokens
+from tests.tiny import BERT, make_params, make_retriever, make_tokens
 
 DEEP = dataclasses.replace(BERT, num_layers=3)
 ROWS = 4
+
+
+@functools.partial(jax.jit, static_argnames="keep")
+def encode(params: Any, tokens: Tokens, keep: Keep) -> HiddenStates:
+    return Bert(DEEP).apply({"params": params}, tokens, keep)
 
 
 @pytest.fixture(scope="module")
 def encoder() -> tuple[Any, Tokens, HiddenStates]:
     """(parameters, tokens, every hidden state [4,B,T,H]) of a BERT with three layers."""
     tokens = make_tokens(ROWS, 6)
-    params = Bert(DEEP).init(jax.random.key(0), tokens)["params"]
-    return params, tokens, Bert(DEEP).apply({"params": params}, tokens, Keep("all"))
+    params = make_params(make_retriever({"encoder.tied": True}, DEEP))["encoder"]
+    return params, tokens, encode(params, tokens, Keep("all"))
 
 
 def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Embeddings:
     params, tokens, _ = encoder
-    hidden = Bert(DEEP).apply({"params": params}, tokens, head.keep(side))
+    hidden = encode(params, tokens, head.keep(side))
     return head.apply({}, hidden, side)
 
 

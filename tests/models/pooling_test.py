@@ -45,9 +45,7 @@ def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: 
 
 def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
     garbage = embeddings.replace(vectors=jnp.where(embeddings.mask[..., None], embeddings.vectors, jnp.nan))
-    np.testing.assert_array_equal(
-        pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors
-    )
+    np.testing.assert_array_equal(pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors)
 
 
 def scalar_mix(vectors: np.ndarray, alpha: np.ndarray) -> np.ndarray:

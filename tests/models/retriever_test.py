@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -28,8 +29,13 @@ def test_untied_and_tied_parameter_trees() -> None:
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(mixed))
 
 
-def encode(retriever: Retriever, params: Any, side: Any, **options: Any) -> np.ndarray:
-    return np.asarray(retriever.encode(params, make_tokens(ROWS, LENGTH), side, **options).vectors)
+@functools.partial(jax.jit, static_argnames=("retriever", "side", "train"))
+def _encode(retriever: Retriever, params: Any, side: Any, train: bool, dropout_key: Any) -> jax.Array:
+    return retriever.encode(params, make_tokens(ROWS, LENGTH), side, train, dropout_key).vectors
+
+
+def encode(retriever: Retriever, params: Any, side: Any, train: bool = False, dropout_key: Any = None) -> np.ndarray:
+    return np.asarray(_encode(retriever, params, side, train, dropout_key))
 
 
 def test_each_side_has_its_own_encoder() -> None:
@@ -61,9 +67,8 @@ def test_shapes(family: dict[str, Any], training: int, inference: int) -> None:
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
     assert retriever.vectors_per_passage == inference
     assert retriever.dimension == BERT.hidden_size
-    for side, train, vectors in (("query", True, 1), ("query", False, 1), ("passage", True, training)) + (
-        ("passage", False, inference),
-    ):
+    expected = {("query", True): 1, ("query", False): 1, ("passage", True): training, ("passage", False): inference}
+    for (side, train), vectors in expected.items():
         found = jax.eval_shape(
             lambda p, k, side=side, train=train: retriever.encode(p, make_tokens(ROWS, LENGTH), side, train, k),
             shapes,
@@ -101,7 +106,7 @@ def test_normalize_leaves_a_zero_vector_and_its_gradient_finite() -> None:
     retriever = make_retriever(DUAL_ENCODER | {"normalize": True, "encoder.tied": True})
     zeros = jax.tree.map(jnp.zeros_like, make_params(retriever))
     tokens = make_tokens(ROWS, LENGTH)
-    value, gradient = jax.value_and_grad(lambda p: retriever.encode(p, tokens, "query").vectors.sum())(zeros)
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: retriever.encode(p, tokens, "query").vectors.sum()))(zeros)
     assert float(value) == 0.0
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
@@ -109,7 +114,9 @@ def test_normalize_leaves_a_zero_vector_and_its_gradient_finite() -> None:
 def test_dropout_depends_on_the_key_and_is_off_at_inference() -> None:
     retriever = make_retriever(DUAL_ENCODER | {"encoder.tied": True})
     params = make_params(retriever)
-    one, same, other = (encode(retriever, params, "query", train=True, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
+    one, same, other = (
+        encode(retriever, params, "query", train=True, dropout_key=jax.random.key(k)) for k in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 0.01
     assert np.abs(one - encode(retriever, params, "query")).max() > 0.01

@@ -158,6 +158,20 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
         assert result.rounds[0] == len(queries)
 
 
+def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
+    queries, documents = data("random", 2)
+    backend = Limited(select_backend("faiss-cpu"), max_rows=16)
+    assert_same_bits(search(queries, [documents], 80, backend), brute_force(queries, documents, 80))
+
+
+def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> None:
+    queries, documents = data("random", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "_block_documents", lambda *_: 80)  # more than the backend can return
+        with pytest.raises(RuntimeError, match="limited did not return all 80 documents"):
+            search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
+
+
 @pytest.mark.parametrize("n_vectors", [1, 3])
 def test_backends_and_shard_sizes_agree_at_a_realistic_size(n_vectors: int) -> None:
     queries, documents = gaussian(70, 96), gaussian(3000, n_vectors, 96, seed=1)
@@ -222,9 +236,9 @@ def test_the_bound_covers_every_document_that_was_not_kept() -> None:
         )
         everything = np.empty((3, 0), np.float32)
         for _ in range(random.integers(2, 6)):
-            size, shift = random.integers(1, 8), random.integers(-5, 5)
-            scores = -np.sort(-(random.standard_normal((3, 2 * size)).astype(np.float32) + shift), axis=1)
-            kept = min(size * random.integers(1, 3), 10)
+            size, shift, share = (int(random.integers(low, high)) for low, high in ((1, 8), (-5, 5), (1, 3)))
+            scores = -np.sort(-random.standard_normal((3, 2 * size), dtype=np.float32) - np.float32(shift), axis=1)
+            kept = min(share * size, 10)
             documents = np.broadcast_to(np.arange(kept), (3, kept))
             bound = scores[:, kept] if kept < 2 * size else np.full(3, -np.inf, np.float32)
             candidates.add(slice(0, 3), Found(scores[:, :kept], documents, bound), everything.shape[1])

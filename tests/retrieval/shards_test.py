@@ -239,6 +239,20 @@ def test_finished_shards_are_hashed_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(hashed) == len(set(hashed)) == 6
 
 
+def test_a_shard_whose_second_writing_failed_is_pending_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = writer(tmp_path)
+    write_pending(to)
+
+    def full_disk(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards_module, "write_json", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            to.write(to.shards[0], VECTORS[10:20], IDS[:10])
+    assert [shard.index for shard in to.pending()] == [0]
+
+
 def test_wrong_vectors_and_ids_are_refused(tmp_path: Path) -> None:
     to = writer(tmp_path)
     shard = to.shards[1]

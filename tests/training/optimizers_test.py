@@ -38,7 +38,6 @@ def farthest(golden: dict[str, np.ndarray], overrides: dict[str, Any]) -> float:
     worst = 0.0
     for step in range(STEPS):
         gradients = {name: jnp.asarray(golden[f"gradients/{name}"][step]) for name in params}
-        np.testing.assert_allclose(optax.global_norm(gradients), golden["norms"][step], rtol=1e-5)
         updates, state = update(gradients, state, params)
         params = optax.apply_updates(params, updates)
         for name, value in params.items():

@@ -1,0 +1,83 @@
+"""Peak memory of encoding against the size of the corpus: python bench/memory.py --corpus=FOLDER --sizes=5000,50000
+
+Encodes the first passages of a corpus in a process of its own for each size and prints its peak resident memory. The
+encoder is a small random BERT (2 layers, 64 wide) with MiniLM's tokenizer, because what could grow is the data, not the
+model; --weights=minilm takes the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+SHARD_ROWS = 2500
+
+
+def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
+    """Encodes the first `size` passages and prints the peak memory of this process."""
+    import shutil
+
+    import jax
+
+    from configs.minilm import get_config
+    from jaxret.data.formats import read_corpus, write_beir
+    from jaxret.models.bert import BertConfig
+    from jaxret.models.pretrained import resolve, save_pretrained
+    from jaxret.models.retriever import build_retriever
+    from jaxret.models.run import open_run
+    from jaxret.retrieval.encode import encode_corpus
+    from jaxret.training.loop import train
+
+    config = get_config("as_it_comes")
+    config.tokens.passage_length = 64
+    config.encode.shard_rows = SHARD_ROWS
+    if weights == "random":
+        source = resolve(config.encoder.checkpoint)
+        bert = BertConfig(30522, 64, 2, 4, 128, 512)
+        config.encoder.checkpoint, config.encoder.sha256 = str(workdir / "small"), ""
+        save_pretrained(workdir / "small", bert, build_retriever(config, bert).init(jax.random.key(0))["encoder"])
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+            shutil.copyfile(source / name, workdir / "small" / name)
+    write_beir(workdir / "corpus", islice(read_corpus(corpus), size), [], {})
+    passage = next(read_corpus(workdir / "corpus"))
+    from jaxret.data.formats import write_dpr_examples
+    from jaxret.data.records import Example, Query
+
+    write_dpr_examples(workdir / "one.json", [Example(Query("0", "a question"), (passage,))])
+    config.data.train = str(workdir / "one.json")
+    train(config, workdir / "run", progress=False)
+    run = open_run(workdir / "run")
+    begin = time.perf_counter()
+    result = encode_corpus(run, workdir / "corpus", progress=False)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{result.passages:,} passages in {result.shards} shards: peak {peak:.0f} MiB", end="")
+    print(f", {time.perf_counter() - begin:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
+    parser.add_argument("--sizes", default="5000,50000")
+    parser.add_argument("--weights", default="random", choices=["random", "minilm"])
+    parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)  # the inner process
+    arguments = parser.parse_args()
+    if arguments.one:
+        with tempfile.TemporaryDirectory() as folder:
+            encode(arguments.corpus, Path(folder), arguments.one, arguments.weights)
+        return
+    for size in arguments.sizes.split(","):
+        command = [sys.executable, __file__, f"--corpus={arguments.corpus}", f"--weights={arguments.weights}"]
+        subprocess.run([*command, f"--one={size}"], check=True, cwd=REPOSITORY)
+
+
+if __name__ == "__main__":
+    main()

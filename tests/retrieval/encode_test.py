@@ -1,0 +1,168 @@
+"""A checkpoint and a corpus -> shards: the vectors of Retriever.encode, interrupted or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
+
+from jaxret.contract import ContractError
+from jaxret.data.formats import DataError, read_corpus
+from jaxret.models.run import Run, open_run
+from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
+from jaxret.retrieval.shards import ShardWriter, open_shards
+from jaxret.storage import read_json, write_json
+from jaxret.types import Tokens
+
+ROWS = 50  # passages per shard; the corpus has more than two shards of them
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encode")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__name="layers", head__layers=(1, 3))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> Run:
+    return open_run(root / "run")
+
+
+@pytest.fixture(scope="module")
+def encoded(root: Path, run: Run) -> Path:
+    """The folder of the corpus, encoded without interruption."""
+    result = encode_corpus(run, root / "data", progress=False)
+    assert (result.shards, result.shards_written) == (3, 3)
+    return result.folder
+
+
+def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
+    """The same run, opened in another folder."""
+    return Run(**{**vars(run), "workdir": workdir, **changes})
+
+
+def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
+    passages = list(read_corpus(root / "data"))
+    shards = open_shards(encoded)
+    assert encoded == root / "run" / "embeddings" / "data"
+    assert (shards.total_rows, shards.vectors_per_row, shards.dimension) == (len(passages), 2, 32)
+    assert shards.ids(range(len(passages))) == [passage.id for passage in passages]
+    ids, mask = run.tokenizer.passages(passages).padded(np.arange(len(passages)), PASSAGE_LENGTH, run.tokenizer.pad_id)
+    expected = run.retriever.encode(run.params, Tokens(jnp.asarray(ids), jnp.asarray(mask)), "passage").vectors
+    found = shards.rows(range(len(passages)))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    assert not np.allclose(found[1:], expected[:-1], atol=1e-2)  # control: one row off
+
+
+def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
+    made_by = open_shards(encoded).fingerprint
+    assert made_by["contract"] == run.contract
+    assert made_by["checkpoint"] == run.checkpoint
+    assert made_by["corpus"]["passages"] == open_shards(encoded).total_rows
+    assert made_by["encode"]["shard_rows"] == ROWS
+    assert read_json(encoded / "corpus.json") == {"path": str(root / "data")}
+
+
+def test_interrupted_between_shards_and_resumed(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = ShardWriter.write, []
+
+    def dying(self: ShardWriter, shard: Any, *rest: Any) -> None:
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(shard.index)
+        write(self, shard, *rest)
+
+    other = with_run(run, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", dying)
+        with pytest.raises(KeyboardInterrupt):
+            encode_corpus(other, root / "data", progress=False)
+    folder = tmp_path / "embeddings" / "data"
+    assert not (folder / "manifest.json").exists()
+    # What a process killed while it wrote the second shard leaves behind.
+    (folder / "vectors-00001-of-00003.npy").write_bytes(b"half")
+    result = encode_corpus(other, root / "data", progress=False)
+    assert (result.shards, result.shards_written) == (3, 2)
+    assert contents(folder) == contents(encoded)
+    before = contents(folder)
+    assert encode_corpus(other, root / "data", progress=False).shards_written == 0
+    assert contents(folder) == before
+
+
+def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "data", seed=1)
+    found = contents(encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False).folder)
+    expected = contents(encoded)
+    assert {name for name in expected if found[name] == expected[name]} <= {
+        name for name in expected if name.startswith("ids-")
+    }
+
+
+def test_shards_of_another_kind_are_not_mixed(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    other_data = write_data(tmp_path / "other", seed=1)
+    shutil.copytree(root / "run", tmp_path / "run")
+    checkpoint = {"step": 9, "digest": "0123456789abcdef"}
+    contract = {**run.contract, "normalize": True}
+    cases = [
+        (root / "data", {"checkpoint": checkpoint}, r"checkpoint\.digest: '0123456789abcdef' in .*'[0-9a-f]{16}' in"),
+        (root / "data", {"contract": contract}, r"contract\.normalize: True in .* False in"),
+        (other_data, {}, r"corpus\.sha256: '[0-9a-f]{64}' in what is to be encoded now, '[0-9a-f]{64}' in"),
+    ]
+    before = contents(tmp_path / "run" / "embeddings" / "data")
+    for corpus, changes, message in cases:
+        changed = with_run(run, tmp_path / "run", **changes)
+        with pytest.raises(ContractError, match=message):
+            encode_corpus(changed, corpus, name="data", progress=False)
+    assert contents(tmp_path / "run" / "embeddings" / "data") == before
+
+
+def test_float16(root: Path, encoded: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
+    for name in ("contract.json", "data.json", "env.json"):
+        shutil.copyfile(root / "run" / name, tmp_path / "run" / name)
+    shutil.copytree(root / "run" / "encoder", tmp_path / "run" / "encoder")
+    config = read_json(root / "run" / "config.json")
+    config["encode"]["dtype"] = "float16"
+    write_json(tmp_path / "run" / "config.json", config)
+    half = open_shards(encode_corpus(open_run(tmp_path / "run"), root / "data", progress=False).folder)
+    whole = open_shards(encoded)
+    rows = range(whole.total_rows)
+    assert half.manifest.dtype == "float16"
+    np.testing.assert_array_equal(half.rows(rows), whole.rows(rows).astype(np.float16))
+    with pytest.raises(ValueError, match=r"encode\.dtype is 'bfloat16'; .*float32, float16"):
+        vector_dtype("bfloat16")
+
+
+def test_bad_records_stop_or_are_counted(
+    root: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (root / "data" / "corpus.jsonl").read_text().splitlines()[:20]
+    lines[3] = "{broken"
+    lines[7] = json.dumps({"_id": "two words", "text": "river"})
+    corpus = tmp_path / "bad.jsonl"
+    corpus.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"bad\.jsonl:4: this is not JSON"):
+        encode_corpus(with_run(run, tmp_path), corpus, progress=False)
+    assert not (tmp_path / "embeddings").exists()
+    result = encode_corpus(with_run(run, tmp_path), corpus, on_error="skip", progress=True)
+    assert result.passages == 18
+    assert "skipped 2 records" in capsys.readouterr().out
+    kept = [json.loads(line)["_id"] for i, line in enumerate(lines) if i not in (3, 7)]
+    assert open_shards(tmp_path / "embeddings" / "bad").ids(range(18)) == kept
+
+
+def test_names(tmp_path: Path) -> None:
+    (tmp_path / "nfcorpus.v1").mkdir()
+    assert corpus_name(tmp_path / "nfcorpus.v1") == "nfcorpus.v1"
+    assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"

@@ -1,0 +1,87 @@
+"""The first place that is not finite is named: parameter, hidden layer, loss term, gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxret.distributed import make_mesh
+from jaxret.training.diagnosis import diagnose
+from jaxret.training.losses import LossTerms
+from jaxret.training.step import Objective
+from jaxret.types import Batch
+from tests.tiny import BERT, DUAL_ENCODER, make_batch, make_objective, make_params
+
+DEEP = dataclasses.replace(BERT, num_layers=3)
+
+
+@pytest.fixture
+def objective() -> Objective:
+    return make_objective(DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]), DEEP)
+
+
+@pytest.fixture
+def params(objective: Objective) -> Any:
+    return make_params(objective.retriever)
+
+
+def say(objective: Objective, params: Any) -> str:
+    return diagnose(objective, params, jax.tree.map(jnp.asarray, make_batch(2)), jax.random.key(0))
+
+
+def change(params: Any, path: str, function: Any) -> None:
+    *parents, last = path.split("/")
+    for name in parents:
+        params = params[name]
+    params[last] = function(params[last])
+
+
+def test_a_sound_step(objective: Objective, params: Any) -> None:
+    assert say(objective, params) == "a second computation of this step is finite"
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_a_parameter(objective: Objective, params: Any, value: float) -> None:
+    path = "query_encoder/layers/intermediate/bias"
+    change(params, path, lambda x: x.at[1, 3].set(value))
+    assert say(objective, params) == f"parameter {path} (1 in all) is not finite"
+    change(params, "passage_encoder/layers/output/kernel", lambda x: x * jnp.nan)
+    assert say(objective, params) == "parameter passage_encoder/layers/output/kernel (2 in all) is not finite"
+
+
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_a_hidden_layer(objective: Objective, params: Any, side: str) -> None:
+    """Parameters of the second layer that are finite, but whose product is not."""
+    change(params, f"{side}_encoder/layers/intermediate/kernel", lambda x: x.at[1].set(3e38))
+    assert say(objective, params) == f"layer 2 of the {side} encoder is not finite"
+
+
+def test_the_embeddings(objective: Objective, params: Any) -> None:
+    change(params, "passage_encoder/embeddings/word/embedding", lambda x: x * 0 + 3e38)
+    change(params, "passage_encoder/embeddings/position/embedding", lambda x: x * 0 + 3e38)
+    assert say(objective, params) == "the embeddings of the passage encoder is not finite"
+
+
+def test_a_loss_term(objective: Objective, params: Any) -> None:
+    """Vectors that are finite, but whose dot products are not."""
+    for side in ("query", "passage"):
+        change(params, f"{side}_encoder/layers/output_norm/scale", lambda x: x.at[-1].set(1e25))
+    assert say(objective, params) == "loss term loss is not finite, though every hidden state is"
+
+
+def test_a_gradient(objective: Objective, params: Any) -> None:
+    class WithRoot(Objective):
+        """Adds the square root of 0, whose derivative is infinite."""
+
+        def __call__(self, params: Any, batch: Batch, key: jax.Array, train: bool = True) -> LossTerms:
+            terms = super().__call__(params, batch, key, train)
+            scale = params["query_encoder"]["embeddings"]["norm"]["scale"]
+            return terms.replace(loss=terms.loss + jnp.sqrt(jnp.sum(0 * scale)))
+
+    rooted = WithRoot(objective.retriever, objective.settings, objective.mesh)
+    where = "query_encoder/embeddings/norm/scale"
+    assert say(rooted, params) == f"the gradient of {where} (1 in all) is not finite, though the loss is"

@@ -1,0 +1,131 @@
+"""Cached gradients are plain gradients: same loss, same gradients, less memory, whatever the number of chunks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.distributed import make_mesh
+from jaxret.scoring import similarities
+from jaxret.training import grad_cache
+from jaxret.training.grad_cache import encode_in_chunks, join, split
+from jaxret.training.losses import candidates, contrastive_loss
+from jaxret.training.step import Objective
+from jaxret.types import Batch, Embeddings, Tokens
+from tests.tiny import SCALAR_MIX, SELF_CONTRASTIVE, distance, make_batch, make_objective, make_params
+
+QUERIES = 4
+FAMILIES = {"self_contrastive": SELF_CONTRASTIVE, "scalar_mix": SCALAR_MIX}
+TOLERANCE = 2e-6  # float32: chunks add up in another order
+
+
+def test_split_deals_rows_out_in_turn_and_join_undoes_it() -> None:
+    rows = {"x": jnp.arange(12).reshape(6, 2)}
+    np.testing.assert_array_equal(split(rows, 3)["x"][0], [[0, 1], [6, 7]])
+    for chunks in (1, 2, 3, 6):
+        parts = split(rows, chunks)
+        assert parts["x"].shape == (chunks, 6 // chunks, 2)
+        np.testing.assert_array_equal(join(parts)["x"], rows["x"])
+
+
+def test_chunks_must_be_equal() -> None:
+    tokens = Tokens(jnp.zeros((6, 2), jnp.int32), jnp.ones((6, 2), bool))
+    with pytest.raises(ValueError, match="6 texts cannot be encoded in 4 equal chunks"):
+        encode_in_chunks(lambda t, k: Embeddings(t.ids[:, None], t.mask[:, :1]), tokens, 4, jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnames=("retriever", "side"))
+def encode(retriever: Any, params: Any, tokens: Tokens, side: Any, key: jax.Array) -> Embeddings:
+    return retriever.encode(params, tokens, side, True, key)
+
+
+def plain(objective: Objective, chunks: int) -> Callable[[Any, Batch, jax.Array], jax.Array]:
+    """The loss without caching: a Python loop over the rows and keys of each chunk, and nothing recomputed."""
+
+    def encode_all(params: Any, tokens: Tokens, side: Any, key: jax.Array) -> Embeddings:
+        keys, rows = jax.random.split(key, chunks), tokens.ids.shape[0]
+        order = np.concatenate([np.arange(c, rows, chunks) for c in range(chunks)])
+        parts = [
+            encode(objective.retriever, params, jax.tree.map(lambda x, c=c: x[c::chunks], tokens), side, keys[c])
+            for c in range(chunks)
+        ]
+        return jax.tree.map(lambda *xs: jnp.concatenate(xs)[np.argsort(order)], *parts)
+
+    def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
+        query_key, document_key = jax.random.split(key)
+        q = encode_all(params, batch.queries, "query", query_key)
+        d = encode_all(params, batch.documents, "passage", document_key)
+        scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
+        return contrastive_loss(scores, batch.positives, candidates(batch), objective.settings).loss
+
+    return loss
+
+
+def one_device() -> Any:
+    return make_mesh(devices=jax.devices()[:1])
+
+
+def device_batch(queries: int) -> Batch:
+    return jax.tree.map(jnp.asarray, make_batch(queries))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunks", [1, 2, QUERIES])
+def test_cached_is_plain(family: str, chunks: int) -> None:
+    objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)
+    params, batch, key = make_params(objective.retriever), device_batch(QUERIES), jax.random.key(5)
+    cached = jax.jit(jax.value_and_grad(lambda p, k: objective(p, batch, k).loss))
+    expected_loss, expected = jax.value_and_grad(plain(objective, chunks))(params, batch, key)
+    loss, gradients = cached(params, key)
+    assert abs(float(loss) - float(expected_loss)) <= 1e-6 * float(expected_loss)
+    assert distance(gradients, expected) <= TOLERANCE
+    assert min(float(jnp.abs(leaf).max()) for leaf in leaves_with_gradient(gradients)) > 0
+    if family == "scalar_mix":
+        found, by_hand = gradients["pooling"]["alpha"], expected["pooling"]["alpha"]
+        assert float(jnp.abs(by_hand).max()) > 1e-2, "the mixing weights have a gradient to lose"
+        np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=TOLERANCE)
+    other_loss, other = cached(params, jax.random.key(6))
+    assert abs(float(other_loss) - float(expected_loss)) > 1e-3, "control: another dropout key, another loss"
+    assert distance(other, expected) > 1e-2, "control: another dropout key, other gradients"
+
+
+def leaves_with_gradient(gradients: Any) -> list[jax.Array]:
+    """All leaves but the keys' biases: they add the same to every score of a softmax."""
+    leaves = jax.tree_util.tree_leaves_with_path(gradients)
+    return [leaf for path, leaf in leaves if "/key/bias" not in "/".join(str(getattr(k, "key", k)) for k in path)]
+
+
+def test_every_chunk_has_its_own_dropout() -> None:
+    """Four equal texts in four chunks: four different vectors."""
+    retriever = make_objective(SELF_CONTRASTIVE, one_device()).retriever
+    params = make_params(retriever)
+    tokens = jax.tree.map(lambda x: jnp.tile(x[:1], (QUERIES, 1)), device_batch(QUERIES).queries)
+    found = jax.jit(
+        lambda: encode_in_chunks(lambda t, k: encode(retriever, params, t, "query", k), tokens, 4, jax.random.key(0))
+    )()
+    for a in range(QUERIES):
+        for b in range(a):
+            assert float(jnp.abs(found.vectors[a] - found.vectors[b]).max()) > 1e-2
+
+
+def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary memory of the compiled gradient. The control is the same scan with everything saved."""
+    queries = 16
+    batch, key = device_batch(queries), jax.random.key(0)
+
+    def temporary(chunk_size: int) -> int:
+        objective = make_objective(SELF_CONTRASTIVE, one_device(), chunk_size=chunk_size)
+        params = make_params(objective.retriever)
+        gradient = jax.jit(jax.grad(lambda p: objective(p, batch, key).loss))
+        return gradient.lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    whole, cached = temporary(0), temporary(2)
+    assert cached < whole / 2
+    monkeypatch.setattr(grad_cache.jax, "checkpoint", lambda function: function)
+    assert temporary(2) > 2 * cached, "control: without recomputation nothing is gained"

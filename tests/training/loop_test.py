@@ -1,0 +1,289 @@
+"""Training end to end on a tiny model: what is interrupted and resumed equals what was not, to the byte."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from tests.pipeline import (
+    REPOSITORY,
+    command,
+    environment,
+    run_script,
+    tiny_config,
+    train_arguments,
+    write_data,
+    write_encoder,
+)
+
+from jaxret.checkpoint import path_name
+from jaxret.contract import ContractError
+from jaxret.data.batches import BatchPlan
+from jaxret.distributed import make_mesh
+from jaxret.models.pretrained import load_pretrained
+from jaxret.models.retriever import build_retriever
+from jaxret.models.run import open_checkpoints, open_run
+from jaxret.storage import read_json
+from jaxret.training.loop import NotFiniteError, TrainResult, train
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.state import restore_state
+
+STEPS = 6  # with a checkpoint after 3
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds encoder/ and data/."""
+    folder = tmp_path_factory.mktemp("loop")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    return folder
+
+
+def config_of(root: Path, **overrides: Any) -> ConfigDict:
+    return tiny_config(root / "encoder", root / "data", **overrides)
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path) -> tuple[Path, TrainResult]:
+    """A run that nothing interrupted."""
+    return root / "whole", train(config_of(root), root / "whole", progress=False)
+
+
+def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[str, bytes]:
+    """Leaf -> bytes of the parameters and the optimiser's state in a checkpoint."""
+    bert, _ = load_pretrained(config.encoder.checkpoint)
+    optimizer, _ = make_optimizer(config.optimizer, STEPS)
+    with open_checkpoints(workdir, config) as checkpoints:
+        state = restore_state(checkpoints, step, make_mesh(), build_retriever(config, bert), optimizer)
+    leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state, state.step))
+    return {path_name(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def lines(workdir: Path) -> list[dict[str, float]]:
+    """metrics.jsonl without what a clock says."""
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = (workdir / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line, parse_constant=refuse) for line in text]
+    return [{key: value for key, value in line.items() if key != "seconds_per_step"} for line in parsed]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None]) -> None:
+    """Calls `act` when the batch of step `at` (from 0) is drawn, once."""
+    draw = BatchPlan.training_batch
+
+    def drawing(self: BatchPlan, data: Any, step: int, part: tuple[int, int] = (0, 1)) -> Any:
+        if step == at:
+            act()
+        return draw(self, data, step, part)
+
+    monkeypatch.setattr(BatchPlan, "training_batch", drawing)
+
+
+def crash() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_uninterrupted_run(whole: tuple[Path, TrainResult], root: Path) -> None:
+    workdir, result = whole
+    assert (result.step, result.total_steps, result.resumed_from, result.programs) == (STEPS, STEPS, None, 1)
+    steps = [line["step"] for line in lines(workdir) if "loss" in line]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    validations = [line for line in lines(workdir) if "validation/nll" in line]
+    assert [line["step"] for line in validations] == [3, 6]
+    assert {f"validation/{name}": value for name, value in result.metrics.items()} == {
+        key: value for key, value in validations[-1].items() if key != "step"
+    }
+    assert all(math.isfinite(value) for line in lines(workdir) for value in line.values())
+    rates = [line["learning_rate"] for line in lines(workdir) if "loss" in line]
+    assert rates == sorted(rates, reverse=True)
+    assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+    assert {"config.json", "contract.json", "data.json", "env.json", "encoder"} <= {p.name for p in workdir.iterdir()}
+    assert read_json(workdir / "data.json")["train"]["examples"] == 48  # 40 queries, 8 of them with two positives
+
+
+def test_the_best_checkpoint_is_that_of_the_metric(whole: tuple[Path, TrainResult]) -> None:
+    values = {line["step"]: line["validation/RR@10"] for line in lines(whole[0]) if "validation/RR@10" in line}
+    best = max(values, key=lambda step: (values[step], step))
+    assert open_run(whole[0], "best").checkpoint["step"] == best
+    assert open_run(whole[0], "last").checkpoint["step"] == STEPS
+
+
+def test_stopped_between_checkpoints_and_resumed(
+    whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SIGTERM in step 2 saves after step 2; the next call goes on from there, on the same bytes."""
+    workdir, config = root / "stopped", config_of(root)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        result = train(config, workdir, progress=False)
+    assert (result.step, result.total_steps) == (2, STEPS)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    result = train(config, workdir, progress=False)
+    assert (result.step, result.resumed_from) == (STEPS, 2)
+    assert final_state(workdir, config) == final_state(whole[0], config)
+    assert [line for line in lines(workdir) if "validation/nll" not in line or line["step"] != 2] == lines(whole[0])
+    assert train(config, workdir, progress=False).resumed_from == STEPS  # done: nothing more happens
+    assert lines(workdir)[-2:] == lines(whole[0])[-2:]
+
+
+def test_crashed_and_resumed(
+    whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 4 and 5 are lost and made again: each is in metrics.jsonl once."""
+    workdir, config = root / "crashed", config_of(root)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5, crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, workdir, progress=False)
+    assert lines(workdir)[-1]["step"] == 5
+    with open(workdir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "lo')  # what a machine that dies leaves
+    assert train(config, workdir, progress=False).resumed_from == 3
+    assert final_state(workdir, config) == final_state(whole[0], config)
+    assert lines(workdir) == lines(whole[0])
+
+
+def test_control_another_seed_is_another_run(whole: tuple[Path, TrainResult], root: Path) -> None:
+    config = config_of(root, seed__dropout=1, data__dev="")
+    train(config, root / "seed", progress=False)
+    expected, found = final_state(whole[0], config_of(root)), final_state(root / "seed", config)
+    assert found.keys() == expected.keys()
+    differing = [name for name in found if found[name] != expected[name]]
+    assert len(differing) > len(found) / 2
+    losses = [[line["loss"] for line in lines(w) if "loss" in line] for w in (whole[0], root / "seed")]
+    assert losses[0] != losses[1]
+
+
+def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Path) -> None:
+    before = (whole[0] / "config.json").read_bytes()
+    with pytest.raises(ContractError) as caught:
+        train(config_of(root, optimizer__b1=0.8, seed__data=1), whole[0], progress=False)
+    message = str(caught.value)
+    assert f"optimizer.b1: 0.9 in {whole[0] / 'config.json'}, 0.8 in the config given" in message
+    assert f"seed.data: 12345 in {whole[0] / 'config.json'}, 1 in the config given" in message
+    assert "--workdir" in message
+    assert len(message.splitlines()) == 4
+    assert (whole[0] / "config.json").read_bytes() == before
+
+
+def test_other_data_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
+    """The files were changed behind the same path."""
+    shutil.copytree(root / "data", tmp_path / "original")
+    expected = read_json(whole[0] / "data.json")["train"]
+    try:
+        text = (root / "data" / "corpus.jsonl").read_text()
+        (root / "data" / "corpus.jsonl").write_text(text.replace("river", "rivers"))
+        with pytest.raises(ContractError, match=f"train.sha256: '{expected['sha256']}' in .*data.json, '"):
+            train(config_of(root), whole[0], progress=False)
+    finally:
+        shutil.copytree(tmp_path / "original", root / "data", dirs_exist_ok=True)
+
+
+def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole[0], tmp_path / "run")
+    settings = (tmp_path / "run" / "encoder" / "tokenizer.json").read_text()
+    (tmp_path / "run" / "encoder" / "tokenizer.json").write_text(settings.replace('"river"', '"rivet"'))
+    with pytest.raises(ContractError, match="tokenizer: '"):
+        open_run(tmp_path / "run")
+
+
+def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
+    workdir, config = root / "untrained", config_of(root, train__steps=0)
+    result = train(config, workdir, progress=False)
+    assert (result.step, result.programs) == (0, 0)
+    assert [line["step"] for line in lines(workdir)] == [0]
+    run = open_run(workdir)
+    assert run.checkpoint["step"] == 0
+    _, encoder = load_pretrained(root / "encoder")
+    found = jax.tree.leaves(run.params["encoder"])
+    for leaf, expected in zip(found, jax.tree.leaves(encoder), strict=True):
+        np.testing.assert_array_equal(leaf, expected)
+    assert train(config, workdir, progress=False).resumed_from == 0
+
+
+def test_a_broken_loss_names_step_and_place(root: Path) -> None:
+    """The first update has rate 0, the second is enormous: step 3 sees what it did."""
+    workdir = root / "broken"
+    config = config_of(
+        root, optimizer__learning_rate=1e30, optimizer__warmup_fraction=0.2, train__checkpoint_every=1, data__dev=""
+    )
+    with pytest.raises(NotFiniteError, match=r"step 3: .* is not finite.*queries q\d+, .*lower optimizer") as caught:
+        train(config, workdir, progress=False)
+    assert "layer" in str(caught.value) or "gradient" in str(caught.value) or "embeddings" in str(caught.value)
+    run = open_run(workdir)  # digests are verified
+    assert run.checkpoint["step"] == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+    assert [line["step"] for line in lines(workdir)] == [1, 2]
+
+
+def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
+    config = config_of(root, optimizer__learning_rate=1e30, train__log_every=5, data__dev="")
+    with pytest.raises(NotFiniteError, match=r"step [23]: "):
+        train(config, root / "unlogged", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("train__batch_size", 12, r"train\.batch_size is 12; .*devices, 8"),
+        ("train__chunk_size", 4, r"train\.chunk_size is 4"),
+        ("validation__batch_size", 9, r"validation\.batch_size is 9"),
+        ("validation__metric", "MRR", r"validation\.metric is 'MRR'.*RR@10"),
+        ("train__log_every", 0, r"train\.log_every is 0"),
+        ("data__train", "", r"data\.train is empty"),
+        ("tokens__passage_length", 41, r"tokens\.passage_length is 41; the encoder has 40 positions"),
+        ("mesh__fsdp", 3, r"mesh\.fsdp is 3"),
+        ("pooling", "average", r"pooling is 'average'"),
+        ("loss__temperature", 0.0, r"loss\.temperature 0\.0"),
+        ("encoder__sha256", "ab", r"encoder\.sha256 asks for ab"),
+    ],
+)
+def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path) -> None:
+    """A signal in mid-run, then the same command again: the parameters and metrics of a run that was left alone."""
+    long = {"train__steps": 60, "train__checkpoint_every": 5, "data__dev": ""}
+    expected, workdir = root / "long", root / sent.name
+    if not expected.exists():
+        train(config_of(root, **long), expected, progress=False)
+    arguments = train_arguments(root / "encoder", root / "data", workdir, **long)
+    process = subprocess.Popen(command("train.py", *arguments), cwd=REPOSITORY, env=environment())
+    try:
+        while not (workdir / "checkpoints" / "5").exists() and process.poll() is None:
+            time.sleep(0.001)  # how often to look; what is waited for is in the files
+        process.send_signal(sent)
+        code = process.wait(timeout=120)
+    finally:
+        process.kill()
+    reached = sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())[-1]
+    assert reached < 60  # it was stopped in mid-run
+    assert code == (-sent if sent == signal.SIGKILL else 0)
+    if sent == signal.SIGTERM:
+        assert lines(workdir)[-1]["step"] == reached  # nothing was lost
+    done = run_script("train.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    config = config_of(root, **long)
+    assert final_state(workdir, config, 60) == final_state(expected, config, 60)
+    assert lines(workdir) == lines(expected)
