@@ -4,9 +4,9 @@ python search.py --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writ
 python search.py --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
 """
 
-from absl import app, flags
+from absl import flags
 
-from jaxret.tools.cli import user_errors
+from jaxret.tools.cli import run_script
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 _QUERY = flags.DEFINE_string("query", "", "a question to answer here and now")
@@ -21,29 +21,28 @@ _MEASURES = flags.DEFINE_list("measures", "nDCG@10,RR@10,R@100,Success@5,Success
 _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     from jaxret.models.run import open_run
     from jaxret.tools.search import answer, search_files
 
-    with user_errors():
-        if bool(_QUERY.value) == bool(_QUERIES.value):
-            raise ValueError("give either --query (a question) or --queries (a file)")
-        run = open_run(_WORKDIR.value, _CHECKPOINT.value)
-        if _QUERY.value:
-            answer(run, _QUERY.value, min(_K.value, 10), _CORPUS.value, _BACKEND.value)
-        else:
-            search_files(
-                run,
-                queries=_QUERIES.value,
-                qrels=_QRELS.value,
-                split=_SPLIT.value,
-                k=_K.value,
-                measures=_MEASURES.value,
-                corpus=_CORPUS.value,
-                backend=_BACKEND.value,
-                on_error=_ON_ERROR.value,
-            )
+    if bool(_QUERY.value) == bool(_QUERIES.value):
+        raise ValueError("give either --query (a question) or --queries (a file)")
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
+    if _QUERY.value:
+        answer(run, _QUERY.value, min(_K.value, 10), _CORPUS.value, _BACKEND.value)
+    else:
+        search_files(
+            run,
+            queries=_QUERIES.value,
+            qrels=_QRELS.value,
+            split=_SPLIT.value,
+            k=_K.value,
+            measures=_MEASURES.value,
+            corpus=_CORPUS.value,
+            backend=_BACKEND.value,
+            on_error=_ON_ERROR.value,
+        )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run_script(main)

@@ -3,25 +3,24 @@
 Run the same command again to resume. With several hosts, run it on each (see config.mesh).
 """
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from jaxret import distributed
-from jaxret.tools.cli import user_errors
+from jaxret.tools.cli import run_script
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "what to train", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     from jaxret.training.loop import train
 
     config = _CONFIG.value
-    with user_errors():
-        distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
-        train(config, _WORKDIR.value)
+    distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
+    train(config, _WORKDIR.value)
 
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    app.run(main)
+    run_script(main)

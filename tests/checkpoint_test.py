@@ -148,7 +148,11 @@ def test_every_leaf_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_digests_do_not_depend_on_the_mesh() -> None:
-    everything = {**HOST, "half": HOST["encoder"]["norm"]["bias"].astype(jnp.bfloat16), "flags": np.array([True, False])}
+    everything = {
+        **HOST,
+        "half": HOST["encoder"]["norm"]["bias"].astype(jnp.bfloat16),
+        "flags": np.array([True, False]),
+    }
     on_one = digests(placed(everything, devices=1))
     assert on_one == digests(placed(everything)) == digests(placed(everything, fsdp=4))
     assert fingerprint(placed(HOST, devices=1)) == fingerprint(placed(HOST, fsdp=2))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
-from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder
 
 from jaxret.distributed import make_mesh
 from jaxret.models.bert import BertConfig
@@ -20,6 +19,7 @@ from jaxret.tools.search import search_files
 from jaxret.training.check import check, check_lengths
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
+from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder
 
 SUFFIXES = {"minilm": ("mlr", "dual_encoder", "as_it_comes"), "demo": ("mlr", "dual_encoder", "as_it_comes")}
 SHIPPED = [

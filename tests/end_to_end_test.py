@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline import run_script
 
 from jaxret.storage import read_json
 from jaxret.tools import demo as tool
+from tests.pipeline import run_script
 
 SMALL: dict[str, Any] = {
     "train.steps": 2,

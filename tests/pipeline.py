@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from configs.base import get_config
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.models.run import Run, open_run
@@ -25,10 +25,26 @@ from jaxret.training.loop import train
 REPOSITORY = Path(__file__).resolve().parents[1]
 TINY_BERT = REPOSITORY / "tests" / "goldens" / "tiny_bert"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = (
-    "river stone music light paper forest market winter silver garden bridge window thunder copper meadow engine "
-    "harbor castle".split()
-)
+WORDS = [
+    "river",
+    "stone",
+    "music",
+    "light",
+    "paper",
+    "forest",
+    "market",
+    "winter",
+    "silver",
+    "garden",
+    "bridge",
+    "window",
+    "thunder",
+    "copper",
+    "meadow",
+    "engine",
+    "harbor",
+    "castle",
+]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 # The same few programs are compiled again and again here, in this process and in those it starts: keep them.
 _COMPILED = tempfile.TemporaryDirectory(prefix="jaxret-compiled-")

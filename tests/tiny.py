@@ -103,7 +103,7 @@ def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3) -> list[dict
     config, mesh = make_config(overrides | OPTIMIZER), make_mesh(fsdp)
     objective = make_objective(overrides, mesh)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
-    pretrained = make_params(make_retriever({"encoder.tied": True}))["encoder"]
+    pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
     state = init_state(config, mesh, objective.retriever, pretrained, optimizer)
     step = make_train_step(objective, optimizer, state, jax.random.key(9))
     history = []

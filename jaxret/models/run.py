@@ -59,32 +59,35 @@ def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
     return TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
 
 
-def create(workdir: Path, config: ConfigDict, encoder_directory: Path, contract: dict[str, Any]) -> None:
-    """Writes config.json, contract.json and encoder/, or checks them where the run exists already.
+def is_new(workdir: Path, config: ConfigDict, contract: dict[str, Any]) -> bool:
+    """Whether the folder holds no run yet; if it does, it must be the same run.
 
-    Raises ContractError with both values if the folder holds a run of another config. How many devices a run uses
-    (mesh.*) may change between its sessions.
+    Raises ContractError with both values if it is another. How many devices a run uses (mesh.*) may change.
     """
-    wanted = config_json(config)
     path = workdir / "config.json"
-    if path.exists():
-        found = read_json(path)
-        for tree in (wanted, found):
-            tree.pop("mesh", None)
-        remedy = "To resume the run use its config; to start another choose another --workdir."
-        require_equal(found, wanted, str(path), "the config given", remedy)
-        require_equal(
-            read_json(workdir / "contract.json"), contract, str(workdir / "contract.json"), "this run", remedy
-        )
+    if not path.exists():
+        return True
+    wanted, found = config_json(config), read_json(path)
+    for tree in (wanted, found):
+        tree.pop("mesh", None)
+    remedy = "To resume the run use its config; to start another choose another --workdir."
+    require_equal(found, wanted, str(path), "the config given", remedy)
+    path = workdir / "contract.json"
+    require_equal(read_json(path), contract, str(path), "this run", remedy)
+    return False
+
+
+def create(workdir: Path, config: ConfigDict, encoder_directory: Path, contract: dict[str, Any]) -> None:
+    """Writes config.json, contract.json and encoder/."""
+    if jax.process_index() != 0:
         return
-    if jax.process_index() == 0:
-        for name in ("config.json", *_TOKENIZER_FILES):
-            source = encoder_directory / name
-            if source.exists():
-                with atomic_write(workdir / "encoder" / name, "wb") as file, open(source, "rb") as original:
-                    shutil.copyfileobj(original, file)
-        write_json(workdir / "contract.json", contract)
-        write_json(path, wanted)  # last: with it, the folder is a run
+    for name in ("config.json", *_TOKENIZER_FILES):
+        source = encoder_directory / name
+        if source.exists():
+            with atomic_write(workdir / "encoder" / name, "wb") as file, open(source, "rb") as original:
+                shutil.copyfileobj(original, file)
+    write_json(workdir / "contract.json", contract)
+    write_json(workdir / "config.json", config_json(config))  # last: with it, the folder is a run
 
 
 @dataclass

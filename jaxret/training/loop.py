@@ -63,10 +63,13 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     retriever = build_retriever(config, bert)
     tokenizer = run.load_tokenizer(config, directory)
     check_lengths(config, retriever)
-    run.create(workdir, config, directory, run.make_contract(config, retriever, tokenizer))
+    contract = run.make_contract(config, retriever, tokenizer)
+    new = run.is_new(workdir, config, contract)
 
     data = load_examples(config, "train", tokenizer, progress, say)
     dev = load_examples(config, "dev", tokenizer, progress, say) if config.data.dev else None
+    if new:  # only now: a folder is not made a run before its data could be read
+        run.create(workdir, config, directory, contract)
     record_data(workdir, {"train": data, "dev": dev})
 
     total_steps, checkpoint_every = schedule_steps(config, len(data))

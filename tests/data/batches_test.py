@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.pipeline import write_encoder
 
 from jaxret.data.batches import BatchPlan, TrainingSet, tokenize_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.types import Batch
+from tests.pipeline import write_encoder
 
 EXAMPLES = 20
 PLAN = BatchPlan(8, 3, length_multiple=4, max_query_length=10, max_passage_length=16, data_seed=1, negatives_seed=2)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pipeline import write_encoder
 
 from jaxret.data.records import Passage
 from jaxret.data.tokenizer import Ragged, TextTokenizer, Truncation
 from jaxret.storage import read_json, write_json
+from tests.pipeline import write_encoder
 
 RAGGED = Ragged.from_lists([[5, 6, 7], [], [8]])
 

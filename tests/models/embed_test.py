@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.pipeline import TINY_BERT, tiny_config
 
 from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import make_mesh
@@ -17,6 +16,7 @@ from jaxret.models.heads import Side
 from jaxret.models.pretrained import Params, load_pretrained
 from jaxret.models.retriever import Retriever, build_retriever, with_pretrained
 from jaxret.types import Tokens
+from tests.pipeline import TINY_BERT, tiny_config
 
 PAD, LIMIT = 0, 30
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.pipeline import TINY_BERT
 
 from jaxret.models.pretrained import resolve
+from tests.pipeline import TINY_BERT
 
 
 def test_a_directory(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
 
 from jaxret.contract import ContractError
 from jaxret.data.formats import DataError, read_corpus
@@ -19,6 +18,7 @@ from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.shards import ShardWriter, open_shards
 from jaxret.storage import read_json, write_json
 from jaxret.types import Tokens
+from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
 
 ROWS = 50  # passages per shard; the corpus has more than two shards of them
 

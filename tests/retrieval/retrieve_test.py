@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pipeline import untrained_run, write_data, write_encoder
 
 from jaxret.contract import ContractError
 from jaxret.data.formats import read_judgements, read_queries, read_run
@@ -19,6 +18,7 @@ from jaxret.retrieval.retrieve import choose_corpus, retrieve
 from jaxret.retrieval.shards import open_shards
 from jaxret.storage import read_json
 from jaxret.tools.search import answer, dataset_name, search_files
+from tests.pipeline import untrained_run, write_data, write_encoder
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")
 K = 20

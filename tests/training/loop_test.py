@@ -17,16 +17,6 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from tests.pipeline import (
-    REPOSITORY,
-    command,
-    environment,
-    run_script,
-    tiny_config,
-    train_arguments,
-    write_data,
-    write_encoder,
-)
 
 from jaxret.checkpoint import path_name
 from jaxret.contract import ContractError
@@ -39,6 +29,16 @@ from jaxret.storage import read_json
 from jaxret.training.loop import NotFiniteError, TrainResult, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import restore_state
+from tests.pipeline import (
+    REPOSITORY,
+    command,
+    environment,
+    run_script,
+    tiny_config,
+    train_arguments,
+    write_data,
+    write_encoder,
+)
 
 STEPS = 6  # with a checkpoint after 3
 
@@ -142,9 +142,7 @@ def test_stopped_between_checkpoints_and_resumed(
     assert lines(workdir)[-2:] == lines(whole[0])[-2:]
 
 
-def test_crashed_and_resumed(
-    whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps 4 and 5 are lost and made again: each is in metrics.jsonl once."""
     workdir, config = root / "crashed", config_of(root)
     with monkeypatch.context() as patch:

@@ -48,7 +48,7 @@ class Trainer:
         self.mesh = mesh_of(mesh)
         self.objective = make_objective(FAMILIES[family], self.mesh)
         self.optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
-        pretrained = make_params(make_retriever({"encoder.tied": True}))["encoder"]
+        pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
         self.state = init_state(config, self.mesh, self.objective.retriever, pretrained, self.optimizer)
         self.step = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9))
 
