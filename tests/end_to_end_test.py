@@ -31,8 +31,11 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
         assert (folder / "runs" / "python-docs.test.trec").exists()
         assert (folder / "embeddings" / "python-docs" / "manifest.json").exists()
         assert (folder / "eval" / "python-docs.test.json").exists()
-    bare = read_json(tmp_path / "as_it_comes" / "eval" / "python-docs.test.json")["provenance"]
-    assert bare["config"]["train"]["steps"] == 2
+    measured = {f: read_json(tmp_path / f / "eval" / "python-docs.test.json") for f in tool.SYSTEMS}
+    assert [measured[f]["provenance"]["config"]["train"]["steps"] for f in tool.SYSTEMS] == [0, 2, 2]
+    for evaluation in measured.values():  # two steps change little; BM25 finds a third of this
+        assert 0.4 < evaluation["mean"]["nDCG@10"] < 1
+        assert evaluation["queries_found"] == evaluation["queries_expected"] > 150
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("checkpoints/*/params/*")}
     assert tool.demo(tmp_path, SMALL, max_passages=200).read_text() == text
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("checkpoints/*/params/*")}

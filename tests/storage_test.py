@@ -25,7 +25,7 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
     path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), atomic_write(path, "wb") as file:
+    with pytest.raises(KeyboardInterrupt), atomic_write(path, "wb") as file:  # noqa: PT012
         file.write(b"half of")
         raise KeyboardInterrupt
     assert path.read_bytes() == b"old"

@@ -77,14 +77,17 @@ def make_batch(queries: int, group: int = 2, seed: int = 0) -> Batch:
     if queries > 1:
         known[0, 1] = ids[positives[1]]
     tokens = jax.tree.map(np.asarray, (make_tokens(queries, 4, seed), make_tokens(documents, 6, seed + 1)))
-    return Batch(*tokens, positives, ids, known)
+    return Batch(*tokens, positives, ids, known)  # type: ignore[call-arg]
 
 
 def distance(found: Any, expected: Any) -> float:
     """Largest difference of two trees, each leaf's relative to that leaf's largest value in `expected` (at least
     one thousandth of the whole tree's: what is zero but for rounding has no scale of its own)."""
-    pairs = jax.tree.map(lambda a, b: (np.asarray(a, np.float64), np.asarray(b, np.float64)), found, expected)
-    leaves = jax.tree.leaves(pairs, is_leaf=lambda pair: isinstance(pair, tuple))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)  # type: ignore[operator]
+    leaves = [
+        (np.asarray(a, np.float64), np.asarray(b, np.float64))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    ]
     floor = 1e-3 * max(float(np.abs(b).max()) for _, b in leaves)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), floor)) for a, b in leaves)
 

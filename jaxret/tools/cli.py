@@ -32,6 +32,8 @@ def run_script(main: Callable[[], None]) -> None:
                 rest = flags.FLAGS(arguments)
             except (AttributeError, KeyError) as error:  # how ml_collections says that a key is unknown
                 raise ValueError(f"--config: no such key: {error}") from error
+            except flags.Error as error:
+                raise ValueError(f"{error} (--help lists the flags)") from error
             if len(rest) > 1:
                 raise ValueError(f"what is {' '.join(rest[1:])!r}? every argument is a flag: --name=value")
         return rest

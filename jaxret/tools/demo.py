@@ -70,7 +70,8 @@ def demo_config(family: str, pairs: Path, overrides: Mapping[str, Any]) -> Confi
     except ModuleNotFoundError as error:
         raise FileNotFoundError("configs/demo.py is not here: run this in the folder of the repository") from error
     config.lock()
-    config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides})
+    untrained = {"train.steps": 0} if family == "as_it_comes" else {}
+    config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **untrained})
     return config
 
 

@@ -61,7 +61,7 @@ class MetricsLog:
             return
         named = {f"{prefix}{name}": float(value) for name, value in values.items()}
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **named}) + "\n")
+            file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
         for name, value in named.items():
             self._board.add_scalar(name, value, step)
 

@@ -97,20 +97,22 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         clock = Stopwatch(step)
         bar = tqdm(total=total_steps, initial=step, desc="train", unit="step", disable=not progress)
         with stop_on_sigterm() as stop, bar:
-            while step < total_steps and not stop.requested:
+            stopping = False
+            while step < total_steps and not stopping:
                 batch = plan.training_batch(data, step, (jax.process_index(), jax.process_count()))
                 state, values = train_step(state, shard_batch(mesh, batch))
                 step += 1
+                stopping = stop.requested  # read once a step: a signal in between waits for the next
                 bar.update()
                 if step % config.train.log_every == 0 or step == total_steps:
                     inspector.require_healthy(state)
                     rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
                     log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
                     bar.set_postfix(loss=f"{float(values['loss']):.4f}")
-                if step % checkpoint_every == 0 or step == total_steps or stop.requested:
+                if step % checkpoint_every == 0 or step == total_steps or stopping:
                     recorder.save(state, step)
                     clock = Stopwatch(step)  # validation is not training time
-        if stop.requested:
+        if stopping:
             say(f"stopped by SIGTERM after step {step}; the same command continues")
         checkpoints.wait()
         log.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from jaxret.checkpoint import Checkpoints
@@ -13,6 +14,15 @@ from jaxret.distributed import replicated, shardings
 from jaxret.models.pretrained import Params
 from jaxret.models.retriever import Retriever, with_pretrained
 from jaxret.training.step import TrainState
+
+
+def place(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """A global array whose shards are copies: the training step gives its arrays' memory away, so no two shards, and
+    no two encoders made from the same weights, may share it. Each shard is cut on the host."""
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
 
 
 def init_state(
@@ -29,8 +39,7 @@ def init_state(
 
     rest = jax.jit(drawn, out_shardings={n: places[n] for n in shapes if not n.endswith("encoder")})(key)
     params = with_pretrained({**shapes, **rest}, pretrained)
-    # Not aliased: the step gives the arrays' memory away, and tied copies must not share it.
-    params = jax.tree.map(lambda leaf, place: jax.device_put(leaf, place, may_alias=False), params, places)
+    params = jax.tree.map(place, params, places)
     opt_places = shardings(mesh, jax.eval_shape(optimizer.init, params))
     opt_state = jax.jit(optimizer.init, out_shardings=opt_places)(params)
     scalars = jax.device_put((jnp.int32(0), jnp.array(True)), replicated(mesh))

@@ -74,9 +74,10 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(dropout_key, state.step)
         (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
-        norm = optax.global_norm(gradients)
-        healthy = state.healthy & jnp.isfinite(terms.loss) & jnp.isfinite(norm)
+        norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))
+        healthy = state.healthy & finite
         moved = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, healthy)
         kept = TrainState(state.params, state.opt_state, state.step, healthy)
         new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), moved, kept)

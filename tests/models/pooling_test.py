@@ -44,7 +44,7 @@ def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: 
 
 
 def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
-    garbage = embeddings.replace(vectors=jnp.where(embeddings.mask[..., None], embeddings.vectors, jnp.nan))
+    garbage = embeddings.replace(vectors=jnp.where(embeddings.mask[..., None], embeddings.vectors, jnp.nan))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors)
 
 

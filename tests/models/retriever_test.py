@@ -20,7 +20,7 @@ ROWS, LENGTH = 5, 7
 def test_untied_and_tied_parameter_trees() -> None:
     untied = jax.eval_shape(make_retriever({}).init, jax.random.key(0))
     assert set(untied) == {"query_encoder", "passage_encoder"}
-    assert jax.tree.structure(untied["query_encoder"]) == jax.tree.structure(untied["passage_encoder"])
+    assert jax.tree.structure(untied["query_encoder"]) == jax.tree.structure(untied["passage_encoder"])  # type: ignore[operator]
     tied = jax.eval_shape(make_retriever({"encoder.tied": True}).init, jax.random.key(0))
     assert set(tied) == {"encoder"}
     mixed = jax.eval_shape(make_retriever(SCALAR_MIX).init, jax.random.key(0))

@@ -75,7 +75,8 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
 def test_interrupted_between_shards_and_resumed(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = ShardWriter.write, []
+    write = ShardWriter.write
+    written: list[int] = []
 
     def dying(self: ShardWriter, shard: Any, *rest: Any) -> None:
         if len(written) == 1:

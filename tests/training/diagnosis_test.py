@@ -80,7 +80,7 @@ def test_a_gradient(objective: Objective, params: Any) -> None:
         def __call__(self, params: Any, batch: Batch, key: jax.Array, train: bool = True) -> LossTerms:
             terms = super().__call__(params, batch, key, train)
             scale = params["query_encoder"]["embeddings"]["norm"]["scale"]
-            return terms.replace(loss=terms.loss + jnp.sqrt(jnp.sum(0 * scale)))
+            return terms.replace(loss=terms.loss + jnp.sqrt(jnp.sum(0 * scale)))  # type: ignore[attr-defined]
 
     rooted = WithRoot(objective.retriever, objective.settings, objective.mesh)
     where = "query_encoder/embeddings/norm/scale"

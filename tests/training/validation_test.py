@@ -1,0 +1,89 @@
+"""Validation against plain numpy: the in-batch loss, retrieval from the pool, and what the pool is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxret.data.batches import tokenize_examples
+from jaxret.data.formats import read_examples
+from jaxret.models.run import Run
+from jaxret.training.loop import make_validation
+from jaxret.training.losses import LossSettings
+from jaxret.training.step import Objective
+from jaxret.training.validation import Validation, make_pool
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("validation")
+    data = write_data(root / "data", train=30, dev=11)
+    return untrained_run(root / "run", write_encoder(root / "encoder"), data, validation__pool_size=45)
+
+
+@pytest.fixture(scope="module")
+def validation(run: Run) -> Validation:
+    folder = Path(run.config.data.train)
+    train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
+    dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+    objective = Objective(run.retriever, LossSettings(), run.mesh)
+    return make_validation(run.config, objective, run.params, dev, train, run.tokenizer)
+
+
+def vectors(run: Run, validation: Validation) -> tuple[np.ndarray, np.ndarray]:
+    """Queries [E,D] and pool [P,D] in float64."""
+    embedder = run.embedder()
+    queries, pool = embedder(validation.dev.queries, "query"), embedder(validation.pool, "passage")
+    return queries[:, 0].astype(np.float64), pool[:, 0].astype(np.float64)
+
+
+def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
+    found = validation(run.params)
+    queries, pool = vectors(run, validation)
+    reciprocal, top5, top20 = [], [], []
+    for query, known in zip(queries, validation.dev.known_positives, strict=True):
+        order = np.argsort(-(pool @ query).astype(np.float32), kind="stable")
+        rank = 1 + min(int(np.flatnonzero(order == row)[0]) for row in known if row >= 0)
+        reciprocal.append(1 / rank if rank <= 10 else 0)
+        top5.append(rank <= 5)
+        top20.append(rank <= 20)
+    assert found["RR@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
+    assert found["Success@5"] == pytest.approx(np.mean(top5), abs=1e-9)
+    assert found["Success@20"] == pytest.approx(np.mean(top20), abs=1e-9)
+    moved = jax.tree.map(lambda leaf: leaf * 1.5, run.params)
+    assert validation(moved)["nll"] != pytest.approx(found["nll"], abs=1e-3), "control: another model"
+
+
+def test_in_batch_loss(run: Run, validation: Validation) -> None:
+    """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
+    dev, plan = validation.dev, validation.plan
+    queries, pool = vectors(run, validation)
+    losses = []
+    for start in range(0, len(dev), plan.batch_size):
+        rows = range(start, min(start + plan.batch_size, len(dev)))
+        documents = [d for row in rows for d in (dev.positives[row], *dev.negatives[row][: plan.negatives])]
+        for row in rows:
+            others = [d for d in documents if d not in dev.known_positives[row]]
+            scores = pool[[dev.positives[row], *others]] @ queries[row]
+            losses.append(np.log(np.exp(scores - scores[0]).sum()))
+    assert validation(run.params)["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert len(dev) % plan.batch_size, "control: there is a batch that is not full"
+
+
+def test_the_pool(run: Run, validation: Validation) -> None:
+    folder = Path(run.config.data.train)
+    train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
+    dev = validation.dev
+    assert len(validation.pool) == 45
+    for row in range(len(dev.passages)):
+        assert np.array_equal(validation.pool[row], dev.passages[row])
+    distinct = {validation.pool[row].tobytes() for row in range(len(validation.pool))}
+    assert len(distinct) == 45
+    again = make_pool(dev, train, 45, seed=run.config.seed.data)
+    assert np.array_equal(again.ids, validation.pool.ids)
+    assert not np.array_equal(make_pool(dev, train, 45, seed=1).ids, again.ids)
+    assert len(make_pool(dev, train, 5, seed=1)) == len(dev.passages), "dev passages are never left out"
