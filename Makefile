@@ -17,8 +17,9 @@ PYTEST := $(RUN) pytest -q -n 2 --dist loadfile
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Huge pages (glibc only, ignored elsewhere) save a tenth of the time of large steps on a CPU.
 demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text: minutes on two cores
-	$(RUN) jaxret demo --workdir=runs/demo
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(RUN) jaxret demo --workdir=runs/demo
 
 test: $(VENV)/.ready-dev ## every test
 	$(PYTEST) $(ARGS)

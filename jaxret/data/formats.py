@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from jaxret.data import beir, dpr, trec
 from jaxret.data.beir import duplicate_error, refuse_duplicate, write_beir
@@ -117,7 +118,9 @@ def _passages(path: PathLike, policy: Policy, digest: Digest | None = None) -> I
     path = Path(path)
     if path.is_dir():
         path = require_file(path, "corpus.jsonl")
-    return _choose(CORPORA, path, "corpus")(path, policy, digest)
+    passages = _choose(CORPORA, path, "corpus")(path, policy, digest)
+    # On a terminal only (disable=None), and only if it takes over a second.
+    return iter(tqdm(passages, f"read {path.name}", unit="psg", unit_scale=True, delay=1, leave=False, disable=None))
 
 
 def read_queries(path: PathLike, policy: Policy | None = None) -> list[Query]:

@@ -7,6 +7,7 @@ compares BM25, the encoder as it comes, a fine-tuned dual encoder and a fine-tun
 from __future__ import annotations
 
 import importlib
+import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def demo_config(family: str, pairs: Path, overrides: Mapping[str, Any]) -> Confi
 
 def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     """Reads this Python's docstrings and writes the two BEIR folders."""
+    print(f"Reading the documentation of Python {platform.python_version()} ...")
     passages = read_docstrings()
     questions, judgements, skipped = load_questions({p.id for p in passages})
     train_pairs, dev_pairs = training_pairs(passages)

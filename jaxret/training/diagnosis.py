@@ -25,7 +25,7 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
     for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
         for layer, state in enumerate(hidden_states(params, tokens, side=side).states):
             if not bool(jnp.all(jnp.isfinite(state))):
-                where = "the embeddings" if layer == 0 else f"layer {layer}"
+                where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {side} encoder is not finite"
 
     def loss(params: Any) -> Any:
@@ -37,4 +37,4 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := _not_finite(gradients):
         return f"the gradient of {bad[0]} ({len(bad)} in all) is not finite, though the loss is"
-    return "a second computation of this step is finite"
+    return "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"

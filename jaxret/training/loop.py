@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
 from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models import run
 from jaxret.models.embed import Embedder
@@ -86,7 +86,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         del pretrained  # the host's copy
         log = MetricsLog(workdir, start or 0)
         train_step = make_train_step(objective, optimizer, state, dropout_key)
-        validate = make_validation(config, objective, state.params, dev, data, tokenizer) if dev else None
+        validate = make_validation(config, objective, state.params, dev, data, tokenizer, progress) if dev else None
         plan = batch_plan(config, config.train.batch_size)
         inspector = Inspector(objective, plan, data, dropout_key)
         recorder = Recorder(checkpoints, log, inspector, validate, say)
@@ -198,7 +198,13 @@ def batch_plan(config: ConfigDict, batch_size: int) -> BatchPlan:
 
 
 def make_validation(
-    config: ConfigDict, objective: Objective, params: Params, dev: TrainingSet, data: TrainingSet, tokenizer: Any
+    config: ConfigDict,
+    objective: Objective,
+    params: Params,
+    dev: TrainingSet,
+    data: TrainingSet,
+    tokenizer: TextTokenizer,
+    progress: bool = False,
 ) -> Validation:
     embedder = Embedder(
         retriever=objective.retriever,
@@ -210,7 +216,7 @@ def make_validation(
     )
     pool = make_pool(dev, data, config.validation.pool_size, config.seed.data)
     plan = batch_plan(config, config.validation.batch_size)
-    return Validation(dev, pool, plan, make_eval_step(objective, params), embedder)
+    return Validation(dev, pool, plan, make_eval_step(objective, params), embedder, progress)
 
 
 @dataclass

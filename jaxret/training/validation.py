@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.records import Judgement
@@ -29,6 +30,7 @@ class Validation:
     plan: BatchPlan
     eval_step: Program
     embedder: Embedder
+    progress: bool = False
 
     def __call__(self, params: Any) -> dict[str, float]:
         """{"nll", "in_batch_accuracy", "RR@10", ...}."""
@@ -36,7 +38,8 @@ class Validation:
 
     def _batches(self) -> Iterator[np.ndarray]:
         size = self.plan.batch_size
-        for start in range(0, len(self.dev), size):
+        starts = range(0, len(self.dev), size)
+        for start in tqdm(starts, "validate", unit="batch", delay=1, leave=False, disable=not self.progress):
             rows = np.arange(start, min(start + size, len(self.dev)))
             yield np.concatenate([rows, np.full(size - len(rows), -1)])
 
@@ -52,8 +55,8 @@ class Validation:
 
     def _retrieve(self, params: Any) -> dict[str, float]:
         self.embedder.params = params
-        queries = self.embedder(self.dev.queries, "query")[:, 0]
-        passages = self.embedder(self.pool, "passage")
+        queries = self.embedder(self.dev.queries, "query", self.progress)[:, 0]
+        passages = self.embedder(self.pool, "passage", self.progress)
         run, judgements = {}, []
         for i, query in enumerate(queries):
             scores = (passages @ query).max(axis=1)

@@ -11,7 +11,7 @@ from importlib import resources
 
 import pytest
 
-from jaxret.data import python_docs
+from jaxret.data import python_docs, python_sources
 from jaxret.data.python_docs import Pair, load_questions, normalise, read_docstrings, split_summary, training_pairs
 from jaxret.data.records import Passage
 
@@ -74,7 +74,7 @@ def test_names_are_the_ones_users_type(corpus):
 
 def test_private_and_excluded_names_are_absent(corpus):
     roots = {p.id.partition(".")[0] for p in corpus}
-    assert not roots & {*python_docs.EXCLUDED, "posixpath", "builtins", "test"}
+    assert not roots & {*python_sources.EXCLUDED, "posixpath", "builtins", "test"}
     assert not [p.id for p in corpus if any(part.startswith("_") for part in p.id.split("."))]
     assert not [p.id for p in corpus if {"test", "tests"} & set(p.id.split(".")[1:-1])]
 
@@ -99,7 +99,7 @@ def test_texts_are_the_docstrings_python_shows(corpus):
 
 
 def test_a_python_without_sources_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(python_sources.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(RuntimeError, match=f"no sources of the standard library under {tmp_path}"):
         read_docstrings()
     assert gc.isenabled()
@@ -107,7 +107,7 @@ def test_a_python_without_sources_is_an_error(monkeypatch, tmp_path):
 
 def test_a_replaced_hook_does_not_change_the_corpus(corpus, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *arguments: None)
-    documented = dict(python_docs.Library().documents("sys"))
+    documented = dict(python_sources.Library().documents("sys"))
     assert documented["sys.excepthook"] == sys.__excepthook__.__doc__
     assert {name for name in documented if len(documented[name].split()) >= 4} >= {
         p.id for p in corpus if p.id.startswith("sys.")

@@ -216,23 +216,22 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
 
 
 def test_a_broken_loss_names_step_and_place(root: Path) -> None:
-    """The first update has rate 0, the second is enormous: step 3 sees what it did."""
+    """The first update has rate 0, the second is enormous."""
     workdir = root / "broken"
     config = config_of(
         root, optimizer__learning_rate=1e30, optimizer__warmup_fraction=0.2, train__checkpoint_every=1, data__dev=""
     )
-    with pytest.raises(NotFiniteError, match=r"step 3: .* is not finite.*queries q\d+, .*lower optimizer") as caught:
+    with pytest.raises(NotFiniteError, match=r"step 2: .* update is not\. .*queries q\d+, .*lower optimizer"):
         train(config, workdir, progress=False)
-    assert "layer" in str(caught.value) or "gradient" in str(caught.value) or "embeddings" in str(caught.value)
     run = open_run(workdir)  # digests are verified
-    assert run.checkpoint["step"] == 2
+    assert run.checkpoint["step"] == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
-    assert [line["step"] for line in lines(workdir)] == [1, 2]
+    assert [line["step"] for line in lines(workdir)] == [1]
 
 
 def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
     config = config_of(root, optimizer__learning_rate=1e30, train__log_every=5, data__dev="")
-    with pytest.raises(NotFiniteError, match=r"step [23]: "):
+    with pytest.raises(NotFiniteError, match=r"step 1: .* update is not"):
         train(config, root / "unlogged", progress=False)
 
 
