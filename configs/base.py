@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
 
     # How text becomes tokens. Longer texts are cut; how many is printed before training and encoding.
     c.tokens = ConfigDict()
-    c.tokens.query_length = 32
+    c.tokens.query_length = 256
     c.tokens.passage_length = 256
     c.tokens.length_multiple = 32  # training batches are padded to a multiple of this: one program per shape
 
@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     c.data.train_split = "train"
     c.data.dev = ""  # empty: no validation, the last checkpoint is the best
     c.data.dev_split = "dev"
-    c.data.negatives = 0  # hard negatives per query, next to all other documents of the batch
+    c.data.negatives = 1  # hard negatives per query, next to all other documents of the batch
     c.data.negatives_run = ""  # for BEIR: a TREC run; what it retrieved and nobody judged relevant are hard negatives
     c.data.on_error = "error"  # bad records: error (stop with file and line) or skip (counted)
 

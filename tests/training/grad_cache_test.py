@@ -81,7 +81,7 @@ def test_cached_is_plain(family: str, chunks: int) -> None:
     objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)
     params, batch, key = make_params(objective.retriever), device_batch(QUERIES), jax.random.key(5)
     cached = jax.jit(jax.value_and_grad(lambda p, k: objective(p, batch, k).loss))
-    expected_loss, expected = jax.value_and_grad(plain(objective, chunks))(params, batch, key)
+    expected_loss, expected = jax.jit(jax.value_and_grad(plain(objective, chunks)))(params, batch, key)
     loss, gradients = cached(params, key)
     assert abs(float(loss) - float(expected_loss)) <= 1e-6 * float(expected_loss)
     assert distance(gradients, expected) <= TOLERANCE
