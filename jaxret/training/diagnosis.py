@@ -28,11 +28,11 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {side} encoder is not finite"
 
-    def loss(params: Any) -> Any:
+    def loss(params: Any, batch: Batch, key: jax.Array) -> Any:  # all arguments: XLA would fold constants for minutes
         terms = objective(params, batch, key)
         return terms.loss, terms
 
-    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, key)
     if bad := _not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := _not_finite(gradients):

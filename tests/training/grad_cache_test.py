@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.distributed import make_mesh
+from jaxret.models.retriever import Retriever
 from jaxret.scoring import similarities
 from jaxret.training import grad_cache
 from jaxret.training.grad_cache import encode_in_chunks, join, split
@@ -75,14 +77,15 @@ def device_batch(queries: int) -> Batch:
     return jax.tree.map(jnp.asarray, make_batch(queries))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunks", [1, 2, QUERIES])
+@pytest.mark.parametrize(
+    ("family", "chunks"), [("self_contrastive", 2), ("self_contrastive", QUERIES), ("scalar_mix", 2)]
+)
 def test_cached_is_plain(family: str, chunks: int) -> None:
     objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)
     params, batch, key = make_params(objective.retriever), device_batch(QUERIES), jax.random.key(5)
-    cached = jax.jit(jax.value_and_grad(lambda p, k: objective(p, batch, k).loss))
+    cached = jax.jit(jax.value_and_grad(lambda p, b, k: objective(p, b, k).loss))
     expected_loss, expected = jax.jit(jax.value_and_grad(plain(objective, chunks)))(params, batch, key)
-    loss, gradients = cached(params, key)
+    loss, gradients = cached(params, batch, key)
     assert abs(float(loss) - float(expected_loss)) <= 1e-6 * float(expected_loss)
     assert distance(gradients, expected) <= TOLERANCE
     assert min(float(jnp.abs(leaf).max()) for leaf in leaves_with_gradient(gradients)) > 0
@@ -90,7 +93,7 @@ def test_cached_is_plain(family: str, chunks: int) -> None:
         found, by_hand = gradients["pooling"]["alpha"], expected["pooling"]["alpha"]
         assert float(jnp.abs(by_hand).max()) > 1e-2, "the mixing weights have a gradient to lose"
         np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=TOLERANCE)
-    other_loss, other = cached(params, jax.random.key(6))
+    other_loss, other = cached(params, batch, jax.random.key(6))
     assert abs(float(other_loss) - float(expected_loss)) > 1e-3, "control: another dropout key, another loss"
     assert distance(other, expected) > 1e-2, "control: another dropout key, other gradients"
 
@@ -114,16 +117,23 @@ def test_every_chunk_has_its_own_dropout() -> None:
             assert float(jnp.abs(found.vectors[a] - found.vectors[b]).max()) > 1e-2
 
 
+def without_dropout(objective: Objective) -> Objective:
+    """Compiles in half the time."""
+    module = objective.retriever.module
+    bert = dataclasses.replace(module.bert, hidden_dropout=0.0, attention_dropout=0.0)
+    return dataclasses.replace(objective, retriever=Retriever(module.clone(bert=bert)))
+
+
 def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary memory of the compiled gradient. The control is the same scan with everything saved."""
     queries = 16
     batch, key = device_batch(queries), jax.random.key(0)
 
     def temporary(chunk_size: int) -> int:
-        objective = make_objective(SELF_CONTRASTIVE, one_device(), chunk_size=chunk_size)
+        objective = without_dropout(make_objective(SELF_CONTRASTIVE, one_device(), chunk_size=chunk_size))
         params = make_params(objective.retriever)
-        gradient = jax.jit(jax.grad(lambda p: objective(p, batch, key).loss))
-        return gradient.lower(params).compile().memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
+        gradient = jax.jit(jax.grad(lambda p, b, k: objective(p, b, k).loss))
+        return gradient.lower(params, batch, key).compile().memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
 
     whole, cached = temporary(0), temporary(2)
     assert cached < whole / 2
