@@ -17,7 +17,7 @@ PYTEST := $(RUN) pytest -q -n 2 --dist loadfile
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Huge pages (glibc only, ignored elsewhere) save a tenth of the time of large steps on a CPU.
+# Huge pages (glibc only, ignored elsewhere): large steps on a CPU otherwise spend time on page faults.
 demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text: minutes on two cores
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(RUN) jaxret demo --workdir=runs/demo
 

@@ -52,6 +52,8 @@ def encode_corpus(
     scan = scan_corpus(corpus, policy)
     if policy.report():
         say(policy.report())
+    if not scan.passages:
+        raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
     folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
     produced_by = fingerprint(run, scan.sha256, scan.passages)
     writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)

@@ -167,3 +167,9 @@ def test_names(tmp_path: Path) -> None:
     (tmp_path / "nfcorpus.v1").mkdir()
     assert corpus_name(tmp_path / "nfcorpus.v1") == "nfcorpus.v1"
     assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"
+
+
+def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(ValueError, match=r"corpus\.jsonl has no passage to encode"):
+        encode_corpus(run, tmp_path / "corpus.jsonl", progress=False)
