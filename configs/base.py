@@ -15,9 +15,12 @@ def get_config() -> ConfigDict:
     c.encoder.checkpoint = "bert-base-uncased"
     c.encoder.download = False  # True: fetch a hub name that is not in the cache; the only use of the network
     c.encoder.sha256 = ""  # of model.safetensors; verified if given
-    c.encoder.ignore = ("pooler", "cls")  # name prefixes of tensors that may stay unused; anything else is an error
+    # Name prefixes of tensors that may stay unused: poolers, MLM heads, T5's and the pre-trainers' decoders. Anything
+    # else in the file that the encoder does not need is an error.
+    c.encoder.ignore = ("pooler", "cls", "lm_head", "vocab_", "decoder", "c_head")
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
+    c.encoder.normalize_intermediate = False  # T5: give every layer the final norm (the reference takes them raw)
     c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time
 
     # How hidden states become vectors.

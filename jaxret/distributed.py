@@ -19,7 +19,7 @@ Tree = Any
 # everything small is replicated. Optimiser state carries the parameter's path in its own, so it follows.
 PARAMETER_RULES: tuple[tuple[str, P], ...] = (
     (r"layers/.*kernel$", P(None, "fsdp", None)),
-    (r"embeddings/\w+/embedding$", P(None, "fsdp")),
+    (r"\b(word|position|type)/embedding$", P(None, "fsdp")),
     (r"", P()),
 )
 

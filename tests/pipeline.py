@@ -23,7 +23,8 @@ from jaxret.storage import write_json
 from jaxret.training.loop import train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-TINY_BERT = REPOSITORY / "tests" / "goldens" / "tiny_bert"
+GOLDENS = REPOSITORY / "tests" / "goldens"
+TINY_BERT = GOLDENS / "tiny_bert"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
     "river",
@@ -73,6 +74,23 @@ def write_encoder(folder: Path) -> Path:
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    return folder
+
+
+def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
+    """The weights of a golden T5 (vocabulary 99) with a SentencePiece-like unigram tokenizer, as tokenizer.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copyfile(GOLDENS / name / file, folder / file)
+    special = ["<pad>", "</s>", "<unk>"]
+    pieces = [*special, "▁", *CHARACTERS, *(f"▁{word}" for word in WORDS)]
+    scores = [(piece, 0.0 if piece in special else -10.0 + len(piece)) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=2))  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
     return folder
 

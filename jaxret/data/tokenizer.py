@@ -79,11 +79,12 @@ class TextTokenizer:
     """The tokenizer of a Hugging Face directory with the length limits of this run.
 
     A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], or without the title if that is empty.
-    What is too long is cut on the right and still ends in [SEP].
+    What is too long is cut on the right and still ends in [SEP]. RoBERTa's <s> and </s> are its [CLS] and [SEP]; T5 has
+    no [CLS], and </s> for [SEP].
     """
 
     backend: Any  # tokenizers.Tokenizer
-    cls_id: int
+    cls_id: int | None
     sep_id: int
     pad_id: int
     query_length: int
@@ -93,13 +94,13 @@ class TextTokenizer:
     @classmethod
     def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
         """Loads with transformers, offline and without remote code. Raises ValueError if there is no fast tokenizer,
-        if it has no [CLS], [SEP] and [PAD], or if a length is under 3 tokens."""
+        if it has no [SEP] (or end of text) and [PAD], or if a length is under 3 tokens."""
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
         from transformers import AutoTokenizer
 
         # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
-        if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-            raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
+        if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+            raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
@@ -108,9 +109,10 @@ class TextTokenizer:
             raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
         if not loaded.is_fast:
             raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
-        special = {"cls": loaded.cls_token_id, "sep": loaded.sep_token_id, "pad": loaded.pad_token_id}
-        if None in special.values():
-            raise ValueError(f"{directory}: the tokenizer lacks one of [CLS], [SEP], [PAD]; it has {special}")
+        end = loaded.sep_token_id if loaded.sep_token_id is not None else loaded.eos_token_id
+        special = {"cls": loaded.cls_token_id, "sep": end, "pad": loaded.pad_token_id}
+        if end is None or loaded.pad_token_id is None:
+            raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special}")
         for name, length in (("query_length", query_length), ("passage_length", passage_length)):
             if length < 3:
                 raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
@@ -118,6 +120,11 @@ class TextTokenizer:
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
         return cls(backend, special["cls"], special["sep"], special["pad"], query_length, passage_length)
+
+    @property
+    def markers(self) -> str:
+        """How the parts of a passage are joined, for the contract."""
+        return "title [SEP] text [SEP]" if self.cls_id is None else "[CLS] title [SEP] text [SEP]"
 
     @property
     def fingerprint(self) -> str:
@@ -151,9 +158,10 @@ class TextTokenizer:
     def _ids(self, block: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
         texts = self.backend.encode_batch_fast([text for text, _ in block], add_special_tokens=False)
         titles = self.backend.encode_batch_fast([title for _, title in block], add_special_tokens=False)
+        start = [] if self.cls_id is None else [self.cls_id]
         for text, title in zip(texts, titles, strict=True):
             head = [*title.ids, self.sep_id] if title.ids else []
-            yield [self.cls_id, *head, *text.ids, self.sep_id]
+            yield [*start, *head, *text.ids, self.sep_id]
 
 
 def _blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

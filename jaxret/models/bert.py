@@ -1,8 +1,7 @@
-"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, DistilBERT).
+"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, DistilBERT, RoBERTa).
 
 Layers are scanned, so compile time does not grow with depth, and parameters of all layers lie in one array with a
-leading layer axis. `Keep` decides what leaves the scan: multi-layer retrieval on [CLS] keeps [L+1,B,1,H] and never
-holds [L+1,B,T,H].
+leading layer axis. `Keep` decides what leaves the scan.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from jaxret.models.keep import Keep
 from jaxret.types import HiddenStates, Tokens
 
 ACTIVATIONS = {
@@ -28,7 +28,8 @@ MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays fini
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types."""
+    """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types;
+    `first_position` is 2 for RoBERTa, whose position table begins with two unused rows."""
 
     vocab_size: int
     hidden_size: int
@@ -42,32 +43,13 @@ class BertConfig:
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     initializer_range: float = 0.02
-    model_type: Literal["bert", "distilbert"] = "bert"
+    first_position: int = 0
+    model_type: Literal["bert", "distilbert", "roberta"] = "bert"
 
-
-@dataclass(frozen=True)
-class Keep:
-    """Which positions of which layers the encoder returns.
-
-    positions: "all" -> K = T; "first" -> the first `count` tokens, [CLS] being the first of them; "mean" -> K = 1,
-    the mean over real tokens. layers: "all" -> layer axis L+1, from the embeddings to the last layer; "last" -> 1.
-    """
-
-    positions: Literal["all", "first", "mean"] = "all"
-    count: int = 1
-    layers: Literal["all", "last"] = "all"
-
-    def select(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
-    ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
-        """Applies the choice of positions to one layer's output."""
-        if self.positions == "all":
-            return hidden, mask
-        if self.positions == "first":
-            return hidden[:, : self.count], mask[:, : self.count]
-        total = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1, dtype=jnp.float32)
-        mean = total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
-        return mean.astype(hidden.dtype)[:, None], jnp.any(mask, axis=1, keepdims=True)
+    @property
+    def longest(self) -> int:
+        """Tokens that a text may have."""
+        return self.max_positions - self.first_position
 
 
 def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
@@ -99,7 +81,7 @@ class BertEmbeddings(nn.Module):
         hidden = table(c.vocab_size, "word")(ids)
         if c.type_vocab_size:
             hidden = hidden + table(c.type_vocab_size, "type")(jnp.zeros((1, 1), jnp.int32))
-        hidden = hidden + table(c.max_positions, "position")(jnp.arange(ids.shape[1])[None])
+        hidden = hidden + table(c.max_positions, "position")(c.first_position + jnp.arange(ids.shape[1])[None])
         hidden = layer_norm(c, self.dtype, "norm")(hidden)
         return nn.Dropout(c.hidden_dropout)(hidden, deterministic=not train)
 
@@ -168,9 +150,9 @@ class Bert(nn.Module):
         Raises ValueError if the batch is longer than the position table.
         """
         c = self.config
-        if tokens.ids.shape[1] > c.max_positions:
+        if tokens.ids.shape[1] > c.longest:
             raise ValueError(
-                f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.max_positions} positions; "
+                f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.longest} positions; "
                 f"lower tokens.query_length or tokens.passage_length"
             )
         embedded = BertEmbeddings(c, self.dtype, name="embeddings")(tokens.ids, train)

@@ -11,17 +11,17 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxret.models.bert import Keep
+from jaxret.models.keep import Keep
 from jaxret.types import Embeddings, HiddenStates
 
 Side = Literal["query", "passage"]
-TOKENS = {"cls": "first", "mean": "mean"}
+TOKENS = ("cls", "mean")
 
 
 def _one_token(token: str, layers: Literal["all", "last"]) -> Keep:
     if token not in TOKENS:
         raise ValueError(f"head.token is {token!r}; it must be one of {', '.join(TOKENS)}")
-    return Keep(TOKENS[token], layers=layers)  # type: ignore[arg-type]
+    return Keep(0, mean=True, layers=layers) if token == "mean" else Keep(1, layers=layers)
 
 
 class LastLayer(nn.Module):

@@ -3,7 +3,7 @@ validation, corpus encoding and search alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from jaxret.models.bert import Bert, BertConfig, Keep
+from jaxret.models.architectures import EncoderConfig, make_encoder
 from jaxret.models.heads import HEADS, Side
+from jaxret.models.keep import Keep
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.pretrained import Params, load_pretrained, resolve, verify_weights
+from jaxret.models.t5 import T5Config
 from jaxret.types import Embeddings, HiddenStates, Tokens
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -26,7 +28,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class RetrieverModule(nn.Module):
     """The parameters' tree: `encoder` (tied) or `query_encoder` and `passage_encoder`, then `head` and `pooling`."""
 
-    bert: BertConfig
+    config: EncoderConfig
     dtype: Any
     remat: bool
     tied: bool
@@ -36,10 +38,10 @@ class RetrieverModule(nn.Module):
 
     def setup(self) -> None:
         if self.tied:
-            self.encoder = Bert(self.bert, self.dtype, self.remat)
+            self.encoder = make_encoder(self.config, self.dtype, self.remat)
         else:
-            self.query_encoder = Bert(self.bert, self.dtype, self.remat)
-            self.passage_encoder = Bert(self.bert, self.dtype, self.remat)
+            self.query_encoder = make_encoder(self.config, self.dtype, self.remat)
+            self.passage_encoder = make_encoder(self.config, self.dtype, self.remat)
 
     def __call__(self, tokens: Tokens, side: Side, train: bool) -> Embeddings:
         encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
@@ -56,7 +58,7 @@ class RetrieverModule(nn.Module):
 
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
         encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
-        return encoder(tokens, Keep("all"))
+        return encoder(tokens, Keep())
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
         """Touches every parameter once; used to initialise."""
@@ -72,7 +74,7 @@ class Retriever:
     @property
     def dimension(self) -> int:
         """D, the size of one vector."""
-        return self.module.bert.hidden_size
+        return self.module.config.hidden_size
 
     @property
     def vectors_per_passage(self) -> int:
@@ -80,8 +82,9 @@ class Retriever:
         return self.module.pooling.inference_vectors()
 
     @property
-    def max_positions(self) -> int:
-        return self.module.bert.max_positions
+    def longest(self) -> int:
+        """Tokens that a text may have."""
+        return self.module.config.longest
 
     def encode(
         self, params: Params, tokens: Tokens, side: Side, train: bool = False, dropout_key: jax.Array | None = None
@@ -101,8 +104,15 @@ class Retriever:
         return self.module.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
 
 
-def build_retriever(config: ConfigDict, bert: BertConfig) -> Retriever:
-    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes."""
+def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
+    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for what the encoder
+    cannot do."""
+    if isinstance(encoder, T5Config):
+        encoder = replace(encoder, normalize_intermediate=config.encoder.normalize_intermediate)
+        if config.head.token == "cls":
+            raise ValueError("head.token is 'cls', which T5 does not have; set head.token='mean'")
+    elif config.encoder.normalize_intermediate:
+        raise ValueError("encoder.normalize_intermediate is for T5; every layer of a BERT is normed already")
 
     def choose(table: dict[str, Any], key: str, name: str) -> Any:
         if name not in table:
@@ -112,13 +122,13 @@ def build_retriever(config: ConfigDict, bert: BertConfig) -> Retriever:
     head_options = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in config.head.items() if k != "name"}
     if config.head.name != "layers":
         head_options.pop("layers")
-    head = choose(HEADS, "head.name", config.head.name)(num_layers=bert.num_layers, **head_options)
+    head = choose(HEADS, "head.name", config.head.name)(num_layers=encoder.num_layers, **head_options)
     head.keep("query")  # an unknown head.token is an error now, not at the first batch
     pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
     if config.pooling != "none" and head.vectors_per_passage() == 1:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} gives one vector: use 'none'")
     module = RetrieverModule(
-        bert=bert,
+        config=encoder,
         dtype=choose(DTYPES, "encoder.dtype", config.encoder.dtype),
         remat=config.encoder.remat,
         tied=config.encoder.tied,
@@ -129,13 +139,13 @@ def build_retriever(config: ConfigDict, bert: BertConfig) -> Retriever:
     return Retriever(module)
 
 
-def load_encoder(config: ConfigDict) -> tuple[Path, BertConfig, Params]:
+def load_encoder(config: ConfigDict) -> tuple[Path, EncoderConfig, Params]:
     """Reads the encoder named by the config: its directory (for the tokenizer), its shapes, its weights."""
     directory = resolve(config.encoder.checkpoint, config.encoder.download)
     if config.encoder.sha256:
         verify_weights(directory, config.encoder.sha256)
-    bert, params = load_pretrained(directory, config.encoder.ignore)
-    return directory, bert, params
+    encoder, params = load_pretrained(directory, config.encoder.ignore)
+    return directory, encoder, params
 
 
 def with_pretrained(params: Params, encoder: Params) -> Params:

@@ -21,11 +21,19 @@ from jaxret.contract import require_equal
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.embed import Embedder
-from jaxret.models.pretrained import Params, read_config
+from jaxret.models.architectures import read_config
+from jaxret.models.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever
 from jaxret.storage import atomic_write, read_json, write_json
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def config_json(config: ConfigDict) -> dict[str, Any]:
@@ -35,16 +43,16 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
 
 def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextTokenizer) -> dict[str, Any]:
     """What training, encoding and search must agree on for vectors to be comparable."""
-    bert = retriever.module.bert
+    encoder = retriever.module.config
     return {
-        "text": "[CLS] title [SEP] text [SEP]",
+        "text": tokenizer.markers,
         "tokenizer": tokenizer.fingerprint,
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
         "encoder": {
-            "type": bert.model_type,
-            "layers": bert.num_layers,
-            "hidden_size": bert.hidden_size,
+            "type": encoder.model_type,
+            "layers": encoder.num_layers,
+            "hidden_size": encoder.hidden_size,
             "tied": config.encoder.tied,
             "dtype": config.encoder.dtype,
         },
@@ -55,8 +63,11 @@ def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextToken
 
 
 def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths."""
-    return TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
+    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if it lacks the [CLS] to be read."""
+    tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
+    if tokenizer.cls_id is None and config.head.token == "cls":
+        raise ValueError(f"head.token is 'cls', but the tokenizer in {directory} has no [CLS]; set head.token='mean'")
+    return tokenizer
 
 
 def is_new(workdir: Path, config: ConfigDict, contract: dict[str, Any]) -> bool:
@@ -125,8 +136,8 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"{workdir} is no run: it has no config.json; train.py --workdir={workdir} makes one")
     config = ConfigDict(read_json(workdir / "config.json"))
-    bert = read_config(workdir / "encoder")
-    retriever = build_retriever(config, bert)
+    encoder = read_config(workdir / "encoder")
+    retriever = build_retriever(config, encoder)
     tokenizer = load_tokenizer(config, workdir / "encoder")
     contract = make_contract(config, retriever, tokenizer)
     stored = read_json(workdir / "contract.json")

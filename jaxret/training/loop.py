@@ -59,8 +59,8 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     check(config, mesh)
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
 
-    directory, bert, pretrained = load_encoder(config)
-    retriever = build_retriever(config, bert)
+    directory, encoder, pretrained = load_encoder(config)
+    retriever = build_retriever(config, encoder)
     tokenizer = run.load_tokenizer(config, directory)
     check_lengths(config, retriever)
     contract = run.make_contract(config, retriever, tokenizer)

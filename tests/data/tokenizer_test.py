@@ -10,7 +10,7 @@ import pytest
 from jaxret.data.records import Passage
 from jaxret.data.tokenizer import Ragged, TextTokenizer, Truncation
 from jaxret.storage import read_json, write_json
-from tests.pipeline import write_encoder
+from tests.pipeline import write_encoder, write_t5
 
 RAGGED = Ragged.from_lists([[5, 6, 7], [], [8]])
 
@@ -87,10 +87,22 @@ def test_a_folder_without_tokenizer(tmp_path: Path, encoder: Path) -> None:
         TextTokenizer.load(tmp_path, 8, 8)
 
 
-def test_a_tokenizer_without_cls(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     settings = read_json(folder / "tokenizer_config.json")
-    del settings["cls_token"]
+    del settings["sep_token"]
     write_json(folder / "tokenizer_config.json", settings)
-    with pytest.raises(ValueError, match=r"lacks one of \[CLS\].*'cls': None"):
+    with pytest.raises(ValueError, match=r"lacks \[SEP\].*'sep': None"):
         TextTokenizer.load(folder, 8, 8)
+
+
+def test_t5_has_no_cls_and_joins_with_its_end_of_text(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.load(write_t5(tmp_path), 32, 32)
+    to_id = tokenizer.backend.token_to_id
+    river, stone, end = (to_id(piece) for piece in ("▁river", "▁stone", "</s>"))
+    passages = tokenizer.passages([Passage("1", "river stone", "stone"), Passage("2", "river")])
+    assert passages[0].tolist() == [stone, end, river, stone, end]
+    assert passages[1].tolist() == [river, end]
+    assert tokenizer.queries(["stone"])[0].tolist() == [stone, end]
+    assert tokenizer.pad_id == 0
+    assert tokenizer.markers == "title [SEP] text [SEP]"

@@ -45,6 +45,8 @@ SENTENCES = (
     "and blowing through the surface change about the point at which it does so? Experiments at Mach 2 and below "
     "disagree with the simplest theory, although the displacement thickness is predicted within a few per cent.",
 )
+# What RoBERTa sets differently from BERT.
+ROBERTA = {"model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
 LIMIT = 24  # tokens; some of the passages below are longer, one of them in its title already
 PASSAGES = (  # (title, text)
     ("Aurora", "The northern lights are caused by charged particles from the sun."),
@@ -85,11 +87,11 @@ def randomize(model: Any, generator: torch.Generator) -> Any:
     return model.eval()
 
 
-def tiny_batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [5,12] padded on the right with 0, and the mask (1 = real)."""
-    ids = torch.randint(1, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=generator)
+def tiny_batch(generator: torch.Generator, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [5,12] padded on the right, and the mask (1 = real)."""
+    ids = torch.randint(pad + 1, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=generator)
     mask = (torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]).long()
-    return ids * mask, mask
+    return torch.where(mask == 1, ids, pad), mask
 
 
 def bert_config(layers: int) -> Any:
@@ -106,18 +108,35 @@ def bert_config(layers: int) -> Any:
     )
 
 
+def t5_config(feed_forward: str) -> Any:
+    """Few buckets, so that twelve tokens reach the shared ones and the last."""
+    return transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=6,
+        d_ff=48,
+        num_layers=3,
+        num_heads=4,
+        feed_forward_proj=feed_forward,
+        relative_attention_num_buckets=12,
+        relative_attention_max_distance=9,
+        pad_token_id=0,
+    )
+
+
 def write_model(model: Any, directory: Path, generator: torch.Generator) -> None:
     """The model as save_pretrained writes it, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits)."""
     randomize(model, generator)
-    ids, mask = tiny_batch(generator)
+    ids, mask = tiny_batch(generator, model.config.pad_token_id or 0)
     with tempfile.TemporaryDirectory() as temporary:
         model.save_pretrained(temporary)
         for name in ("config.json", "model.safetensors"):
             write_bytes(directory / name, (Path(temporary) / name).read_bytes())
     output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
     arrays = {"ids": ids.int(), "mask": mask.bool(), "states": torch.stack(output.hidden_states)}
-    if "prediction_logits" in output:
-        arrays["mlm_logits"] = output.prediction_logits
+    for name in ("prediction_logits", "logits"):
+        if name in output:
+            arrays["mlm_logits"] = output[name]
     write_arrays(directory / "hidden_states.npz", **{name: array.numpy() for name, array in arrays.items()})
 
 
@@ -230,7 +249,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the order of a sum, and so its last digit, depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(4)]  # one each: files do not depend on others
+    generators = [torch.Generator().manual_seed(seed) for seed in range(8)]  # one each: files do not depend on others
 
     write_model(transformers.BertModel(bert_config(layers=3)), out / "tiny_bert", generators[0])
     distilbert = transformers.DistilBertConfig(
@@ -240,6 +259,12 @@ def main() -> None:
     mlm = transformers.BertForPreTraining(bert_config(layers=2))  # the MLM head and what else the hub's file holds
     write_model(mlm, out / "tiny_bert_mlm", generators[2])
     write_old_names(mlm, out / "tiny_bert_mlm" / "model.safetensors")
+    write_model(transformers.T5EncoderModel(t5_config("relu")), out / "tiny_t5", generators[4])
+    write_model(transformers.T5EncoderModel(t5_config("gated-gelu")), out / "tiny_t5_gated", generators[5])
+    roberta = transformers.RobertaConfig(**(bert_config(layers=2).to_dict() | ROBERTA))
+    write_model(transformers.RobertaForMaskedLM(roberta), out / "tiny_roberta", generators[6])
+    distilbert_mlm = transformers.DistilBertForMaskedLM(distilbert)
+    write_model(distilbert_mlm, out / "tiny_distilbert_mlm", generators[7])
     write_minilm(out / "minilm")
     write_tokens(out / "minilm")
     write_adamw(out / "adamw.npz", generators[3])

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.bert import Bert, Keep
+from jaxret.models.bert import Bert
+from jaxret.models.keep import Keep
 from jaxret.models.heads import HEADS, LastLayer, Layers
 from jaxret.types import Embeddings, HiddenStates, Tokens
 from tests.tiny import BERT, make_params, make_retriever, make_tokens
@@ -30,7 +31,7 @@ def encoder() -> tuple[Any, Tokens, HiddenStates]:
     """(parameters, tokens, every hidden state [4,B,T,H]) of a BERT with three layers."""
     tokens = make_tokens(ROWS, 6)
     params = make_params(make_retriever({"encoder.tied": True}, DEEP))["encoder"]
-    return params, tokens, encode(params, tokens, Keep("all"))
+    return params, tokens, encode(params, tokens, Keep())
 
 
 def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Embeddings:

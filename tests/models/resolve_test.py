@@ -18,6 +18,13 @@ def test_a_directory(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
+def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"never opened here; this converts it:\npython -c .*weights_only=True"):
+        resolve(str(tmp_path))
+
+
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "some_weights" / "model"
     model.mkdir(parents=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxret.models.bert import Bert, BertConfig, Keep
-from jaxret.models.pretrained import load_pretrained, save_pretrained
+from jaxret.models.bert import Bert, BertConfig
+from jaxret.models.keep import Keep
+from jaxret.models.pretrained import load_pretrained, resolve, save_pretrained
 from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
@@ -22,7 +25,7 @@ VOCABULARY = 50
 TINY_TOLERANCE = 1e-5  # absolute, on hidden states
 BASE_TOLERANCE = 5e-5
 GRADIENT_TOLERANCE = 1e-4  # relative to the largest entry of each gradient
-IGNORE = ("pooler", "cls", "vocab_")
+IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 
 
 def bert_config(**changes: Any) -> Any:
@@ -43,6 +46,9 @@ MODELS = {
     "bert, large epsilon": lambda: transformers.BertModel(bert_config(layer_norm_eps=1e-3)),
     "bert with MLM head": lambda: transformers.BertForMaskedLM(bert_config()),
     "distilbert": lambda: transformers.DistilBertModel(distilbert_config()),
+    "roberta": lambda: transformers.RobertaModel(
+        transformers.RobertaConfig(**(bert_config().to_dict() | {"model_type": "roberta", "type_vocab_size": 1}))
+    ),
     "distilbert with MLM head": lambda: transformers.DistilBertForMaskedLM(distilbert_config()),
 }
 
@@ -59,7 +65,7 @@ def random_model(name: str, seed: int) -> Any:
 def random_tokens(seed: int) -> Tokens:
     """Four rows of 1 to 9 tokens, padded on the right with 0."""
     lengths = np.array([9, 4, 1, 6])
-    ids = np.random.default_rng(seed).integers(1, VOCABULARY, (4, 9), np.int32)
+    ids = np.random.default_rng(seed).integers(2, VOCABULARY, (4, 9), np.int32)
     mask = np.arange(9) < lengths[:, None]
     return Tokens(jnp.asarray(np.where(mask, ids, 0)), jnp.asarray(mask))
 
@@ -75,7 +81,7 @@ def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
 
 def distance(config: BertConfig, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
     """Largest difference of our states from `expected`, at real positions."""
-    states = jax.jit(lambda p: Bert(config).apply({"params": p}, tokens, keep=Keep("all")).states)(params)
+    states = jax.jit(lambda p: Bert(config).apply({"params": p}, tokens, keep=Keep()).states)(params)
     assert states.shape == expected.shape
     return float(np.abs(np.asarray(states) - expected)[:, np.asarray(tokens.mask)].max())
 
@@ -104,7 +110,7 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
     expected = {key: p.grad.numpy() for key, p in model.named_parameters() if p.grad is not None}
 
     def loss(p: Any) -> jax.Array:
-        kept = Bert(config).apply({"params": p}, tokens, keep=Keep("first", 1, layers=layers))
+        kept = Bert(config).apply({"params": p}, tokens, keep=Keep(1, layers=layers))
         return jnp.einsum("lbh,lh->", kept.states[:, :, 0], vectors, precision="highest")
 
     # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
@@ -160,3 +166,19 @@ def test_minilm_has_equal_hidden_states_at_every_position(minilm_dir: Path) -> N
     tokens = Tokens(jnp.asarray(batch["input_ids"], jnp.int32), jnp.asarray(batch["attention_mask"], bool))
     config, params = load_pretrained(minilm_dir)
     assert distance(config, params, tokens, torch_states(model, tokens)) <= BASE_TOLERANCE
+
+
+def test_the_command_that_converts_a_pickle(tmp_path: Path) -> None:
+    """As a user runs it: copied from the error message into a shell."""
+    model = random_model("bert", seed=41)
+    model.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    expected = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        resolve(str(tmp_path))
+    command = str(error.value).splitlines()[-1].replace("python -c", f"{sys.executable} -c")
+    subprocess.run(command, shell=True, check=True)
+    found = load_file(resolve(str(tmp_path)) / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(found[name].tobytes() == expected[name].tobytes() for name in found)

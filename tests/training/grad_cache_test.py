@@ -120,8 +120,8 @@ def test_every_chunk_has_its_own_dropout() -> None:
 def without_dropout(objective: Objective) -> Objective:
     """Compiles in half the time."""
     module = objective.retriever.module
-    bert = dataclasses.replace(module.bert, hidden_dropout=0.0, attention_dropout=0.0)
-    return dataclasses.replace(objective, retriever=Retriever(module.clone(bert=bert)))
+    bert = dataclasses.replace(module.config, hidden_dropout=0.0, attention_dropout=0.0)
+    return dataclasses.replace(objective, retriever=Retriever(module.clone(config=bert)))
 
 
 def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:

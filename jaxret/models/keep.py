@@ -1,0 +1,38 @@
+"""Which hidden states leave an encoder. A retriever on [CLS] keeps [L+1,B,1,H] and never holds [L+1,B,T,H]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Positions and layers to return: the mean over real tokens first if `mean`, then the first `tokens` positions
+    (None: all of them; [CLS] is the first). layers: "all" -> layer axis L+1, from the embeddings to the last layer;
+    "last" -> 1."""
+
+    tokens: int | None = None
+    mean: bool = False
+    layers: Literal["all", "last"] = "all"
+
+    def select(
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
+        """Applies the choice of positions to one layer's output. A batch with fewer than `tokens` positions gives
+        masked zeros for the rest, so K does not depend on it."""
+        parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
+        if self.tokens is not None and self.tokens > hidden.shape[1]:
+            missing = self.tokens - hidden.shape[1]
+            parts.append(jnp.zeros((hidden.shape[0], missing, hidden.shape[2]), hidden.dtype))
+            masks.append(jnp.zeros((hidden.shape[0], missing), bool))
+        if self.mean:
+            total = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1, dtype=jnp.float32)
+            mean = total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+            parts.insert(0, mean.astype(hidden.dtype)[:, None])
+            masks.insert(0, jnp.any(mask, axis=1, keepdims=True))
+        return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
