@@ -67,7 +67,7 @@ def main() -> None:
     peer.max_seq_length = arguments.length
 
     def ours() -> np.ndarray:
-        return embedder(tokenizer.passages(passages), "passage")[:, 0]
+        return embedder(tokenizer.passages(passages), "passage").stacked()[:, 0]
 
     def theirs() -> np.ndarray:
         return peer.encode(texts, batch_size=32, convert_to_numpy=True, show_progress_bar=False)

@@ -1,12 +1,24 @@
 """all-MiniLM-L6-v2 (6 layers, 384 wide) from an installed Python package, fine-tuned the way it was trained: the mean
 over tokens scaled to length 1, cosines divided by 0.05. The suffix names the system:
 
-configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, or :as_it_comes (no training).
+configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, :as_it_comes (no training), or another family.
 """
 
 from ml_collections import ConfigDict
 
 from configs.base import get_config as base
+
+SYSTEMS = (
+    "mlr",
+    "dual_encoder",
+    "as_it_comes",
+    "me_bert",
+    "colbert",
+    "late_interaction",
+    "mvr",
+    "aggretriever",
+    "i3",
+)
 
 
 def get_config(system: str = "mlr") -> ConfigDict:
@@ -27,14 +39,36 @@ def get_config(system: str = "mlr") -> ConfigDict:
     c.validation.pool_size = 500
     c.encode.tokens_per_batch = 4096
 
-    if system == "mlr":
-        c.head.name = "layers"
-        c.head.layers = (4, 6)
+    if system in ("mlr", "me_bert", "colbert"):
         c.pooling = "self_contrastive"
         c.loss.local_weight = 0.1
         c.loss.local_temperature = 0.05
+
+    if system == "mlr":
+        c.head.name = "layers"
+        c.head.layers = (4, 6)
+    elif system == "me_bert":
+        c.head.name = "first_tokens"
+    elif system in ("colbert", "late_interaction"):
+        c.head.name = "all_tokens"
+        c.head.late_interaction = system == "late_interaction"
+        c.head.projection = 128 if system == "late_interaction" else 0
+    elif system == "mvr":
+        c.head.name = "viewers"
+        c.loss.annealing_rate = 0.1
+        c.loss.local_weight = 0.01
+        c.loss.local_temperature = 0.05
+    elif system == "aggretriever":
+        c.head.name = "lexical"  # MiniLM has no MLM head: a new one on its word table
+        c.head.lexical_dim, c.head.cls_dim = 320, 64
+        c.normalize = False
+        c.loss.temperature = 1.0
+    elif system == "i3":
+        c.head.name = "implicit"
+        c.head.token = "cls"
+        c.data.pseudo_queries = "query"
     elif system == "as_it_comes":
         c.train.steps = 0
     elif system != "dual_encoder":
-        raise ValueError(f"configs/minilm.py:{system}: the suffix must be mlr, dual_encoder or as_it_comes")
+        raise ValueError(f"configs/minilm.py:{system}: the suffix must be one of {', '.join(SYSTEMS)}")
     return c

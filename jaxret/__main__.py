@@ -12,11 +12,22 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     demo = verbs.add_parser("demo", help="train, encode, search and evaluate on the documentation of this Python")
     demo.add_argument("--workdir", default="runs/demo", help="where everything is saved (default: %(default)s)")
+    spread = verbs.add_parser("diversity", help="how different a checkpoint's vectors of a passage are; which wins")
+    spread.add_argument("--workdir", required=True, help="a trained run of MLR, ME-BERT or MVR")
+    spread.add_argument("--data", required=True, help="BEIR folder with judged queries")
+    spread.add_argument("--split", default="test")
+    spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
     arguments = parser.parse_args()
     with user_errors():
-        from jaxret.tools.demo import demo as run_demo
+        if arguments.verb == "demo":
+            from jaxret.tools.demo import demo as run_demo
 
-        run_demo(arguments.workdir)
+            run_demo(arguments.workdir)
+        else:
+            from jaxret.models.run import open_run
+            from jaxret.tools.diversity import report
+
+            print(report(open_run(arguments.workdir, arguments.checkpoint), arguments.data, arguments.split))
 
 
 if __name__ == "__main__":

@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from configs import minilm
+from configs.recipes import i3_msmarco, mlr_open_qa
+from jaxret.contract import ContractError
 from jaxret.distributed import make_mesh
+from jaxret.models.architectures import EncoderConfig
 from jaxret.models.bert import BertConfig
+from jaxret.models.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
 from jaxret.models.run import open_run
+from jaxret.models.t5 import T5Config
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.tools.search import search_files
+from jaxret.training import loop
 from jaxret.training.check import check, check_lengths
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder
+from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder, write_t5
 
-SUFFIXES = {"minilm": ("mlr", "dual_encoder", "as_it_comes"), "demo": ("mlr", "dual_encoder", "as_it_comes")}
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "minilm": minilm.SYSTEMS,
+    "demo": ("mlr", "dual_encoder", "as_it_comes"),
+    "me_bert": ("bert", "t5"),
+    "colbert": ("single", "late"),
+    "recipes/mlr_open_qa": mlr_open_qa.SYSTEMS,
+    "recipes/mlr_mined": ("stage1", "stage2"),
+    "recipes/mvr_open_qa": ("bert", "cocondenser"),
+    "recipes/aggretriever_msmarco": ("bert", "distilbert", "condenser"),
+    "recipes/i3_msmarco": i3_msmarco.SYSTEMS,
+}
+CONFIGS = REPOSITORY / "configs"
 SHIPPED = [
-    (path.stem, suffix)
-    for path in sorted((REPOSITORY / "configs").glob("*.py"))
-    for suffix in SUFFIXES.get(path.stem, ("",))
+    (name, suffix)
+    for path in sorted(CONFIGS.rglob("*.py"))
+    for name in [path.relative_to(CONFIGS).with_suffix("").as_posix()]
+    for suffix in SUFFIXES.get(name, ("",))
 ]
+RECIPES = [case for case in SHIPPED if case[0].startswith("recipes/")]
+
+
+def shipped(name: str, suffix: str) -> ConfigDict:
+    get_config = importlib.import_module(f"configs.{name.replace('/', '.')}").get_config
+    return get_config(suffix) if suffix else get_config()
 
 
 class Reads:
@@ -78,22 +106,92 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("name", "suffix"), SHIPPED)
 def test_a_shipped_config_builds(name: str, suffix: str) -> None:
-    get_config = importlib.import_module(f"configs.{name}").get_config
-    config = get_config(suffix) if suffix else get_config()
+    config = shipped(name, suffix)
     config.data.train = "somewhere"
-    layers = 6 if name in SUFFIXES else 12
-    retriever = build_retriever(config, BertConfig(99, 16, layers, 2, 32, max_positions=512))
-    check(config, make_mesh())
+    layers = config.encoder.layers or (6 if name in ("minilm", "demo") else 12)
+    encoder: EncoderConfig = BertConfig(
+        99, 16, layers, 2, 32, max_positions=512, mlm_head=config.head.name == "lexical"
+    )
+    if config.encoder.checkpoint == "t5-base":
+        encoder = T5Config(99, 16, layers, 2, 8, 32)
+    retriever = build_retriever(config, encoder)
+    check(config, make_mesh(devices=jax.devices()[:1]))
     check_lengths(config, retriever)
-    loss_settings(config)
-    make_optimizer(config.optimizer, 10)
+    loss_settings(config, retriever)
+    make_optimizer(config.optimizer, 10)[0].init(jax.eval_shape(retriever.init, jax.random.key(0)))
     assert set(flat_config(config)) == set(flat_config(importlib.import_module("configs.base").get_config()))
 
 
-@pytest.mark.parametrize("name", sorted(SUFFIXES))
+@pytest.mark.parametrize("name", sorted({name for name, _ in RECIPES}))
+def test_a_recipe_is_short(name: str) -> None:
+    assert len((CONFIGS / f"{name}.py").read_text().splitlines()) < 40
+
+
+# What a recipe says about a model or about text is replaced by something tiny, and nothing else.
+SHRUNKEN = {
+    "encoder.layers": 0,
+    "head.layers": (1, 3),
+    "head.reconstructor_layers": 1,
+    "head.interactor_layers": 1,
+    "head.pseudo_length": 4,
+    "head.mask_id": 4,
+    "head.lexical_dim": 12,
+    "head.cls_dim": 4,
+    "tokens.query_length": 12,
+    "tokens.passage_length": 24,
+    "tokens.length_multiple": 24,
+    "data.negatives": 1,
+    "train.batch_size": 4,
+    "train.chunk_size": 2,
+    "train.steps": 1,
+}
+RUN = [("mlr_open_qa", "t5"), ("mvr_open_qa", "bert"), ("aggretriever_msmarco", "bert"), ("mlr_beir", "")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "suffix"), RUN)
+def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    config = shipped(f"recipes/{name}", suffix).lock()
+    t5 = config.encoder.checkpoint == "t5-base"
+    encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
+    data = write_data(tmp_path / "data", train=8, dev=2)
+    config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
+    assert loop.train(config, tmp_path / "run", progress=False).step == 1
+
+
+@pytest.mark.slow
+def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
+
+    def run(suffix: str, workdir: Path, **more: Any) -> Any:
+        config = shipped("recipes/i3_msmarco", suffix).lock()
+        paths = {"encoder.checkpoint": str(encoder), "data.train": str(data)}
+        config.update_from_flattened_dict(SHRUNKEN | paths | {"train.steps": 2, "train.log_every": 1} | more)
+        loop.train(config, workdir, progress=False)
+        return jax.device_get(open_run(workdir, "last").params)
+
+    warm = run("warm_up", tmp_path / "warm", **{"train.checkpoint_every": 1})
+    _, loaded = load_pretrained(encoder, ("pooler",))
+    for side in ("query", "passage"):
+        jax.tree.map(np.testing.assert_array_equal, warm[f"{side}_encoder"], loaded)
+    logged = [json.loads(line) for line in (tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()]
+    assert logged[-1]["loss"] == pytest.approx(logged[-1]["reconstruction_loss"], rel=1e-6)
+    assert logged[-1]["reconstruction_loss"] < logged[0]["reconstruction_loss"]
+    started = run("retromae", tmp_path / "started", **{"train.start_from": str(tmp_path / "warm"), "train.steps": 0})
+    jax.tree.map(np.testing.assert_array_equal, started, warm)
+    other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.variant": "released"}
+    with pytest.raises(ContractError, match=r"head\.variant"):
+        run("retromae", tmp_path / "other", **other)
+
+
+@pytest.mark.parametrize("name", ["minilm", "demo", "me_bert", "colbert", "recipes/mlr_open_qa", "recipes/i3_msmarco"])
 def test_an_unknown_suffix(name: str) -> None:
-    with pytest.raises(ValueError, match="must be mlr, dual_encoder or as_it_comes"):
-        importlib.import_module(f"configs.{name}").get_config("mrl")
+    with pytest.raises(ValueError, match="suffix must be"):
+        shipped(name, "mrl")
 
 
 def test_an_unknown_key_on_the_command_line_is_an_error(tmp_path: Path) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.scoring import MASKED, score, similarities
+from jaxret.scoring import MASKED, late_interaction, similarities
 
 Q, N, V, D = 3, 4, 5, 8
+
+
+def score(*arrays: jax.Array) -> jax.Array:
+    """[Q,N]: the best of a document's vectors."""
+    return jnp.max(similarities(*arrays), axis=-1)
 
 
 @pytest.fixture
@@ -72,3 +78,31 @@ def test_half_precision_vectors_are_summed_in_float32() -> None:
     assert similarities(queries, vectors, mask).dtype == jnp.float32
     np.testing.assert_array_equal(score(queries, vectors, mask), [[257.0, 256.0]])
     assert jnp.bfloat16(257.0) == jnp.bfloat16(256.0)
+
+
+def test_late_interaction_is_a_sum_of_maxima(arrays: tuple[np.ndarray, ...]) -> None:
+    _, documents, mask = arrays
+    mask[3, 0] = True
+    generator = np.random.default_rng(1)
+    queries = generator.standard_normal((Q, 6, D)).astype(np.float32)
+    exists = np.arange(6)[None] < np.array([6, 1, 4])[:, None]
+    found = late_interaction(*map(jnp.asarray, (queries, exists, documents, mask)))
+    products = np.einsum("qud,nvd->qunv", queries.astype(np.float64), documents.astype(np.float64))
+    best = np.where(mask, products, -np.inf).max(axis=-1)  # [Q,U,N]
+    np.testing.assert_allclose(found, np.where(exists[..., None], best, 0).sum(axis=1), rtol=0, atol=1e-5)
+    assert np.abs(np.asarray(found) - best.sum(axis=1)).max() > 0.1, "control: query padding counted"
+    one = late_interaction(*map(jnp.asarray, (queries[:, :1], exists[:, :1], documents, mask)))
+    np.testing.assert_allclose(one, score(*map(jnp.asarray, (queries[:, 0], documents, mask))), atol=1e-6)
+
+
+def test_late_interaction_never_holds_all_pairs_of_vectors() -> None:
+    """Neither forward nor backward: the largest array is [Q,N,V]."""
+    shapes = ((5, 7, D), (5, 7), (11, 13, D), (11, 13))
+    queries, exists, documents, mask = (jnp.ones(shape) for shape in shapes)
+
+    def total(q: jax.Array, d: jax.Array) -> jax.Array:
+        return late_interaction(q, exists > 0, d, mask > 0).sum()
+
+    compiled = jax.jit(jax.grad(total, (0, 1))).lower(queries, documents).compile()
+    held = compiled.memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
+    assert held < 5 * 7 * 11 * 13 * 4

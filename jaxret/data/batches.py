@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +27,32 @@ class TrainingSet:
     negatives: Ragged  # [E], rows of each example's hard negatives
     query_ids: tuple[str, ...]
     pad_id: int
+    marker_ids: tuple[int, ...]  # [CLS] and [SEP]
     fingerprint: str  # of the text
+    # Queries to imagine (I3): one for each passage, empty where there is none [P]; or, if `imagine_queries`, the
+    # training query for its positive.
+    pseudo_queries: Ragged | None = None
+    imagine_queries: bool = False
 
     def __len__(self) -> int:
         return len(self.positives)
 
+    @cached_property
+    def bare_queries(self) -> Ragged:
+        """The queries without their markers."""
+        inner = [query[np.isin(query, self.marker_ids, invert=True)].tolist() for query in self.queries]
+        return Ragged.from_lists(inner)
 
-def tokenize_examples(examples: Sequence[Example], tokenizer: TextTokenizer, progress: bool = False) -> TrainingSet:
-    """Examples -> TrainingSet, in the order given. Raises ValueError if there are none."""
+
+def tokenize_examples(
+    examples: Sequence[Example],
+    tokenizer: TextTokenizer,
+    progress: bool = False,
+    pseudo_queries: Mapping[str, str] | None = None,
+    imagine_queries: bool = False,
+) -> TrainingSet:
+    """Examples -> TrainingSet, in the order given; `pseudo_queries` are by passage id. Raises ValueError if there are
+    none."""
     if not examples:
         raise ValueError("there is no training example")
     rows: dict[str, int] = {}
@@ -49,7 +69,12 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: TextTokenizer, pro
     known = np.full((len(examples), max(map(len, positives))), -1, np.int32)
     for i, found in enumerate(positives):
         known[i, : len(found)] = found
-    text = [[e.query.text for e in examples], [[p.title, p.text] for p in passages], positives, negatives]
+    text: list[Any] = [[e.query.text for e in examples], [[p.title, p.text] for p in passages], positives, negatives]
+    imagined = None
+    if pseudo_queries is not None:
+        queries = [pseudo_queries.get(passage.id, "") for passage in passages]
+        text.append(queries)
+        imagined = tokenizer.bare(queries)
     return TrainingSet(
         queries=tokenizer.queries((e.query.text for e in examples), progress),
         passages=tokenizer.passages(passages, progress),
@@ -58,7 +83,10 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: TextTokenizer, pro
         negatives=Ragged.from_lists(negatives),
         query_ids=tuple(e.query.id for e in examples),
         pad_id=tokenizer.pad_id,
+        marker_ids=tokenizer.marker_ids,
         fingerprint=sha256_json(text),
+        pseudo_queries=imagined,
+        imagine_queries=imagine_queries,
     )
 
 
@@ -72,6 +100,7 @@ class BatchPlan:
     length_multiple: int
     max_query_length: int
     max_passage_length: int
+    pseudo_length: int = 0  # tokens of a pseudo-query, in a batch of a set that has them
     data_seed: int = 0
     negatives_seed: int = 0
 
@@ -118,7 +147,20 @@ class BatchPlan:
             positives=positives[mine],
             document_ids=my_documents,
             known_positives=known[mine],
+            pseudo_queries=self._pseudo_queries(data, examples[mine], my_documents),
         )
+
+    def _pseudo_queries(self, data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray | None:
+        """Token ids [N, pseudo_length] of each document's pseudo-query, -1 where there is none."""
+        if data.pseudo_queries is not None:
+            ids, mask = data.pseudo_queries.padded(documents, self.pseudo_length, -1)
+        elif data.imagine_queries:
+            queries = np.full((len(examples), 1 + self.negatives), -1)
+            queries[:, 0] = examples
+            ids, mask = data.bare_queries.padded(queries.reshape(-1), self.pseudo_length, -1)
+        else:
+            return None
+        return np.where(mask, ids, -1)
 
     def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
         longest = int(texts.lengths[rows[rows >= 0]].max())

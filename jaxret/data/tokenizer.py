@@ -44,14 +44,18 @@ class Ragged:
         """int64 [texts]."""
         return np.diff(self.offsets)
 
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
     def padded(self, rows: Sequence[int] | np.ndarray, length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids [rows, length] int32, mask [rows, length] bool). Row -1 is an empty text, all padding."""
+        """(ids [rows, length] int32, mask [rows, length] bool). Row -1 is an empty text, all padding; what is longer
+        is cut."""
         rows = np.asarray(rows, np.int64)
         sizes = np.where(rows >= 0, self.lengths[rows], 0)
         mask = np.arange(length) < sizes[:, None]
         ids = np.full((len(rows), length), pad_id, np.int32)
         if mask.any():
-            ids[mask] = np.concatenate([self[row] for row in rows if row >= 0])
+            ids[mask] = np.concatenate([self[row][:length] for row in rows if row >= 0])
         return ids, mask
 
 
@@ -89,6 +93,7 @@ class TextTokenizer:
     pad_id: int
     query_length: int
     passage_length: int
+    mask_id: int | None = None
     truncation: dict[str, Truncation] = field(default_factory=dict)
 
     @classmethod
@@ -100,7 +105,9 @@ class TextTokenizer:
 
         # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
         if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
-            raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there")
+            raise ValueError(
+                f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there"
+            )
         try:
             loaded = AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
@@ -119,7 +126,17 @@ class TextTokenizer:
         backend = loaded.backend_tokenizer
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
-        return cls(backend, special["cls"], special["sep"], special["pad"], query_length, passage_length)
+        return cls(
+            backend, special["cls"], special["sep"], special["pad"], query_length, passage_length, loaded.mask_token_id
+        )
+
+    def bare(self, texts: Sequence[str]) -> Ragged:
+        """Token ids without markers and without a limit."""
+        return Ragged.from_lists([e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)])
+
+    @property
+    def marker_ids(self) -> tuple[int, ...]:
+        return tuple(id for id in (self.cls_id, self.sep_id) if id is not None)
 
     @property
     def markers(self) -> str:

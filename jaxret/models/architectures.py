@@ -21,8 +21,8 @@ EncoderConfig: TypeAlias = BertConfig | T5Config
 @dataclass(frozen=True)
 class Architecture:
     """How one `model_type` of transformers is stored. keys: our field -> their key in config.json, and its default.
-    names: our parameter path -> their tensor name without the suffix, "{}" being the layer. prefix: what models with
-    a head put before every name. buffers: stored, but no weights."""
+    names: our parameter path -> their tensor name, "{}" being the layer; a module's name is without suffix. prefix:
+    what models with a head put before every name. buffers: stored, but no weights."""
 
     config: type[EncoderConfig]
     keys: dict[str, tuple[str, Any]]
@@ -88,6 +88,21 @@ _BERT_NAMES = {
     "layers/output": "encoder.layer.{}.output.dense",
     "layers/output_norm": "encoder.layer.{}.output.LayerNorm",
 }
+_BERT_MLM = {
+    "mlm_head/dense": "cls.predictions.transform.dense",
+    "mlm_head/norm": "cls.predictions.transform.LayerNorm",
+    "mlm_head/bias": "cls.predictions.bias",
+}
+_ROBERTA_MLM = {
+    "mlm_head/dense": "lm_head.dense",
+    "mlm_head/norm": "lm_head.layer_norm",
+    "mlm_head/bias": "lm_head.bias",
+}
+_DISTILBERT_MLM = {
+    "mlm_head/dense": "vocab_transform",
+    "mlm_head/norm": "vocab_layer_norm",
+    "mlm_head/bias": "vocab_projector.bias",
+}
 _DISTILBERT_NAMES = {
     "embeddings/word": "embeddings.word_embeddings",
     "embeddings/position": "embeddings.position_embeddings",
@@ -104,7 +119,7 @@ _DISTILBERT_NAMES = {
 _T5_NAMES = {
     "word": "shared",
     "position_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-    "final_norm": "encoder.final_layer_norm",
+    "final_norm": "encoder.final_layer_norm.weight",
     "layers/attention_norm": "encoder.block.{}.layer.0.layer_norm",
     "layers/query": "encoder.block.{}.layer.0.SelfAttention.q",
     "layers/key": "encoder.block.{}.layer.0.SelfAttention.k",
@@ -120,11 +135,18 @@ _T5_GATED = {  # v1.1
 }
 _POSITION_IDS = ("embeddings.position_ids",)  # 0, 1, 2, ...
 ARCHITECTURES = {
-    "bert": Architecture(BertConfig, _BERT_KEYS, _BERT_NAMES, "bert.", "BertModel", _POSITION_IDS),
+    "bert": Architecture(BertConfig, _BERT_KEYS, _BERT_NAMES | _BERT_MLM, "bert.", "BertModel", _POSITION_IDS),
     "distilbert": Architecture(
-        BertConfig, _DISTILBERT_KEYS, _DISTILBERT_NAMES, "distilbert.", "DistilBertModel", _POSITION_IDS
+        BertConfig,
+        _DISTILBERT_KEYS,
+        _DISTILBERT_NAMES | _DISTILBERT_MLM,
+        "distilbert.",
+        "DistilBertModel",
+        _POSITION_IDS,
     ),
-    "roberta": Architecture(BertConfig, _BERT_KEYS, _BERT_NAMES, "roberta.", "RobertaModel", _POSITION_IDS),
+    "roberta": Architecture(
+        BertConfig, _BERT_KEYS, _BERT_NAMES | _ROBERTA_MLM, "roberta.", "RobertaModel", _POSITION_IDS
+    ),
     # Files of the whole model also hold the word table a second and third time.
     "t5": Architecture(
         T5Config, _T5_KEYS, _T5_NAMES, "", "T5EncoderModel", ("encoder.embed_tokens", "decoder.embed_tokens")
@@ -174,7 +196,7 @@ def stored_tensors(config: EncoderConfig) -> dict[str, tuple[tuple[str, ...], tu
     tensors = {}
     for path, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
         parent, _, suffix = path.rpartition("/")
-        name = f"{names[parent]}.{_SUFFIXES[suffix]}" if parent in names else f"{names[path]}.weight"
+        name = names[path] if path in names else f"{names[parent]}.{_SUFFIXES[suffix]}"
         shape = leaf.shape[1:] if path.startswith("layers/") else leaf.shape
         layers = range(config.num_layers if path.startswith("layers/") else 1)
         tensors[path] = tuple(name.format(i) for i in layers), shape[::-1] if suffix == "kernel" else shape

@@ -44,6 +44,7 @@ class BertConfig:
     attention_dropout: float = 0.1
     initializer_range: float = 0.02
     first_position: int = 0
+    mlm_head: bool = False  # whether the head of masked language modelling is there too
     model_type: Literal["bert", "distilbert", "roberta"] = "bert"
 
     @property
@@ -59,7 +60,7 @@ def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=dtype, precision=precision, kernel_init=init, name=name)
 
 
-def layer_norm(config: BertConfig, dtype: Any, name: str) -> nn.LayerNorm:
+def layer_norm(config: BertConfig, dtype: Any, name: str | None) -> nn.LayerNorm:
     # use_fast_variance computes E[x^2] - E[x]^2, which loses digits that parity with torch needs.
     return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
 
@@ -70,20 +71,53 @@ class BertEmbeddings(nn.Module):
     config: BertConfig
     dtype: Any
 
-    @nn.compact
-    def __call__(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+    def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(c.initializer_range)
 
-        def table(rows: int, name: str) -> nn.Embed:
-            return nn.Embed(rows, c.hidden_size, dtype=self.dtype, embedding_init=init, name=name)
+        def table(rows: int) -> nn.Embed:
+            return nn.Embed(rows, c.hidden_size, dtype=self.dtype, embedding_init=init)
 
-        hidden = table(c.vocab_size, "word")(ids)
+        self.word, self.position = table(c.vocab_size), table(c.max_positions)
         if c.type_vocab_size:
-            hidden = hidden + table(c.type_vocab_size, "type")(jnp.zeros((1, 1), jnp.int32))
-        hidden = hidden + table(c.max_positions, "position")(c.first_position + jnp.arange(ids.shape[1])[None])
-        hidden = layer_norm(c, self.dtype, "norm")(hidden)
-        return nn.Dropout(c.hidden_dropout)(hidden, deterministic=not train)
+            self.type = table(c.type_vocab_size)
+        self.norm = layer_norm(c, self.dtype, None)
+        self.dropout = nn.Dropout(c.hidden_dropout)
+
+    def __call__(
+        self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
+    ) -> Float[jax.Array, "B slots H"]:
+        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at position 0."""
+        words, positions = self.word(ids), jnp.arange(ids.shape[1])
+        if leading is not None:
+            slots = self.word(leading) if leading.ndim == 1 else leading.astype(self.dtype)  # [n,H]
+            slots = jnp.broadcast_to(slots[None], (len(ids), *slots.shape))
+            words = jnp.concatenate([slots, words[:, 1:]], axis=1)
+            positions = jnp.concatenate([jnp.zeros(slots.shape[1], jnp.int32), positions[1:]])
+        hidden = words + self.position(self.config.first_position + positions)[None]
+        if self.config.type_vocab_size:
+            hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
+        return self.dropout(self.norm(hidden), deterministic=not train)
+
+
+class MlmHead(nn.Module):
+    """Hidden states -> logits over the vocabulary: dense, activation, norm, then the word table transposed, and a
+    bias. [Devlin et al. 2019]"""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
+    ) -> Float[jax.Array, "*batch vocabulary"]:
+        c = self.config
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, self.dtype, "dense")(hidden))
+        transformed = layer_norm(c, self.dtype, "norm")(transformed)
+        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
+        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
+        logits = jnp.einsum("...h,vh->...v", transformed, table.astype(self.dtype), precision=precision)
+        return logits.astype(jnp.float32) + bias
 
 
 class SelfAttention(nn.Module):
@@ -143,9 +177,21 @@ class Bert(nn.Module):
     dtype: Any = jnp.float32
     remat: bool = False
 
+    def setup(self) -> None:
+        self.embeddings = BertEmbeddings(self.config, self.dtype)
+        if self.config.mlm_head:
+            self.mlm_head = MlmHead(self.config, self.dtype)
+
+    @property
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]:
+        return self.embeddings.word.embedding
+
     @nn.compact
-    def __call__(self, tokens: Tokens, keep: Keep = Keep(), train: bool = False) -> HiddenStates:
-        """Encodes a batch. Dropout needs a "dropout" rng when `train`.
+    def __call__(
+        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+    ) -> HiddenStates:
+        """Encodes a batch. Dropout needs a "dropout" rng when `train`. `leading`: see BertEmbeddings; the T of the
+        states is then T - 1 + n.
 
         Raises ValueError if the batch is longer than the position table.
         """
@@ -155,7 +201,9 @@ class Bert(nn.Module):
                 f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.longest} positions; "
                 f"lower tokens.query_length or tokens.passage_length"
             )
-        embedded = BertEmbeddings(c, self.dtype, name="embeddings")(tokens.ids, train)
+        embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
+        if leading is not None:
+            mask = jnp.concatenate([jnp.repeat(mask[:, :1], len(leading), axis=1), mask[:, 1:]], axis=1)
         layer = nn.remat(BertLayer, prevent_cse=False) if self.remat else BertLayer
         scanned = nn.scan(
             layer,
@@ -164,9 +212,11 @@ class Bert(nn.Module):
             in_axes=nn.broadcast,
             length=c.num_layers,
         )
-        last, kept = scanned(c, self.dtype, keep, train, name="layers")(embedded, tokens.mask)
+        last, kept = scanned(c, self.dtype, keep, train, name="layers")(embedded, mask)
+        if self.is_initializing() and c.mlm_head:
+            self.mlm_head(last[:, :1], self.word_table)
         if keep.layers == "last":
-            state, mask = keep.select(last, tokens.mask)
+            state, mask = keep.select(last, mask)
             return HiddenStates(state[None], mask)
-        first, mask = keep.select(embedded, tokens.mask)
+        first, mask = keep.select(embedded, mask)
         return HiddenStates(jnp.concatenate([first[None], kept]), mask)

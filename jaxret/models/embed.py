@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import Program, by_row, replicated, shard_batch, shardings
-from jaxret.models.heads import Side
+from jaxret.models.head import Side
 from jaxret.models.retriever import Retriever
-from jaxret.types import Embeddings, Tokens
+from jaxret.types import Tokens, VectorLists
 
 SMALLEST_BATCH = 8
 
@@ -74,8 +76,10 @@ class Embedder:
     def _program(self, side: Side) -> Program:
         if side not in self._programs:
 
-            def encode(params: Any, tokens: Tokens) -> Embeddings:
-                return self.retriever.encode(params, tokens, side)
+            def encode(params: Any, tokens: Tokens) -> jax.Array:
+                found = self.retriever.encode(params, tokens, side)
+                # A short text may lack some of its V vectors; the first one again changes no maximum.
+                return jnp.where(found.mask[..., None], found.vectors, found.vectors[:, :1])
 
             self._programs[side] = Program(
                 encode,
@@ -84,10 +88,17 @@ class Embedder:
             )
         return self._programs[side]
 
-    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> np.ndarray:
-        """Vectors [texts, V, D] float32, in the order of `texts`."""
-        vectors_per_text = 1 if side == "query" else self.retriever.vectors_per_passage
-        result = np.empty((len(texts), vectors_per_text, self.retriever.dimension), np.float32)
+    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> VectorLists:
+        """The vectors of every text, float32, in the order of `texts`."""
+        counts = self.retriever.vector_counts(texts.lengths, side)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        result = VectorLists(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
+
+        def store(rows: np.ndarray, vectors: Any) -> None:
+            there = np.arange(vectors.shape[1]) < counts[rows][:, None]
+            place = (offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
+            result.flat[place] = np.asarray(vectors)[: len(rows)][there]
+
         program = self._program(side)
         pending: tuple[np.ndarray, Any] | None = None
         with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
@@ -95,13 +106,13 @@ class Embedder:
                 length = min(length, self.max_lengths[side])
                 padding = np.full(size - len(rows), -1)
                 tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
-                encoded = program(self.params, shard_batch(self.mesh, tokens)).vectors
+                encoded = program(self.params, shard_batch(self.mesh, tokens))
                 if pending:  # the device works on this batch while the host stores the one before
-                    result[pending[0]] = np.asarray(pending[1])[: len(pending[0])]
+                    store(*pending)
                 pending = rows, encoded
                 self.real_tokens += int(texts.lengths[rows].sum())
                 self.padded_tokens += size * length
                 bar.update(len(rows))
             if pending:
-                result[pending[0]] = np.asarray(pending[1])[: len(pending[0])]
+                store(*pending)
         return result

@@ -1,27 +1,29 @@
-"""Heads: HiddenStates -> Embeddings. One flat class a family; what a document's vectors are is decided here.
+"""Heads: HiddenStates -> Embeddings. One flat class a family; what a text's vectors are is decided here.
 
-A query always has one vector, from the last layer. `token` says which position stands for the text: "cls" (the first
-token, as in BERT-based retrievers) or "mean" (the masked mean, as in sentence-transformers' MiniLM and in T5).
+Unless a class says otherwise a query has one vector, from the last layer. `token` says which position stands for the
+text: "cls" (the first token, as in BERT-based retrievers) or "mean" (the masked mean, as in sentence-transformers'
+MiniLM and in T5, which has no [CLS]).
+
+Every head has
+    keep(side)               what it needs of the encoder
+    vectors_per_passage()    V, or None: one for every token
+    dimension(hidden_size)   D
+    __call__(hidden, text)   Embeddings; `text` has the side, the tokens and the encoder, for heads that use it again
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
+from jaxret.models.head import Side, Text, one_token, require_token
+from jaxret.models.implicit import ImplicitInteraction
 from jaxret.models.keep import Keep
+from jaxret.models.lexical import LexicalAggregate
 from jaxret.types import Embeddings, HiddenStates
-
-Side = Literal["query", "passage"]
-TOKENS = ("cls", "mean")
-
-
-def _one_token(token: str, layers: Literal["all", "last"]) -> Keep:
-    if token not in TOKENS:
-        raise ValueError(f"head.token is {token!r}; it must be one of {', '.join(TOKENS)}")
-    return Keep(0, mean=True, layers=layers) if token == "mean" else Keep(1, layers=layers)
 
 
 class LastLayer(nn.Module):
@@ -30,13 +32,20 @@ class LastLayer(nn.Module):
     num_layers: int
     token: str = "cls"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_token(self.token)
+
     def vectors_per_passage(self) -> int:
         return 1
 
-    def keep(self, side: Side) -> Keep:
-        return _one_token(self.token, "last")
+    def dimension(self, hidden_size: int) -> int:
+        return hidden_size
 
-    def __call__(self, hidden: HiddenStates, side: Side) -> Embeddings:
+    def keep(self, side: Side) -> Keep:
+        return one_token(self.token, "last")
+
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
         return Embeddings(hidden.states[-1], hidden.mask)
 
 
@@ -52,6 +61,7 @@ class Layers(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_token(self.token)
         if not self.layers or len(set(self.layers)) != len(self.layers):
             raise ValueError(f"head.layers is {self.layers}; it must name different layers")
         if max(self.layers) != self.num_layers or min(self.layers) < 0:
@@ -63,15 +73,135 @@ class Layers(nn.Module):
     def vectors_per_passage(self) -> int:
         return len(self.layers)
 
-    def keep(self, side: Side) -> Keep:
-        return _one_token(self.token, "last" if side == "query" else "all")
+    def dimension(self, hidden_size: int) -> int:
+        return hidden_size
 
-    def __call__(self, hidden: HiddenStates, side: Side) -> Embeddings:
-        if side == "query":
+    def keep(self, side: Side) -> Keep:
+        return one_token(self.token, "last" if side == "query" else "all")
+
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        if text.side == "query":
             return Embeddings(hidden.states[-1], hidden.mask)
         chosen = hidden.states[jnp.array(sorted(self.layers, reverse=True)), :, 0]  # [V,B,H]
         mask = jnp.broadcast_to(hidden.mask, (hidden.mask.shape[0], len(self.layers)))
         return Embeddings(jnp.moveaxis(chosen, 0, 1), mask)
 
 
-HEADS: dict[str, Any] = {"last_layer": LastLayer, "layers": Layers}
+class FirstTokens(nn.Module):
+    """ME-BERT: the last layer at the first m = `count` tokens, [CLS] being the first, V = m. With token "mean" (T5):
+    the masked mean, then the first m - 1 tokens."""
+
+    num_layers: int
+    count: int
+    token: str = "cls"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_token(self.token)
+        if self.count < 1:
+            raise ValueError(f"head.count is {self.count}; a passage needs at least 1 vector")
+
+    def vectors_per_passage(self) -> int:
+        return self.count
+
+    def dimension(self, hidden_size: int) -> int:
+        return hidden_size
+
+    def keep(self, side: Side) -> Keep:
+        if side == "query":
+            return one_token(self.token, "last")
+        mean = self.token == "mean"
+        return Keep(self.count - mean, mean=mean, layers="last")
+
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        return Embeddings(hidden.states[-1], hidden.mask)
+
+
+class AllTokens(nn.Module):
+    """ColBERT: the last layer at every token, V = T, projected to `projection` numbers if that is not 0.
+
+    The query is one vector (the papers' baseline), or every one of its tokens under `late_interaction`: its score is
+    then the sum over query tokens of the maximum over passage tokens. With token "mean" and one query vector, the
+    passage's mean comes before its tokens.
+    """
+
+    num_layers: int
+    token: str = "cls"
+    projection: int = 0
+    late_interaction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_token(self.token)
+
+    def vectors_per_passage(self) -> None:
+        return None
+
+    def dimension(self, hidden_size: int) -> int:
+        return self.projection or hidden_size
+
+    def keep(self, side: Side) -> Keep:
+        if self.late_interaction:
+            return Keep(layers="last")
+        if side == "query":
+            return one_token(self.token, "last")
+        return Keep(mean=self.token == "mean", layers="last")
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        vectors = hidden.states[-1]
+        if self.projection:
+            vectors = nn.Dense(
+                self.projection,
+                use_bias=False,
+                precision=jax.lax.Precision.HIGHEST,
+                kernel_init=nn.initializers.normal(0.02),
+                name="projection",
+            )(vectors.astype(jnp.float32))
+        return Embeddings(vectors, hidden.mask)
+
+
+class Viewers(nn.Module):
+    """MVR: n = `count` viewer tokens in place of [CLS], all at position 0, with the text from position 1; a passage's
+    vectors are the last layer at the viewers, V = n. The query has the first viewer alone.
+
+    Viewers are the word embeddings of `count` ids from `first_viewer_id` on (unused ones of BERT's vocabulary), or a
+    table of their own, drawn with deviation 0.02, if `first_viewer_id` is -1.
+    """
+
+    num_layers: int
+    hidden_size: int
+    count: int
+    first_viewer_id: int = 1
+
+    def vectors_per_passage(self) -> int:
+        return self.count
+
+    def dimension(self, hidden_size: int) -> int:
+        return hidden_size
+
+    def keep(self, side: Side) -> Keep:
+        return Keep(1 if side == "query" else self.count, layers="last")
+
+    @nn.compact
+    def leading(self, side: Side) -> jax.Array:
+        """What replaces [CLS]: ids [n] or embeddings [n,H]; n = 1 for queries."""
+        wanted = 1 if side == "query" else self.count
+        if self.first_viewer_id >= 0:
+            return self.first_viewer_id + jnp.arange(wanted)
+        table = self.param("table", nn.initializers.normal(0.02), (self.count, self.hidden_size))
+        return table[:wanted]
+
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        return Embeddings(hidden.states[-1], hidden.mask)
+
+
+HEADS: dict[str, Any] = {
+    "last_layer": LastLayer,
+    "layers": Layers,
+    "first_tokens": FirstTokens,
+    "all_tokens": AllTokens,
+    "viewers": Viewers,
+    "lexical": LexicalAggregate,
+    "implicit": ImplicitInteraction,
+}

@@ -1,10 +1,12 @@
 """Poolings of a passage's V vectors (MLR, "Pooling strategies"): none, average, scalar mix, self-contrastive.
 
-Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled.
+Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled. `num_vectors` is
+None where every text has its own number.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -17,9 +19,9 @@ from jaxret.types import Embeddings
 class NoPooling(nn.Module):
     """Keeps all V vectors; the score of a passage is the maximum over them."""
 
-    num_vectors: int
+    num_vectors: int | None
 
-    def inference_vectors(self) -> int:
+    def inference_vectors(self) -> int | None:
         return self.num_vectors
 
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
@@ -29,7 +31,7 @@ class NoPooling(nn.Module):
 class Average(nn.Module):
     """The mean of the vectors that exist."""
 
-    num_vectors: int
+    num_vectors: int | None
 
     def inference_vectors(self) -> int:
         return 1
@@ -38,13 +40,14 @@ class Average(nn.Module):
         exists = embeddings.mask[..., None]
         total = jnp.sum(jnp.where(exists, embeddings.vectors, 0), axis=1, keepdims=True)
         count = jnp.maximum(jnp.sum(exists, axis=1, keepdims=True), 1)
-        return Embeddings(total / count, jnp.any(embeddings.mask, axis=1, keepdims=True))
+        return replace(embeddings, vectors=total / count, mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 
 
 class ScalarMix(nn.Module):
-    """sum_k softmax(alpha)_k v_k with alpha [V] learned, zeros at the start (MLR eq. 8, without a scale gamma)."""
+    """sum_k softmax(alpha)_k v_k with alpha [V] learned, zeros at the start (MLR eq. 8, without a scale gamma); the
+    softmax is over the vectors that exist."""
 
-    num_vectors: int
+    num_vectors: int | None
 
     def inference_vectors(self) -> int:
         return 1
@@ -52,15 +55,15 @@ class ScalarMix(nn.Module):
     @nn.compact
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         alpha = self.param("alpha", nn.initializers.zeros, (self.num_vectors,))
-        weights = jax.nn.softmax(alpha)
-        mixed = jnp.einsum("v,bvd->bd", weights, embeddings.vectors, precision=jax.lax.Precision.HIGHEST)
-        return Embeddings(mixed[:, None], jnp.any(embeddings.mask, axis=1, keepdims=True))
+        weights = jax.nn.softmax(jnp.where(embeddings.mask, alpha, -1e30), axis=-1)  # [B,V]
+        mixed = jnp.einsum("bv,bvd->bd", weights, embeddings.vectors, precision=jax.lax.Precision.HIGHEST)
+        return replace(embeddings, vectors=mixed[:, None], mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 
 
 class SelfContrastive(nn.Module):
     """Training sees all V vectors (and the loss its local term); inference keeps vector 0, the last layer's."""
 
-    num_vectors: int
+    num_vectors: int | None
 
     def inference_vectors(self) -> int:
         return 1
@@ -68,7 +71,7 @@ class SelfContrastive(nn.Module):
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         if train:
             return embeddings
-        return Embeddings(embeddings.vectors[:, :1], embeddings.mask[:, :1])
+        return replace(embeddings, vectors=embeddings.vectors[:, :1], mask=embeddings.mask[:, :1])
 
 
 POOLINGS: dict[str, Any] = {

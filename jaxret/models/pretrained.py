@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save
 
 from jaxret.models.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
+from jaxret.models.bert import BertConfig, MlmHead
 from jaxret.storage import atomic_write, sha256_file, write_json
 
 Params = dict[str, Any]
+
 
 def resolve(name: str, download: bool = False) -> Path:
     """The local directory of a model: a directory, `package:NAME/FOLDER` (weights shipped in an installed Python
@@ -83,16 +87,25 @@ def _canonical(name: str, prefix: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def load_pretrained(directory: str | Path, ignore: Sequence[str] = ("pooler",)) -> tuple[EncoderConfig, Params]:
+def load_pretrained(
+    directory: str | Path, ignore: Sequence[str] = ("pooler",), config: EncoderConfig | None = None, seed: int = 0
+) -> tuple[EncoderConfig, Params]:
     """Reads config.json and model.safetensors into float32 parameters on the host.
 
     `ignore` are name prefixes of tensors that may be left unused (the pooler, an MLM head "cls", a "decoder").
+    `config`: what to load instead of all that config.json describes: fewer layers (the first ones), or with the MLM
+    head. Where the file has no MLM head, a new one is drawn from `seed` (`stores_mlm_head` says so beforehand).
     Raises ValueError naming every tensor that is missing, unused, or of the wrong shape.
     """
     directory = Path(directory)
-    config = read_config(directory)
+    whole = read_config(directory)
+    config = config or whole
     architecture = ARCHITECTURES[config.model_type]
     weights = directory / "model.safetensors"
+    tensors, fresh = stored_tensors(config), {}
+    if isinstance(config, BertConfig) and config.mlm_head and not stores_mlm_head(directory):
+        fresh = draw_mlm_head(config, seed)
+        tensors = {path: stored for path, stored in tensors.items() if path not in fresh}
     with safe_open(weights, framework="numpy") as file:
         stored: dict[str, str] = {}
         problems: list[str] = []
@@ -100,11 +113,11 @@ def load_pretrained(directory: str | Path, ignore: Sequence[str] = ("pooler",)) 
             twin = stored.setdefault(_canonical(name, architecture.prefix), name)
             if twin != name:
                 problems.append(f"duplicate {twin} and {name}")
-        tensors = stored_tensors(config)
         needed = {name for names, _ in tensors.values() for name in names}
         problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
+        deeper = {name for names, _ in stored_tensors(whole).values() for name in names[config.num_layers :]}
         allowed = (*architecture.buffers, *ignore)
-        unused = [name for name in stored.keys() - needed if not name.startswith(tuple(allowed))]
+        unused = [name for name in stored.keys() - needed - deeper if not name.startswith(tuple(allowed))]
         problems += [f"unused {name}" for name in sorted(unused)]
         for names, expected in tensors.values():
             for name in set(names) & stored.keys():
@@ -116,13 +129,32 @@ def load_pretrained(directory: str | Path, ignore: Sequence[str] = ("pooler",)) 
                 f"{weights} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
                 f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
             )
-        flat: dict[str, np.ndarray] = {}
+        flat: dict[str, np.ndarray] = fresh
         for path, (names, _) in tensors.items():
             arrays = [np.asarray(file.get_tensor(stored[name]), np.float32) for name in names]
             if path.endswith("kernel"):
                 arrays = [array.T for array in arrays]
             flat[path] = np.stack(arrays) if path.startswith("layers/") else arrays[0]
     return config, traverse_util.unflatten_dict(flat, sep="/")
+
+
+def stores_mlm_head(directory: str | Path) -> bool:
+    """Whether the weights in a directory come with the head of masked language modelling."""
+    config = read_config(directory)
+    if not isinstance(config, BertConfig):
+        return False
+    tensors = stored_tensors(replace(config, mlm_head=True))
+    head = {names[0] for path, (names, _) in tensors.items() if path.startswith("mlm_head/")}
+    with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
+        return bool(head & {_canonical(name, "") for name in file.keys()})  # noqa: SIM118
+
+
+def draw_mlm_head(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
+    """A new MLM head; with the word table as its output matrix, it starts from the pre-trained embeddings."""
+    key = jax.random.key(seed)
+    table = jnp.zeros((config.vocab_size, config.hidden_size))
+    params = MlmHead(config, jnp.float32).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
+    return traverse_util.flatten_dict({"mlm_head": jax.device_get(params)}, sep="/")
 
 
 def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
@@ -134,16 +166,20 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
     if flat.keys() != expected.keys():
         raise ValueError(f"parameters do not fit the config: {sorted(flat.keys() ^ expected.keys())}")
     tensors: dict[str, np.ndarray] = {}
+    architecture = ARCHITECTURES[config.model_type]
+    with_head = isinstance(config, BertConfig) and config.mlm_head
     for path, (names, _) in expected.items():
         array = np.asarray(flat[path], np.float32)
         for name, part in zip(names, array if path.startswith("layers/") else array[None], strict=True):
+            if with_head and not path.startswith("mlm_head/"):
+                name = architecture.prefix + name
             tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
     with atomic_write(directory / "model.safetensors", "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
-    architecture = ARCHITECTURES[config.model_type]
     raw = {key: getattr(config, field) for field, (key, _) in architecture.keys.items()}
-    names = {"model_type": config.model_type, "architectures": [architecture.class_name], "torch_dtype": "float32"}
-    write_json(directory / "config.json", raw | names)
+    name = architecture.class_name.replace("Model", "ForMaskedLM") if with_head else architecture.class_name
+    kind = {"model_type": config.model_type, "architectures": [name], "torch_dtype": "float32"}
+    write_json(directory / "config.json", raw | kind)
 
 
 def verify_weights(directory: str | Path, sha256: str) -> None:

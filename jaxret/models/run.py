@@ -21,9 +21,8 @@ from jaxret.contract import require_equal
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.embed import Embedder
-from jaxret.models.architectures import read_config
 from jaxret.models.pretrained import Params
-from jaxret.models.retriever import Retriever, build_retriever
+from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.storage import atomic_write, read_json, write_json
 
 _TOKENIZER_FILES = (
@@ -67,6 +66,10 @@ def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
     tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
     if tokenizer.cls_id is None and config.head.token == "cls":
         raise ValueError(f"head.token is 'cls', but the tokenizer in {directory} has no [CLS]; set head.token='mean'")
+    if config.head.name == "implicit" and tokenizer.mask_id != config.head.mask_id:
+        raise ValueError(
+            f"head.mask_id is {config.head.mask_id}, but [MASK] is {tokenizer.mask_id} in the tokenizer of {directory}"
+        )
     return tokenizer
 
 
@@ -136,7 +139,7 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"{workdir} is no run: it has no config.json; train.py --workdir={workdir} makes one")
     config = ConfigDict(read_json(workdir / "config.json"))
-    encoder = read_config(workdir / "encoder")
+    encoder = encoder_config(config, workdir / "encoder")
     retriever = build_retriever(config, encoder)
     tokenizer = load_tokenizer(config, workdir / "encoder")
     contract = make_contract(config, retriever, tokenizer)

@@ -149,7 +149,9 @@ class T5(nn.Module):
         c = self.config
         drop = nn.Dropout(c.dropout, deterministic=not train)
         init = nn.initializers.normal(c.initializer_factor)
-        embedded = drop(nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=init, name="word")(tokens.ids))
+        embedded = drop(
+            nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=init, name="word")(tokens.ids)
+        )
         table = nn.Embed(
             c.buckets,
             c.num_heads,

@@ -66,8 +66,9 @@ def encode_corpus(
     passages = read_corpus(corpus, Policy(on_error), scan)
     for shard, rows in each_shard(passages, pending):
         tokens = run.tokenizer.passages(rows, progress)
-        vectors = embedder(tokens, "passage", progress)
-        writer.write(shard, vectors.astype(dtype), [passage.id for passage in rows])
+        vectors = embedder(tokens, "passage", progress).astype(dtype)
+        fixed = run.retriever.vectors_per_passage is not None
+        writer.write(shard, vectors.stacked() if fixed else vectors, [passage.id for passage in rows])
     if not writer.pending():
         writer.finish()
     truncation = str(run.tokenizer.truncation.get("passages", ""))

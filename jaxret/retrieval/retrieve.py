@@ -13,8 +13,9 @@ from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.models.run import Run
 from jaxret.retrieval.index import select_backend, self_check
+from jaxret.retrieval.late import search_lists
 from jaxret.retrieval.search import SearchResult, search
-from jaxret.retrieval.shards import ShardSet, open_shards
+from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.storage import read_json
 
 Ranking = dict[str, list[tuple[str, float]]]
@@ -68,11 +69,17 @@ def retrieve(
     if not queries:
         raise ValueError("there is no query to search for")
     shards = open_corpus(run, folder)
-    chosen = select_backend(backend)
-    self_check(chosen)
     tokens = run.tokenizer.queries((query.text for query in queries), progress)
-    vectors = run.embedder()(tokens, "query", progress)[:, 0]
-    result = search(vectors, shards, k, chosen, progress=progress)
+    if shards.ragged:
+        if backend not in ("auto", "xla"):
+            raise ValueError(f"search backend {backend!r} has no lists of vectors; {folder} needs xla, or auto")
+        self_check(select_backend("xla"))
+        result = search_lists(run.embedder()(tokens, "query", progress), shards, k, progress=progress)
+    else:
+        chosen = select_backend(backend)
+        self_check(chosen)
+        vectors = run.embedder()(tokens, "query", progress).stacked()[:, 0]
+        result = search(vectors, shards, k, chosen, progress=progress)
     ids = shards.ids(result.rows.reshape(-1))
     width = result.rows.shape[1]
     ranking = {

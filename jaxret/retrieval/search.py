@@ -8,7 +8,7 @@ done when no document that was left out can reach its k-th score, rounding error
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -130,36 +130,51 @@ def search(
     if not np.isfinite(norms).all():
         raise ValueError(f"query {int(np.argmin(np.isfinite(norms)))} has a NaN, an infinity or a number too large")
 
-    wanted = min(k, corpus.total_rows)
-    scores = np.empty((len(queries), wanted), np.float32)
-    rows = np.empty((len(queries), wanted), np.int64)
-    todo, depth, rounds = np.arange(len(queries)), k + max(MARGIN, k // 8), []
+    def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray]:
+        candidates, largest_norm = _candidates(queries[part], corpus, depth, backend, progress)
+        _score_exactly(candidates, queries[part], norms[part], largest_norm, corpus)
+        return candidates, rounding_error(corpus.dimension, norms[part], largest_norm)
+
+    return search_until_proven(look, len(queries), corpus.total_rows, k, backend.description)
+
+
+def search_until_proven(
+    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray]],
+    queries: int,
+    total_rows: int,
+    k: int,
+    description: str,
+) -> SearchResult:
+    """Looks for `k` and some more candidates of every query, and deeper where that proves nothing.
+
+    look(queries, depth): the best candidates with exact scores, in the order of the tie rule; how high documents that
+    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one.
+    """
+    wanted = min(k, total_rows)
+    scores = np.empty((queries, wanted), np.float32)
+    rows = np.empty((queries, wanted), np.int64)
+    todo, depth, rounds = np.arange(queries), k + max(MARGIN, k // 8), []
     while todo.size:
         rounds.append(len(todo))
-        depth = min(depth, corpus.total_rows)
+        depth = min(depth, total_rows)
         unproven = []
         for part in _parts(todo, max(1, PASS_CANDIDATES // depth)):
-            candidates, largest_norm = _candidates(queries[part], corpus, depth, backend, progress)
-            _score_exactly(candidates, queries[part], norms[part], largest_norm, corpus)
+            candidates, error = look(part, depth)
             scores[part], rows[part] = candidates.scores[:, :wanted], candidates.rows[:, :wanted]
-            error = rounding_error(corpus.dimension, norms[part], largest_norm)
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
         todo = np.concatenate(unproven)
-        if todo.size and depth == corpus.total_rows:
-            raise RuntimeError(f"{backend.description} did not return all {depth} documents: choose another backend")
+        if todo.size and depth == total_rows:
+            raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
         depth *= 2
-    return SearchResult(scores, rows, backend.description, tuple(rounds))
+    return SearchResult(scores, rows, description, tuple(rounds))
 
 
 def _candidates(
     queries: np.ndarray, corpus: Corpus, depth: int, backend: Backend, progress: bool
 ) -> tuple[Candidates, float]:
     """The `depth` best documents of each query in the backend's float32, and the largest norm of any vector."""
-    shape = (len(queries), depth)
-    candidates = Candidates(
-        np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64), np.full(len(queries), -np.inf, np.float32)
-    )
+    candidates = empty_candidates(len(queries), depth)
     largest_norm = 0.0
     size = _block_documents(corpus, depth, backend)
     with tqdm(total=corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress) as bar:
@@ -228,6 +243,14 @@ def _score_exactly(
     by_rule = np.lexsort((candidates.rows, -scores), axis=1)
     candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
     candidates.rows[:] = np.take_along_axis(candidates.rows, by_rule, axis=1)
+
+
+def empty_candidates(queries: int, depth: int) -> Candidates:
+    return Candidates(
+        np.full((queries, depth), -np.inf, np.float32),
+        np.full((queries, depth), -1, np.int64),
+        np.full(queries, -np.inf, np.float32),
+    )
 
 
 def _parts(indices: np.ndarray, size: int) -> Iterable[np.ndarray]:

@@ -1,29 +1,27 @@
 """Vectors on disk: shards that are whole or not there, written in any order, read through memory maps.
 
-    vectors-00000-of-00064.npy   [rows, V, D] float32 or float16
-    ids-00000-of-00064.txt       the passage id of each row
-    shard-00000-of-00064.json    written last: sizes and digests of the two files, and what they were made from
-    manifest.json                written when every shard is there
-
-A document with its own number of vectors (ColBERT without padding) would be another `layout` in the manifest, with a
-file of offsets a shard; this module knows the layout "fixed" only: V vectors for every document.
+vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D]; float32 or float16
+offsets-00000-of-00064.npy   layout "ragged" alone: int64 [rows + 1], where the vectors of each row begin and end
+ids-00000-of-00064.txt       the passage id of each row
+shard-00000-of-00064.json    written last: sizes and digests of the files, and what they were made from
+manifest.json                written when every shard is there
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from jaxret.contract import require_equal
 from jaxret.storage import atomic_write, read_json, sha256_file, write_json
+from jaxret.types import VectorLists
 
-LAYOUT = "fixed"
+LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
 DTYPES = {"float32": "<f4", "float16": "<f2"}  # little-endian, so that the bytes are the same on every machine
 
 
@@ -54,6 +52,14 @@ class Shard:
     def ids(self, folder: Path) -> Path:
         return folder / f"ids-{self.suffix}.txt"
 
+    def offsets(self, folder: Path) -> Path:
+        return folder / f"offsets-{self.suffix}.npy"
+
+    def files(self, folder: Path, layout: str) -> dict[str, Path]:
+        """What a shard consists of, by the name of its entry in the sidecar."""
+        files = {"vectors": self.vectors(folder), "ids": self.ids(folder)}
+        return files | {"offsets": self.offsets(folder)} if layout == "ragged" else files
+
     def sidecar(self, folder: Path) -> Path:
         return folder / f"shard-{self.suffix}.json"
 
@@ -64,12 +70,12 @@ class Manifest:
 
     total_rows: int
     rows_per_shard: int
-    vectors_per_row: int  # V
+    vectors_per_row: int | None  # V; None under "ragged"
     dimension: int  # D
     dtype: str
     shards: list[dict[str, Any]]
     fingerprint: dict[str, Any]
-    layout: str = LAYOUT
+    layout: str
 
 
 def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:
@@ -97,7 +103,7 @@ class ShardWriter:
         }
         self._whole: set[int] = set()  # shards whose digests this process has seen to be right
         for path in [self.folder / "manifest.json", *sorted(self.folder.glob("shard-*.json"))]:
-            found = _read_entry(path)
+            found = read_entry(path)
             if found is not None and found.keys() >= self.made_from.keys():
                 require_equal(
                     self.made_from,
@@ -111,24 +117,29 @@ class ShardWriter:
         """The shards still to write: those without a sidecar, or whose files do not match it."""
         return [shard for shard in self.shards if not self._is_whole(shard)]
 
-    def write(self, shard: Shard, vectors: np.ndarray, ids: Sequence[str]) -> None:
-        """Writes one shard: `vectors` [rows,V,D] float32 or float16, and the passage id of each row."""
-        vectors = np.asarray(vectors)
-        dtype = _check_vectors(shard, vectors)
+    def write(self, shard: Shard, vectors: np.ndarray | VectorLists, ids: Sequence[str]) -> None:
+        """Writes one shard: `vectors` [rows,V,D] float32 or float16, or a list of vectors for each row; and the passage
+        id of each row."""
+        layout = "ragged" if isinstance(vectors, VectorLists) else "fixed"
+        flat = vectors.flat if isinstance(vectors, VectorLists) else np.asarray(vectors)
+        dtype = _check_vectors(shard, vectors, flat)
         _check_ids(shard, ids)
         (self.folder / "manifest.json").unlink(missing_ok=True)  # it describes the shards that were there before
         self._whole.discard(shard.index)
         with atomic_write(shard.vectors(self.folder), "wb") as file:
-            np.save(file, np.ascontiguousarray(vectors, DTYPES[dtype]), allow_pickle=False)
+            np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
+        if isinstance(vectors, VectorLists):
+            with atomic_write(shard.offsets(self.folder), "wb") as file:
+                np.save(file, np.ascontiguousarray(vectors.offsets, "<i8"), allow_pickle=False)
         with atomic_write(shard.ids(self.folder)) as file:
             file.writelines(f"{identifier}\n" for identifier in ids)
         entry = {
             "first_row": shard.start,
             "rows": shard.rows,
-            "shape": list(vectors.shape),
+            "layout": layout,
+            "shape": list(flat.shape),
             "dtype": dtype,
-            "vectors": _describe(shard.vectors(self.folder)),
-            "ids": _describe(shard.ids(self.folder)),
+            **{name: _describe(path) for name, path in shard.files(self.folder, layout).items()},
         }
         write_json(shard.sidecar(self.folder), entry | self.made_from)
         self._whole.add(shard.index)
@@ -142,157 +153,47 @@ class ShardWriter:
                 f"{self.folder}: {len(missing)} of {len(self.shards)} shards are missing or damaged ({names}): "
                 "run encode again to write them"
             )
-        keys = ("first_row", "rows", "shape", "dtype", "vectors", "ids")
         entries = [read_json(shard.sidecar(self.folder)) for shard in self.shards]
-        first = entries[0]
+        layout, dtype = entries[0]["layout"], entries[0]["dtype"]
+        fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # what all shards share: (V, D) or (D,)
+        same = (layout, dtype, entries[0]["shape"][fixed])
         for shard, entry in zip(self.shards, entries, strict=True):
-            if (entry["shape"][1:], entry["dtype"]) != (first["shape"][1:], first["dtype"]):
+            if (entry["layout"], entry["dtype"], entry["shape"][fixed]) != same:
                 raise ShardError(
-                    f"{shard.vectors(self.folder)}: {entry['dtype']} {entry['shape']}, but the first shard is "
-                    f"{first['dtype']} {first['shape']}: V, D and dtype must be the same in every shard"
+                    f"{shard.vectors(self.folder)}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
+                    f"shard is {dtype} {entries[0]['shape']} {layout}: V, D and dtype must be the same in every shard"
                 )
-        _, vectors_per_row, dimension = first["shape"]
         manifest = Manifest(
-            vectors_per_row=vectors_per_row,
-            dimension=dimension,
-            dtype=first["dtype"],
-            shards=[{key: entry[key] for key in keys} for entry in entries],
+            vectors_per_row=same[2][0] if layout == "fixed" else None,
+            dimension=same[2][-1],
+            dtype=dtype,
+            layout=layout,
+            shards=[{key: value for key, value in e.items() if key not in self.made_from} for e in entries],
             **self.made_from,
         )
         path = self.folder / "manifest.json"
-        if _read_entry(path) != vars(manifest):
+        if read_entry(path) != vars(manifest):
             write_json(path, vars(manifest))
         return manifest
 
     def _is_whole(self, shard: Shard) -> bool:
         sidecar = shard.sidecar(self.folder)
-        entry = _read_entry(sidecar)
+        entry = read_entry(sidecar)
         if entry is None or any(entry.get(key) != value for key, value in self.made_from.items()):
             return False
         if entry.get("first_row") != shard.start or entry.get("rows") != shard.rows:
             return False
         try:
-            _check_files(self.folder, shard, entry, verify=shard.index not in self._whole)
+            check_files(self.folder, shard, entry, verify=shard.index not in self._whole)
         except ShardError:
             return False  # pending() lists it, and it is written again
         self._whole.add(shard.index)
         return True
 
 
-class ShardSet:
-    """A finished folder of vectors. Iterating gives (first_row, vectors [rows,V,D]) memory maps, shard by shard."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
-
-    @property
-    def total_rows(self) -> int:
-        return self.manifest.total_rows
-
-    @property
-    def vectors_per_row(self) -> int:
-        return self.manifest.vectors_per_row
-
-    @property
-    def dimension(self) -> int:
-        return self.manifest.dimension
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        return self.manifest.fingerprint
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        for shard in self.shards:
-            yield shard.start, self._map(shard)
-
-    def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The vectors [n,V,D] of n global rows, in the dtype on disk."""
-        unique, inverse = self._unique(indices)
-        shape = (len(unique), self.vectors_per_row, self.dimension)
-        vectors = np.empty(shape, DTYPES[self.manifest.dtype])
-        for shard, part in self._by_shard(unique):
-            vectors[part] = self._map(shard)[unique[part] - shard.start]
-        return vectors[inverse]
-
-    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        """The passage ids of n global rows. Reads one id file at a time and keeps the ids asked for only."""
-        unique, inverse = self._unique(indices)
-        found: list[str] = []
-        for shard, part in self._by_shard(unique):
-            text = shard.ids(self.folder).read_bytes()
-            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-            starts = np.concatenate([[0], ends[:-1] + 1])
-            found += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
-        return [found[i] for i in inverse]
-
-    def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.asarray(indices, np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
-            wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
-            raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
-        unique, inverse = np.unique(rows, return_inverse=True)
-        return unique, inverse
-
-    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, slice]]:
-        """The shards that hold any of the sorted `rows`, and which part of `rows` each holds."""
-        bounds = np.searchsorted(rows, [shard.start for shard in self.shards] + [self.total_rows])
-        for shard, start, stop in zip(self.shards, bounds[:-1], bounds[1:], strict=True):
-            if start < stop:
-                yield shard, slice(start, stop)
-
-    def _map(self, shard: Shard) -> np.ndarray:
-        return _map_vectors(self.folder, shard, self.manifest.shards[shard.index])
-
-
-def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
-    """Opens a finished folder of vectors. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
-
-    Raises ShardError naming the file that is missing or damaged.
-    """
-    folder = Path(folder)
-    path = folder / "manifest.json"
-    if not path.is_file():
-        state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"
-        raise ShardError(f"{path} does not exist: {state}; run encode again")
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("layout") != LAYOUT or set(found) != set(Manifest.__annotations__):
-        raise ShardError(f"{path}: not a manifest with layout {LAYOUT!r} of this version; run encode again")
-    manifest = Manifest(**found)
-    shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
-    if len(shards) != len(manifest.shards):
-        raise ShardError(f"{path}: lists {len(manifest.shards)} shards, {len(shards)} are right; run encode again")
-
-    def check(shard: Shard) -> None:
-        entry = manifest.shards[shard.index]
-        expected = [shard.rows, manifest.vectors_per_row, manifest.dimension]
-        if (entry["first_row"], entry["shape"], entry["dtype"]) != (shard.start, expected, manifest.dtype):
-            raise ShardError(f"{path}: the entry of shard {shard.suffix} contradicts the totals; run encode again")
-        _check_files(folder, shard, entry, verify)
-        _map_vectors(folder, shard, entry)
-
-    with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
-        list(pool.map(check, shards))
-    return ShardSet(folder, manifest)
-
-
-def _map_vectors(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
-    path = shard.vectors(folder)
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
-    if list(vectors.shape) != entry["shape"] or vectors.dtype != np.dtype(DTYPES[entry["dtype"]]):
-        raise ShardError(
-            f"{path}: holds {vectors.dtype} {list(vectors.shape)}, its manifest says {entry['dtype']} "
-            f"{entry['shape']}; run encode again"
-        )
-    return cast(np.ndarray, vectors)
-
-
-def _check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
-    for kind, path in (("vectors", shard.vectors(folder)), ("ids", shard.ids(folder))):
+def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
+    """Raises ShardError if a file of a shard is not the one that its entry describes."""
+    for kind, path in shard.files(folder, entry.get("layout", "")).items():
         expected = entry.get(kind)
         if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
             raise ShardError(
@@ -306,16 +207,22 @@ def _check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: b
             raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
 
 
-def _check_vectors(shard: Shard, vectors: np.ndarray) -> str:
-    if vectors.ndim != 3 or vectors.shape[0] != shard.rows or 0 in vectors.shape:
-        raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(vectors.shape)}")
-    dtype = vectors.dtype.name
+def _check_vectors(shard: Shard, vectors: np.ndarray | VectorLists, flat: np.ndarray) -> str:
+    """The name of their dtype."""
+    lists = isinstance(vectors, VectorLists)
+    if flat.ndim != (2 if lists else 3) or len(vectors) != shard.rows or 0 in flat.shape:
+        raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(flat.shape)}")
+    if isinstance(vectors, VectorLists) and not (vectors.counts > 0).all():
+        raise ValueError(f"row {shard.start + int((vectors.counts > 0).argmin())} has no vector")
+    dtype = flat.dtype.name
     if dtype not in DTYPES:
         raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(DTYPES)}")
-    finite = np.isfinite(vectors).all(axis=(1, 2))
+    finite = np.isfinite(flat).reshape(len(flat), -1).all(axis=1)
     if not finite.all():
+        place = int(finite.argmin())
+        row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, VectorLists) else place
         hint = "; float16 holds nothing above 65504, so try encode.dtype=float32" if dtype == "float16" else ""
-        raise ValueError(f"row {shard.start + int(finite.argmin())} has a NaN or an infinity in its vectors{hint}")
+        raise ValueError(f"row {shard.start + row} has a NaN or an infinity in its vectors{hint}")
     return dtype
 
 
@@ -331,7 +238,7 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def _read_entry(path: Path) -> dict[str, Any] | None:
+def read_entry(path: Path) -> dict[str, Any] | None:
     """The mapping in a JSON file, or None if it is missing or broken, which means the same: not done."""
     try:
         found = read_json(path)

@@ -33,6 +33,4 @@ def check_lengths(config: ConfigDict, retriever: Retriever) -> None:
     """Raises ValueError if a text may be longer than the encoder's position table."""
     for key in ("query_length", "passage_length"):
         if config.tokens[key] > retriever.longest:
-            raise ValueError(
-                f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.longest} positions"
-            )
+            raise ValueError(f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.longest} positions")

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxret.contract import require_equal
 from jaxret.data.batches import TrainingSet, tokenize_examples
-from jaxret.data.formats import Policy, read_examples
+from jaxret.data.formats import Policy, read_examples, read_queries
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.storage import read_json, write_json
 
@@ -23,14 +23,22 @@ def load_examples(
     source, split = config.data[which], config.data[f"{which}_split"]
     negatives_run = config.data.negatives_run or None
     examples = read_examples(source, split, policy, negatives_run=negatives_run if which == "train" else None)
+    imagine = config.data.pseudo_queries if which == "train" else ""
+    pseudo_queries = None
+    if imagine and imagine != "query":
+        pseudo_queries = {query.id: query.text for query in read_queries(imagine, policy)}
     tokenizer.truncation.clear()
-    data = tokenize_examples(examples, tokenizer, progress)
+    data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, imagine == "query")
     say(f"{which}: {len(data):,} examples from {source}")
     for truncation in tokenizer.truncation.values():
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
         say(f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; their slots stay empty")
+    if data.pseudo_queries is not None:
+        say(
+            f"  {int((data.pseudo_queries.lengths > 0).sum()):,} of {len(data.passages):,} passages have a pseudo-query"
+        )
     if policy.report():
         say(f"  {policy.report()}")
     return data

@@ -7,11 +7,11 @@ again when its gradient is needed. Loss code and gradients are those of the plai
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
-from jaxret.types import Embeddings, Tokens
+from jaxret.types import Embeddings
 
 Tree = TypeVar("Tree")
 
@@ -28,22 +28,23 @@ def join(tree: Tree) -> Tree:
 
 
 def encode_in_chunks(
-    encode: Callable[[Tokens, jax.Array], Embeddings], tokens: Tokens, chunks: int, key: jax.Array
+    encode: Callable[[Any, jax.Array], Embeddings], texts: Any, chunks: int, key: jax.Array
 ) -> Embeddings:
-    """Embeddings of all texts, `chunks` passes of B/chunks texts each, every chunk with its own dropout key.
+    """Embeddings of all texts (a tree of arrays with one row each), `chunks` passes of B/chunks texts each, every
+    chunk with its own dropout key.
 
     Raises ValueError if `chunks` does not divide the number of texts.
     """
-    rows = tokens.ids.shape[0]
+    rows = len(jax.tree.leaves(texts)[0])
     if rows % chunks:
         raise ValueError(f"{rows} texts cannot be encoded in {chunks} equal chunks")
     keys = jax.random.split(key, chunks)
     if chunks == 1:
-        return encode(tokens, keys[0])
+        return encode(texts, keys[0])
 
     @jax.checkpoint
-    def chunk(carry: None, inputs: tuple[Tokens, jax.Array]) -> tuple[None, Embeddings]:
+    def chunk(carry: None, inputs: tuple[Any, jax.Array]) -> tuple[None, Embeddings]:
         return carry, encode(*inputs)
 
-    _, embeddings = jax.lax.scan(chunk, None, (split(tokens, chunks), keys))
+    _, embeddings = jax.lax.scan(chunk, None, (split(texts, chunks), keys))
     return join(embeddings)

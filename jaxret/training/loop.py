@@ -7,8 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,13 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
+from jaxret.contract import require_equal
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models import run
 from jaxret.models.embed import Embedder
-from jaxret.models.pretrained import Params
+from jaxret.models.pretrained import Params, stores_mlm_head
 from jaxret.models.retriever import build_retriever, load_encoder
 from jaxret.training.check import check, check_lengths
 from jaxret.training.diagnosis import diagnose
@@ -29,7 +31,7 @@ from jaxret.training.examples import load_examples, record_data
 from jaxret.training.logging import MetricsLog
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.state import init_state, restore_state
+from jaxret.training.state import init_state, place, restore_state
 from jaxret.training.step import Objective, TrainState, make_eval_step, make_train_step
 from jaxret.training.validation import Validation, make_pool
 
@@ -63,6 +65,8 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     retriever = build_retriever(config, encoder)
     tokenizer = run.load_tokenizer(config, directory)
     check_lengths(config, retriever)
+    if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
+        say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
     contract = run.make_contract(config, retriever, tokenizer)
     new = run.is_new(workdir, config, contract)
 
@@ -73,7 +77,9 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     record_data(workdir, {"train": data, "dev": dev})
 
     total_steps, checkpoint_every = schedule_steps(config, len(data))
-    objective = Objective(retriever, loss_settings(config), mesh, config.train.chunk_size)
+    steps_per_epoch = max(math.ceil(len(data) / config.train.batch_size), 1)
+    settings = loss_settings(config, retriever, steps_per_epoch)
+    objective = Objective(retriever, settings, mesh, config.train.chunk_size)
     optimizer, schedule = make_optimizer(config.optimizer, total_steps)
     dropout_key = jax.random.key(config.seed.dropout)
 
@@ -81,6 +87,8 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         start = checkpoints.last()
         if start is None:
             state = init_state(config, mesh, retriever, pretrained, optimizer)
+            if config.train.start_from:
+                state = start_from(config.train.start_from, contract, state)
         else:
             state = restore_state(checkpoints, start, mesh, retriever, optimizer)
         del pretrained  # the host's copy
@@ -118,6 +126,15 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         log.close()
     say(f"{step} of {total_steps} steps done; the training step was compiled to {train_step.count} program(s)")
     return TrainResult(step, total_steps, start, train_step.count, recorder.metrics)
+
+
+def start_from(workdir: str, contract: dict[str, Any], state: TrainState) -> TrainState:
+    """The state with the parameters of another run's best checkpoint. Raises ContractError if that is another model."""
+    other = run.open_run(workdir)
+    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
+    require_equal(other.contract, contract, f"{workdir}/contract.json", "this run", remedy)
+    places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+    return replace(state, params=jax.tree.map(place, jax.device_get(other.params), places))
 
 
 @dataclass
@@ -192,6 +209,7 @@ def batch_plan(config: ConfigDict, batch_size: int) -> BatchPlan:
         length_multiple=config.tokens.length_multiple,
         max_query_length=config.tokens.query_length,
         max_passage_length=config.tokens.passage_length,
+        pseudo_length=config.head.pseudo_length,
         data_seed=config.seed.data,
         negatives_seed=config.seed.negatives,
     )

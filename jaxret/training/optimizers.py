@@ -1,10 +1,13 @@
-"""AdamW with linear warm-up and decay, and clipping by global norm."""
+"""AdamW and LAMB with linear warm-up and decay, and clipping by global norm."""
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -18,6 +21,13 @@ def linear_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.S
     return optax.join_schedules([up, down], [warmup_steps]) if warmup_steps else down
 
 
+def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
+    """`peak`, after a linear warm-up."""
+    constant = optax.constant_schedule(peak)
+    up = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))
+    return optax.join_schedules([up, constant], [warmup_steps]) if warmup_steps else constant
+
+
 def decay_mask(params: Any) -> Any:
     """True for kernels and embedding tables; biases, layer norms and mixing weights are never decayed."""
 
@@ -27,11 +37,93 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Config -> (optimizer, learning-rate schedule)."""
-    schedule = linear_schedule(config.learning_rate, round(config.warmup_fraction * total_steps), total_steps)
-    adamw = optax.adamw(
-        schedule, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=decay_mask
+def per_layer_norm(path: str, leaf: jax.Array) -> jax.Array:
+    """The norm of a parameter; of a stack of layers, that of each layer, in a shape that broadcasts. As if the layers
+    were separate tensors, which they are elsewhere."""
+    axes = tuple(range(1, leaf.ndim)) if "layers/" in path else None
+    return jnp.sqrt(jnp.sum(leaf**2, axis=axes, keepdims=True))
+
+
+def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransformation:
+    """LAMB's layer-wise ratio: update * min(|w|, largest_norm) / |update|, and * 1 where either norm is 0 (You et al.
+    2020, algorithm 2)."""
+
+    def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
+        def scaled(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
+            weight = jnp.minimum(per_layer_norm(path_name(path), w), largest_norm)
+            size = per_layer_norm(path_name(path), u)
+            ratio = jnp.where((weight > 0) & (size > 0), weight / jnp.where(size > 0, size, 1.0), 1.0)
+            return u * ratio
+
+        return jax.tree_util.tree_map_with_path(scaled, updates, params), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """m / (sqrt(v) + eps) without bias correction, as in the LAMB that I3 was trained with (torch_optimizer)."""
+
+    def init(params: Any) -> optax.ScaleByAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+        mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, updates, state.mu)
+        nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g**2, updates, state.nu)
+        steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return steps, optax.ScaleByAdamState(state.count + 1, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def head_mask(params: Any) -> Any:
+    """True for the layers of heads (I3's reconstructor and interactor, projections), not for what projects to the
+    vocabulary."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: bool(re.match(r"(\w+_)?head/(?!vocabulary)", path_name(path))), params
     )
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    return optax.chain(clip, adamw), schedule
+
+
+def frozen_mask(pattern: str, params: Any) -> Any:
+    """True for parameters whose path matches. Raises ValueError if none does, or all do."""
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), params)
+    if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
+        what = "all" if all(jax.tree.leaves(mask)) else "none"
+        raise ValueError(f"optimizer.frozen is {pattern!r}, which matches {what} of the parameters")
+    return mask
+
+
+def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Config -> (optimizer, learning-rate schedule). Raises ValueError for an unknown name."""
+    c = config
+    if c.decay == "linear":
+        schedule = linear_schedule(c.learning_rate, round(c.warmup_fraction * total_steps), total_steps)
+    elif c.decay == "none":
+        schedule = constant_schedule(c.learning_rate, round(c.warmup_fraction * total_steps))
+    else:
+        raise ValueError(f"optimizer.decay is {c.decay!r}; it must be linear or none")
+    adam = optax.scale_by_adam(b1=c.b1, b2=c.b2, eps=c.eps)
+    moments = {
+        "adamw": (adam, optax.identity()),
+        "lamb": (adam, scale_by_trust_ratio()),
+        "lamb_reference": (scale_by_biased_adam(c.b1, c.b2, c.eps), scale_by_trust_ratio(largest_norm=10.0)),
+    }
+    if c.name not in moments:
+        raise ValueError(f"optimizer.name is {c.name!r}; it must be one of {', '.join(moments)}")
+    direction, ratio = moments[c.name]
+    frozen = optax.identity()
+    if c.frozen:
+        frozen = optax.masked(optax.set_to_zero(), lambda params: frozen_mask(c.frozen, params))
+    heads = optax.identity()
+    if c.head_learning_rate:
+        heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), head_mask)
+    return optax.chain(
+        frozen,  # before clipping: what is not trained has no part in the norm
+        optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity(),
+        direction,
+        optax.add_decayed_weights(c.weight_decay, decay_mask),
+        ratio,
+        heads,
+        optax.scale_by_learning_rate(schedule),
+        frozen,
+    ), schedule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ from flax import struct
 from jax.sharding import Mesh
 
 from jaxret.distributed import Program, by_row, replicated, shardings
+from jaxret.models.head import Side
 from jaxret.models.retriever import Retriever
-from jaxret.scoring import similarities
+from jaxret.scoring import late_interaction, similarities
 from jaxret.training.grad_cache import encode_in_chunks
 from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss
-from jaxret.types import Batch
+from jaxret.types import Batch, Embeddings
 
 Params = Any
 
@@ -42,21 +43,46 @@ class Objective:
     mesh: Mesh
     chunk_size: int = 0
 
-    def __call__(self, params: Params, batch: Batch, key: jax.Array, train: bool = True) -> LossTerms:
-        """Without `train` there is no dropout, and documents are pooled as at inference."""
+    def __call__(
+        self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+    ) -> LossTerms:
+        """`step` is for what changes with the epoch. Without `train` there is no dropout and no annealing, and
+        documents are pooled as at inference."""
         queries = batch.positives.shape[0]
         chunks = queries // self.chunk_size if train and self.chunk_size else 1
         query_key, document_key = jax.random.split(key)
 
-        def encode(side: Any) -> Callable[..., Any]:
-            return lambda tokens, k: self.retriever.encode(params, tokens, side, train, k)
+        def encode(side: Side) -> Callable[..., Embeddings]:
+            return lambda inputs, k: self.retriever.encode(params, inputs[0], side, train, k, inputs[1])
 
-        q = encode_in_chunks(encode("query"), batch.queries, chunks, query_key)
-        d = encode_in_chunks(encode("passage"), batch.documents, chunks, document_key)
+        q = encode_in_chunks(encode("query"), (batch.queries, None), chunks, query_key)
+        d = encode_in_chunks(encode("passage"), (batch.documents, batch.pseudo_queries), chunks, document_key)
         d = jax.lax.with_sharding_constraint(d, replicated(self.mesh))  # every device scores all documents
-        scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
-        scores = jax.lax.with_sharding_constraint(scores, by_row(self.mesh))
-        return contrastive_loss(scores, batch.positives, candidates(batch), self.settings)
+        settings, allowed = self.settings, candidates(batch)
+        annealing = settings.annealing(step) if step is not None else 1.0
+
+        def contrast(part: slice) -> LossTerms:
+            scores = self.similarities(q, d, part)
+            return contrastive_loss(scores, batch.positives, allowed, settings, annealing)
+
+        terms = contrast(slice(None))
+        loss, parts, reconstruction = settings.contrastive_weight * terms.loss, terms.parts, terms.reconstruction
+        if settings.parts:
+            parts = sum((contrast(slice(*part)).contrastive for part in settings.parts), parts)
+            loss = loss + settings.parts_weight * parts
+        if d.own_loss is not None:
+            total, count = jnp.sum(d.own_loss, axis=0)
+            reconstruction = total / jnp.maximum(count, 1)
+            loss = loss + settings.reconstruction(0 if step is None else step) * reconstruction
+        return replace(terms, loss=loss, parts=parts, reconstruction=reconstruction)
+
+    def similarities(self, q: Embeddings, d: Embeddings, part: slice) -> jax.Array:
+        """S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late interaction."""
+        if self.retriever.late_interaction:
+            scores = late_interaction(q.vectors, q.mask, d.vectors, d.mask)[..., None]
+        else:
+            scores = similarities(q.vectors[:, 0, part], d.vectors[..., part], d.mask)
+        return jax.lax.with_sharding_constraint(scores, by_row(self.mesh))
 
 
 def make_train_step(
@@ -67,13 +93,13 @@ def make_train_step(
     state: concrete or abstract, for its shardings.
     """
 
-    def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossTerms]:
-        terms = objective(params, batch, key)
+    def loss(params: Params, batch: Batch, key: jax.Array, step: jax.Array) -> tuple[jax.Array, LossTerms]:
+        terms = objective(params, batch, key, step)
         return terms.loss, terms
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(dropout_key, state.step)
-        (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+        (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key, state.step)
         norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))
@@ -88,6 +114,10 @@ def make_train_step(
             "in_batch_accuracy": terms.accuracy,
             "gradient_norm": norm,
         }
+        if objective.settings.parts:
+            metrics["parts_loss"] = terms.parts
+        if batch.pseudo_queries is not None:
+            metrics["reconstruction_loss"] = terms.reconstruction
         return new, metrics
 
     mesh = objective.mesh

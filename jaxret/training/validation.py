@@ -55,11 +55,12 @@ class Validation:
 
     def _retrieve(self, params: Any) -> dict[str, float]:
         self.embedder.params = params
-        queries = self.embedder(self.dev.queries, "query", self.progress)[:, 0]
+        queries = self.embedder(self.dev.queries, "query", self.progress)
         passages = self.embedder(self.pool, "passage", self.progress)
         run, judgements = {}, []
-        for i, query in enumerate(queries):
-            scores = (passages @ query).max(axis=1)
+        for i in range(len(queries)):
+            best = np.maximum.reduceat(passages.flat @ queries[i].T, passages.offsets[:-1])  # [passages,U]
+            scores = best.sum(axis=1)
             top = np.argsort(-scores, kind="stable")[:20]
             run[str(i)] = [(str(row), float(scores[row])) for row in top]
             known = self.dev.known_positives[i]

@@ -89,7 +89,7 @@ def some_texts(count: int = 45) -> Ragged:
 def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[Retriever, Params], side: Side) -> None:
     retriever, params = model
     texts = some_texts()
-    found = embedder(model)(texts, side)
+    found = embedder(model)(texts, side).stacked()
     encode = jax.jit(lambda tokens: retriever.encode(params, tokens, side).vectors)
     for i in range(len(texts)):
         ids = np.zeros((1, LIMIT), np.int32)
@@ -103,12 +103,12 @@ def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[Retriever, Par
 
 def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, Params]) -> None:
     texts, once = some_texts(), embedder(model)
-    first = once(texts, "passage")
+    first = once(texts, "passage").stacked()
     programs = once.programs
     assert programs == len({(size, min(length, LIMIT)) for _, size, length in plan_batches(texts.lengths, 512, 8)})
     order = np.random.default_rng(0).permutation(len(texts))
     shuffled = Ragged.from_lists([texts[i].tolist() for i in order.tolist()])
-    np.testing.assert_allclose(once(shuffled, "passage"), first[order], atol=1e-6, rtol=0)
+    np.testing.assert_allclose(once(shuffled, "passage").stacked(), first[order], atol=1e-6, rtol=0)
     assert once.programs == programs
     once(some_texts(), "query")
     assert once.programs > programs  # control
@@ -116,7 +116,7 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, 
 
 def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
     texts, once = some_texts(), embedder(model)
-    assert once(Ragged.from_lists([]), "passage").shape[0] == 0
+    assert once(Ragged.from_lists([]), "passage").stacked().shape == (0, 1, 32)
     once(texts, "passage")
     computed = sum(size * min(length, LIMIT) for _, size, length in plan_batches(texts.lengths, 512, 8))
     assert once.real_tokens == texts.lengths.sum()

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jaxret.models.bert import Bert
+from jaxret.models.head import Text
+from jaxret.models.heads import FirstTokens, LastLayer, Layers, Viewers
 from jaxret.models.keep import Keep
-from jaxret.models.heads import HEADS, LastLayer, Layers
 from jaxret.types import Embeddings, HiddenStates, Tokens
 from tests.tiny import BERT, make_params, make_retriever, make_tokens
 
@@ -37,7 +38,7 @@ def encoder() -> tuple[Any, Tokens, HiddenStates]:
 def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Embeddings:
     params, tokens, _ = encoder
     hidden = encode(params, tokens, head.keep(side))
-    return head.apply({}, hidden, side)
+    return head.apply({}, hidden, Text(side, tokens))
 
 
 def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) -> np.ndarray:
@@ -106,12 +107,56 @@ def test_impossible_layers(layers: tuple[int, ...], message: str) -> None:
         Layers(3, layers)
 
 
-@pytest.mark.parametrize("head", [LastLayer(3, "max"), Layers(3, (3,), "max")])
-@pytest.mark.parametrize("side", ["query", "passage"])
-def test_unknown_token(head: Any, side: Any) -> None:
+@pytest.mark.parametrize(
+    "build", [lambda: LastLayer(3, "max"), lambda: Layers(3, (3,), "max"), lambda: FirstTokens(3, 2, "max")]
+)
+def test_unknown_token(build: Any) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'max'; it must be one of cls, mean"):
-        head.keep(side)
+        build()
 
 
-def test_names() -> None:
-    assert {"last_layer": LastLayer, "layers": Layers} == HEADS
+@pytest.mark.parametrize("token", ["cls", "mean"])
+def test_first_tokens(token: str, encoder: Any) -> None:
+    """ME-BERT's vectors are those of the first tokens; T5's first is the mean."""
+    states, mask = np.asarray(encoder[2].states)[-1], np.asarray(encoder[1].mask)
+    found = embed(FirstTokens(3, 3, token), "passage", encoder)
+    if token == "cls":
+        np.testing.assert_allclose(found.vectors, states[:, :3], atol=1e-6)
+        np.testing.assert_array_equal(found.mask, mask[:, :3])
+    else:
+        np.testing.assert_allclose(found.vectors[:, 0], expected(3, "mean", encoder), atol=1e-6)
+        np.testing.assert_allclose(found.vectors[:, 1:], states[:, :2], atol=1e-6)
+    assert embed(FirstTokens(3, 3, token), "query", encoder).vectors.shape == (ROWS, 1, DEEP.hidden_size)
+
+
+def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
+    """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
+    params, tokens, _ = encoder
+    head = Viewers(3, DEEP.hidden_size, 3, first_viewer_id=5)
+    hidden = jax.jit(lambda p: Bert(DEEP).apply({"params": p}, tokens, head.keep("passage"), leading=jnp.arange(5, 8)))(
+        params
+    )
+    ids = np.concatenate([np.tile([5, 6, 7], (ROWS, 1)), np.asarray(tokens.ids)[:, 1:]], axis=1)
+    positions = np.array([0, 0, 0, 1, 2, 3, 4, 5])
+    words = np.asarray(params["embeddings"]["word"]["embedding"])[ids]
+    table = np.array(params["embeddings"]["position"]["embedding"])
+    np.testing.assert_array_equal(head.apply({}, "passage", method=head.leading), [5, 6, 7])
+    np.testing.assert_array_equal(head.apply({}, "query", method=head.leading), [5])
+    # the same sum of embeddings from a model whose position table lists position 0 three times
+    other = jax.tree.map(lambda x: x, params)
+    other["embeddings"]["position"]["embedding"] = table[np.append(positions, range(8, 16))]
+    mask = np.concatenate([np.ones((ROWS, 3), bool), np.asarray(tokens.mask)[:, 1:]], axis=1)
+    by_hand = encode(other, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Keep(3))
+    assert words.shape == (ROWS, 8, DEEP.hidden_size)
+    np.testing.assert_allclose(hidden.states[0], by_hand.states[-1], atol=1e-5)
+    running = encode(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Keep(3))
+    assert np.abs(np.asarray(running.states[-1]) - hidden.states[0]).max() > 0.01, "control: running positions differ"
+
+
+def test_a_table_of_viewers_is_drawn_small() -> None:
+    head = Viewers(3, 64, 8, first_viewer_id=-1)
+    params = head.init(jax.random.key(0), "passage", method=head.leading)["params"]
+    assert params["table"].shape == (8, 64)
+    assert 0.015 < float(params["table"].std()) < 0.025
+    query = head.apply({"params": params}, "query", method=head.leading)
+    np.testing.assert_array_equal(query, params["table"][:1])

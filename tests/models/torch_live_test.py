@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxret.models.bert import Bert, BertConfig
+from jaxret.models.bert import Bert
 from jaxret.models.keep import Keep
 from jaxret.models.pretrained import load_pretrained, resolve, save_pretrained
 from jaxret.types import Tokens
@@ -79,7 +79,7 @@ def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
     return torch.stack(output.hidden_states).numpy()
 
 
-def distance(config: BertConfig, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
+def distance(config: Any, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
     """Largest difference of our states from `expected`, at real positions."""
     states = jax.jit(lambda p: Bert(config).apply({"params": p}, tokens, keep=Keep()).states)(params)
     assert states.shape == expected.shape

@@ -15,7 +15,7 @@ from jaxret.evaluation.metrics import evaluate
 from jaxret.models.run import Run, open_run
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import choose_corpus, retrieve
-from jaxret.retrieval.shards import open_shards
+from jaxret.retrieval.shard_set import open_shards
 from jaxret.storage import read_json
 from jaxret.tools.search import answer, dataset_name, search_files
 from tests.pipeline import untrained_run, write_data, write_encoder
@@ -51,7 +51,7 @@ def test_the_ranking_is_that_of_a_full_product(root: Path, run: Run) -> None:
     shards = open_shards(folder)
     passages = shards.rows(range(shards.total_rows))[:, 0].astype(np.float64)
     ids = shards.ids(range(shards.total_rows))
-    vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")[:, 0]
+    vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query").stacked()[:, 0]
     for query, vector in zip(queries, vectors, strict=True):
         scores = passages @ vector.astype(np.float64)
         ranking = found.ranking[query.id]

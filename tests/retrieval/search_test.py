@@ -15,7 +15,8 @@ from jaxret.retrieval import index
 from jaxret.retrieval import search as search_module
 from jaxret.retrieval.index import Backend, Found, Searcher, select_backend
 from jaxret.retrieval.search import Candidates, SearchResult, search
-from jaxret.retrieval.shards import ShardWriter, open_shards
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.retrieval.shards import ShardWriter
 
 BACKENDS = ("faiss-cpu", "xla")
 

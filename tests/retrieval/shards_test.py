@@ -11,8 +11,10 @@ import pytest
 
 from jaxret.contract import ContractError
 from jaxret.retrieval import shards as shards_module
-from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, open_shards, plan_shards
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, plan_shards
 from jaxret.storage import read_json, write_json
+from jaxret.types import VectorLists
 
 ROWS, PER_SHARD, V, D = 25, 10, 2, 6
 FINGERPRINT = {"contract": {"family": "mlr", "layers": (12, 11)}, "checkpoint": {"step": 10, "sha256": "ab"}}
@@ -284,5 +286,63 @@ def test_shards_of_different_shape_cannot_be_finished(tmp_path: Path) -> None:
     for shard in to.pending():
         part = slice(shard.start, shard.stop)
         to.write(shard, VECTORS[part, : 1 if shard.index == 2 else V], IDS[part])
-    with pytest.raises(ShardError, match=r"vectors-00002-of-00003.npy: float32 \[5, 1, 6\], but the first shard"):
+    with pytest.raises(ShardError, match=r"vectors-00002-of-00003.npy: float32 \[5, 1, 6\] fixed, but the first shard"):
         to.finish()
+
+
+def ragged(rows: int, seed: int = 0) -> VectorLists:
+    generator = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(generator.integers(1, 6, rows))])
+    return VectorLists(generator.standard_normal((int(offsets[-1]), 3)).astype(np.float32), offsets)
+
+
+def write_ragged(folder: Path) -> tuple[VectorLists, ShardWriter]:
+    lists, writer = ragged(7), ShardWriter(folder, 7, 3, {"made": "here"})
+    for shard in writer.pending():
+        part = np.arange(shard.start, shard.stop)
+        writer.write(shard, lists.take(part), [f"p{i}" for i in part])
+    writer.finish()
+    return lists, writer
+
+
+def test_lists_are_read_as_they_were_written(tmp_path: Path) -> None:
+    lists, writer = write_ragged(tmp_path)
+    assert not writer.pending()
+    found = open_shards(tmp_path)
+    assert (found.ragged, found.dimension, found.total_rows) == (True, 3, 7)
+    seen = 0
+    for first, block in found:
+        for i in range(len(block)):
+            np.testing.assert_array_equal(block[i], lists[first + i])
+            seen += 1
+    assert seen == 7
+    with pytest.raises(ValueError, match="has lists of vectors"):
+        found.rows([0])
+
+
+@pytest.mark.parametrize("name", ["vectors-00001-of-00003.npy", "offsets-00001-of-00003.npy"])
+def test_a_damaged_list_is_found_and_written_again(name: str, tmp_path: Path) -> None:
+    write_ragged(tmp_path)
+    flip_byte(tmp_path / name)
+    with pytest.raises(ShardError, match=name):
+        open_shards(tmp_path)
+    assert [shard.index for shard in ShardWriter(tmp_path, 7, 3, {"made": "here"}).pending()] == [1]
+
+
+def test_offsets_that_cut_wrongly_are_found_without_digests(tmp_path: Path) -> None:
+    write_ragged(tmp_path)
+    path = tmp_path / "offsets-00001-of-00003.npy"
+    offsets = np.load(path)
+    np.save(path, offsets[::-1])
+    with pytest.raises(ShardError, match=r"does not cut \d+ vectors into 3 rows"):
+        open_shards(tmp_path, verify=False)
+
+
+def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, 2, 3, {})
+    empty = VectorLists(np.ones((2, 3), np.float32), np.array([0, 2, 2]))
+    with pytest.raises(ValueError, match="row 1 has no vector"):
+        writer.write(writer.pending()[0], empty, ["a", "b"])
+    nan = VectorLists(np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), np.array([0, 1, 2]))
+    with pytest.raises(ValueError, match="row 1 has a NaN"):
+        writer.write(writer.pending()[0], nan, ["a", "b"])

@@ -77,8 +77,10 @@ def test_a_gradient(objective: Objective, params: Any) -> None:
     class WithRoot(Objective):
         """Adds the square root of 0, whose derivative is infinite."""
 
-        def __call__(self, params: Any, batch: Batch, key: jax.Array, train: bool = True) -> LossTerms:
-            terms = super().__call__(params, batch, key, train)
+        def __call__(
+            self, params: Any, batch: Batch, key: jax.Array, step: Any = None, train: bool = True
+        ) -> LossTerms:
+            terms = super().__call__(params, batch, key, step, train)
             scale = params["query_encoder"]["embeddings"]["norm"]["scale"]
             return terms.replace(loss=terms.loss + jnp.sqrt(jnp.sum(0 * scale)))  # type: ignore[attr-defined]
 

@@ -20,11 +20,21 @@ from jaxret.training.grad_cache import encode_in_chunks, join, split
 from jaxret.training.losses import candidates, contrastive_loss
 from jaxret.training.step import Objective
 from jaxret.types import Batch, Embeddings, Tokens
-from tests.tiny import SCALAR_MIX, SELF_CONTRASTIVE, distance, make_batch, make_objective, make_params
+from tests.tiny import (
+    SCALAR_MIX,
+    SELF_CONTRASTIVE,
+    WITHOUT_DROPOUT,
+    distance,
+    make_batch,
+    make_objective,
+    make_params,
+    relative_error,
+)
 
 QUERIES = 4
 FAMILIES = {"self_contrastive": SELF_CONTRASTIVE, "scalar_mix": SCALAR_MIX}
-TOLERANCE = 2e-6  # float32: chunks add up in another order
+TOLERANCE = 1e-6  # relative, of the whole gradient: chunks add up in another order
+LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
 
 
 def test_split_deals_rows_out_in_turn_and_join_undoes_it() -> None:
@@ -87,7 +97,8 @@ def test_cached_is_plain(family: str, chunks: int) -> None:
     expected_loss, expected = jax.jit(jax.value_and_grad(plain(objective, chunks)))(params, batch, key)
     loss, gradients = cached(params, batch, key)
     assert abs(float(loss) - float(expected_loss)) <= 1e-6 * float(expected_loss)
-    assert distance(gradients, expected) <= TOLERANCE
+    assert relative_error(gradients, expected) <= TOLERANCE
+    assert distance(gradients, expected) <= LEAF_TOLERANCE
     assert min(float(jnp.abs(leaf).max()) for leaf in leaves_with_gradient(gradients)) > 0
     if family == "scalar_mix":
         found, by_hand = gradients["pooling"]["alpha"], expected["pooling"]["alpha"]
@@ -120,8 +131,7 @@ def test_every_chunk_has_its_own_dropout() -> None:
 def without_dropout(objective: Objective) -> Objective:
     """Compiles in half the time."""
     module = objective.retriever.module
-    bert = dataclasses.replace(module.config, hidden_dropout=0.0, attention_dropout=0.0)
-    return dataclasses.replace(objective, retriever=Retriever(module.clone(config=bert)))
+    return dataclasses.replace(objective, retriever=Retriever(module.clone(config=WITHOUT_DROPOUT)))
 
 
 def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:

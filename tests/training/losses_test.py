@@ -14,7 +14,7 @@ import pytest
 from jaxret.scoring import MASKED, similarities
 from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss, loss_settings
 from jaxret.types import Batch
-from tests.tiny import make_config, make_tokens
+from tests.tiny import AGGRETRIEVER, MLR, MVR, make_config, make_retriever, make_tokens
 
 D = 6
 
@@ -248,17 +248,52 @@ def test_padding_documents_do_not_change_the_loss() -> None:
     assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, "control: a document that is"
 
 
+def settings_of(overrides: dict[str, Any]) -> LossSettings:
+    return loss_settings(make_config(overrides), make_retriever(overrides), steps_per_epoch=3)
+
+
 def test_settings_from_the_config() -> None:
-    plain = loss_settings(make_config({"pooling": "none", "loss.temperature": 0.5}))
-    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0)
-    own = loss_settings(
-        make_config({"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
-    )
-    assert own == LossSettings("first", "first", 1.0, 2.0, 0.1)
+    plain = settings_of({"pooling": "none", "loss.temperature": 0.5})
+    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, steps_per_epoch=3, reconstruction_weight=0.0)
+    own = settings_of(MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
+    assert (own.positive, own.local_target, own.local_weight, own.local_temperature) == ("first", "first", 0.1, 2.0)
+    viewers = settings_of(MVR)
+    assert (viewers.positive, viewers.local_target, viewers.annealing_rate) == ("max", "argmax", 0.1)
+    assert settings_of(AGGRETRIEVER).parts == ((0, 8), (8, 12))
 
 
-@pytest.mark.parametrize("key", ["loss.temperature", "loss.local_temperature"])
+def test_a_local_weight_without_a_local_term_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"loss.local_weight is 0.1, but pooling 'none' of head 'last_layer'"):
+        settings_of({"loss.local_weight": 0.1})
+
+
+@pytest.mark.parametrize("key", ["loss.temperature", "loss.local_temperature", "loss.annealing_floor"])
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_temperature_must_be_positive(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{key} {value}.* must be positive"):
-        loss_settings(make_config({key: value}))
+        settings_of({key: value})
+
+
+def test_annealing_by_epoch() -> None:
+    """max(0.3, exp(-0.1 t)) with t = 0 in the first epoch: the floor is reached in epoch 13."""
+    settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, steps_per_epoch=5)
+    found = [float(settings.annealing(jnp.int32(step))) for step in (0, 4, 5, 9, 60, 64, 65, 1000)]
+    expected = [1, 1, np.exp(-0.1), np.exp(-0.1), np.exp(-1.2), np.exp(-1.2), 0.3, 0.3]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert LossSettings().annealing(1000) == 1.0
+    decay = LossSettings(reconstruction_weight=2.0, reconstruction_decay=0.1, steps_per_epoch=5)
+    np.testing.assert_allclose(
+        [float(decay.reconstruction(jnp.int32(s))) for s in (0, 5, 10)], [2, 0.2, 0.02], rtol=1e-6
+    )
+
+
+def test_annealing_multiplies_both_temperatures() -> None:
+    case = Case(3)
+    settings = LossSettings(
+        local_target="argmax", temperature=2.0, local_temperature=3.0, local_weight=0.5, annealing_rate=0.1
+    )
+    S = similarities(*map(jnp.asarray, (case.queries, case.documents, case.mask)))
+    annealed = contrastive_loss(S, jnp.asarray(case.positives), candidates(case.batch()), settings, annealing=0.5)
+    by_hand = case.ours(LossSettings("max", "argmax", 1.0, 1.5, 0.5))
+    assert float(annealed.loss) == pytest.approx(float(by_hand.loss), rel=1e-6)
+    assert float(annealed.loss) != pytest.approx(float(case.ours(settings).loss), rel=1e-2), "control"

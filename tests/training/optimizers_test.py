@@ -96,3 +96,108 @@ def test_kernels_and_tables_decay_and_nothing_else_does() -> None:
     assert {path[-1].key for path, _ in leaves} == set(names)
     for path, decays in leaves:
         assert decays is names[path[-1].key], path
+
+
+LAMB = {"optimizer.name": "lamb", "optimizer.eps": 1e-6, "optimizer.warmup_fraction": 0.0, "optimizer.decay": "none"}
+
+
+def a_tree(seed: int, layers: int = 3) -> dict[str, Any]:
+    """A stack of layers with norms far apart (one of zeros, one above 10), a table, and a head."""
+    generator = np.random.default_rng(seed)
+    scales = np.array([0.0, 0.3, 9.0])[:, None, None]
+    tree = {
+        "encoder": {
+            "layers": {"output": {"kernel": generator.standard_normal((layers, 4, 5)) * scales}},
+            "embeddings": {"word": {"embedding": generator.standard_normal((7, 3))}},
+        },
+        "passage_head": {"interactor_layers": {"output": {"bias": generator.standard_normal((layers, 5))}}},
+    }
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def unstacked(tree: dict[str, Any]) -> dict[str, jax.Array]:
+    """Every layer a tensor of its own, as in other trainers."""
+    flat: dict[str, jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path)
+        flat |= {f"{name}{i}": part for i, part in enumerate(leaf)} if "layers" in name else {name: leaf}
+    return flat
+
+
+def trajectory(optimizer: optax.GradientTransformation, params: Any, gradients: list[Any]) -> Any:
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_lamb_is_optax_lamb_of_separate_layers() -> None:
+    config = make_config(LAMB | {"optimizer.learning_rate": 0.1, "optimizer.clip_norm": 0.0}).optimizer
+    optimizer, _ = make_optimizer(config, STEPS)
+    gradients = [a_tree(seed) for seed in range(1, 6)]
+    found = unstacked(trajectory(optimizer, a_tree(0), gradients))
+    theirs = optax.lamb(0.1, b1=0.9, b2=0.999, eps=1e-6)
+    expected = trajectory(theirs, unstacked(a_tree(0)), [unstacked(g) for g in gradients])
+    assert_close(found, expected)
+    stacked = unstacked(trajectory(theirs, a_tree(0), gradients))  # control: one ratio for all layers is another step
+    name = next(name for name in found if "kernel" in name and name.endswith("1"))
+    assert np.abs(np.asarray(found[name]) - np.asarray(stacked[name])).max() > 1e-3
+
+
+def lamb_by_hand(params: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The reference form in float64: no bias correction, weight norm clamped at 10, ratio 1 where a norm is 0."""
+    m = {name: np.zeros_like(value) for name, value in params.items()}
+    v = {name: np.zeros_like(value) for name, value in params.items()}
+    for gradient in gradients:
+        for name, g in gradient.items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g**2
+            step = m[name] / (np.sqrt(v[name]) + 1e-6)
+            if name.endswith(("['embedding']",)) or "kernel" in name:
+                step = step + 0.01 * params[name]
+            weight, size = min(float(np.linalg.norm(params[name])), 10.0), float(np.linalg.norm(step))
+            rate = 1e-3 if "head" in name else 0.1
+            params[name] = params[name] - rate * (weight / size if weight and size else 1.0) * step
+    return params
+
+
+def test_the_reference_lamb_with_its_two_rates() -> None:
+    settings = {
+        "optimizer.name": "lamb_reference",
+        "optimizer.learning_rate": 0.1,
+        "optimizer.head_learning_rate": 1e-3,
+        "optimizer.weight_decay": 0.01,
+        "optimizer.clip_norm": 0.0,
+    }
+    optimizer, _ = make_optimizer(make_config(LAMB | settings).optimizer, STEPS)
+    gradients = [a_tree(seed) for seed in range(1, 6)]
+    found = unstacked(trajectory(optimizer, a_tree(0), gradients))
+
+    def wide(tree: Any) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value, np.float64) for name, value in unstacked(tree).items()}
+
+    assert_close(found, lamb_by_hand(wide(a_tree(0)), [wide(g) for g in gradients]))
+    for change in ({"optimizer.name": "lamb"}, {"optimizer.head_learning_rate": 0.0}):  # controls
+        other, _ = make_optimizer(make_config(LAMB | settings | change).optimizer, STEPS)
+        differs = unstacked(trajectory(other, a_tree(0), gradients))
+        assert max(float(np.abs(differs[name] - value).max()) for name, value in found.items()) > 1e-3
+
+
+def test_without_decay_the_rate_stays() -> None:
+    _, schedule = make_optimizer(
+        make_config({"optimizer.decay": "none", "optimizer.warmup_fraction": 0.1}).optimizer, 20
+    )
+    np.testing.assert_allclose([float(schedule(s)) for s in (0, 1, 2, 10, 20)], [0, 1e-5, 2e-5, 2e-5, 2e-5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["name", "decay"])
+def test_unknown_names(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"optimizer.{key} is 'sgd'; it must be"):
+        make_optimizer(make_config({f"optimizer.{key}": "sgd"}).optimizer, 10)

@@ -38,7 +38,7 @@ def vectors(run: Run, validation: Validation) -> tuple[np.ndarray, np.ndarray]:
     """Queries [E,D] and pool [P,D] in float64."""
     embedder = run.embedder()
     queries, pool = embedder(validation.dev.queries, "query"), embedder(validation.pool, "passage")
-    return queries[:, 0].astype(np.float64), pool[:, 0].astype(np.float64)
+    return tuple(found.stacked()[:, 0].astype(np.float64) for found in (queries, pool))  # type: ignore[return-value]
 
 
 def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:

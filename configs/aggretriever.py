@@ -1,0 +1,14 @@
+"""Aggretriever: what the tokens say about the vocabulary, pruned to 640 numbers, beside 128 of [CLS]."""
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config as base
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.encoder.tied = True
+    c.head.name = "lexical"
+    c.tokens.query_length = 32
+    c.tokens.passage_length = 156
+    return c

@@ -1,0 +1,26 @@
+"""ColBERT. As it stands the papers' baseline: the query is one vector, self-contrastive pooling leaves [CLS] at
+inference. configs/colbert.py:late is full late interaction: a vector of 128 numbers for every token on both sides.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config as base
+
+
+def get_config(kind: str = "single") -> ConfigDict:
+    c = base()
+    c.head.name = "all_tokens"
+    c.train.chunk_size = 16
+    if kind == "late":
+        c.head.late_interaction = True
+        c.head.projection = 128
+        c.normalize = True
+        c.encoder.tied = True
+        c.tokens.query_length = 32
+        c.encode.dtype = "float16"
+    elif kind == "single":
+        c.pooling = "self_contrastive"
+        c.loss.local_weight = 0.01
+    else:
+        raise ValueError(f"configs/colbert.py:{kind}: the suffix must be single or late")
+    return c

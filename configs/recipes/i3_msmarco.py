@@ -1,0 +1,31 @@
+"""I3 on MS MARCO: 16 queries a step with 127 negatives each, LAMB. configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3
+layers without retrieval pre-training, :retromae 12 + 1 + 1. :warm_up and :warm_up_bert train the head alone on
+reconstruction, with the encoders frozen; go on from it with --config.train.start_from=WORKDIR.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.i3 import get_config as i3
+
+SYSTEMS = ("bert", "retromae", "warm_up", "warm_up_bert")
+
+
+def get_config(system: str = "retromae") -> ConfigDict:
+    c = i3()
+    c.data.negatives = 127
+    c.train.batch_size = 16
+    c.train.chunk_size = 1
+    if system in ("bert", "warm_up_bert"):
+        c.encoder.layers = 6
+        c.head.reconstructor_layers = c.head.interactor_layers = 3
+    else:
+        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+    if system.startswith("warm_up"):
+        c.data.negatives = 0
+        c.loss.contrastive_weight = 0.0
+        c.loss.reconstruction_decay = 1.0
+        c.optimizer.frozen = "encoder/"
+        c.train.steps = 20_000
+    if system not in SYSTEMS:
+        raise ValueError(f"configs/recipes/i3_msmarco.py:{system}: the suffix must be one of {', '.join(SYSTEMS)}")
+    return c

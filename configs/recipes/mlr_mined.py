@@ -1,0 +1,16 @@
+"""MLR with mined negatives, from RetroMAE: stage 1 on BM25 negatives, stage 2 again from RetroMAE on BM25's and the
+stage-1 model's. configs/recipes/mlr_mined.py:stage1, :stage2
+"""
+
+from ml_collections import ConfigDict
+
+from configs.mlr import get_config as mlr
+
+
+def get_config(stage: str = "stage1") -> ConfigDict:
+    c = mlr()
+    c.encoder.checkpoint = "Shitao/RetroMAE"
+    c.loss.local_weight = 0.1
+    c.optimizer.learning_rate = 5e-6
+    c.train.epochs = {"stage1": 40.0, "stage2": 20.0}[stage]
+    return c

@@ -1,0 +1,18 @@
+"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, 4 epochs, both stages alike. The reference does not record
+its passage length; 128 is ours."""
+
+from ml_collections import ConfigDict
+
+from configs.mlr import get_config as mlr
+
+
+def get_config() -> ConfigDict:
+    c = mlr()
+    c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+    c.tokens.query_length = 32
+    c.tokens.passage_length = 128
+    c.data.negatives = 15
+    c.loss.local_weight = 0.01
+    c.optimizer.learning_rate = 1e-5
+    c.train.epochs = 4.0
+    return c

@@ -1,0 +1,156 @@
+"""Reading a finished folder of vectors, shard by shard, through memory maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from jaxret.retrieval.shards import DTYPES, LAYOUTS, Manifest, Shard, ShardError, check_files, plan_shards
+from jaxret.storage import read_json
+from jaxret.types import VectorLists
+
+
+class ShardSet:
+    """A finished folder of vectors. Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D], or
+    VectorLists under the layout "ragged"."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
+
+    @property
+    def total_rows(self) -> int:
+        return self.manifest.total_rows
+
+    @property
+    def ragged(self) -> bool:
+        """Whether every row has its own number of vectors."""
+        return self.manifest.layout == "ragged"
+
+    @property
+    def vectors_per_row(self) -> int:
+        """V, where it is the same for every row."""
+        if self.manifest.vectors_per_row is None:
+            raise ValueError(f"{self.folder} has lists of vectors: every row has its own number")
+        return self.manifest.vectors_per_row
+
+    @property
+    def dimension(self) -> int:
+        return self.manifest.dimension
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self.manifest.fingerprint
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for shard in self.shards:
+            yield shard.start, self._map(shard)
+
+    def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
+        unique, inverse = self._unique(indices)
+        shape = (len(unique), self.vectors_per_row, self.dimension)
+        vectors = np.empty(shape, DTYPES[self.manifest.dtype])
+        for shard, part in self._by_shard(unique):
+            vectors[part] = self._map(shard)[unique[part] - shard.start]
+        return vectors[inverse]
+
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """The passage ids of n global rows. Reads one id file at a time and keeps the ids asked for only."""
+        unique, inverse = self._unique(indices)
+        found: list[str] = []
+        for shard, part in self._by_shard(unique):
+            text = shard.ids(self.folder).read_bytes()
+            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            found += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
+        return [found[i] for i in inverse]
+
+    def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.asarray(indices, np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
+            wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
+            raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
+        unique, inverse = np.unique(rows, return_inverse=True)
+        return unique, inverse
+
+    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, slice]]:
+        """The shards that hold any of the sorted `rows`, and which part of `rows` each holds."""
+        bounds = np.searchsorted(rows, [shard.start for shard in self.shards] + [self.total_rows])
+        for shard, start, stop in zip(self.shards, bounds[:-1], bounds[1:], strict=True):
+            if start < stop:
+                yield shard, slice(start, stop)
+
+    def _map(self, shard: Shard) -> Any:
+        entry = self.manifest.shards[shard.index]
+        vectors = _map_vectors(self.folder, shard, entry)
+        return VectorLists(vectors, _read_offsets(self.folder, shard, entry)) if self.ragged else vectors
+
+
+def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
+    """Opens a finished folder of vectors. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
+
+    Raises ShardError naming the file that is missing or damaged.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    if not path.is_file():
+        state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"
+        raise ShardError(f"{path} does not exist: {state}; run encode again")
+    found = read_json(path)
+    if not isinstance(found, dict) or set(found) != set(Manifest.__annotations__):
+        raise ShardError(f"{path}: not a manifest of this version; run encode again")
+    if found["layout"] not in LAYOUTS:
+        raise ShardError(f"{path}: layout {found['layout']!r} is none of {', '.join(LAYOUTS)}; run encode again")
+    manifest = Manifest(**found)
+    shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
+    if len(shards) != len(manifest.shards):
+        raise ShardError(f"{path}: lists {len(manifest.shards)} shards, {len(shards)} are right; run encode again")
+
+    def check(shard: Shard) -> None:
+        entry = manifest.shards[shard.index]
+        shape = [shard.rows, manifest.vectors_per_row, manifest.dimension]
+        if manifest.layout == "ragged":
+            shape = [entry["shape"][0], manifest.dimension]
+        expected = (shard.start, shape, manifest.dtype, manifest.layout)
+        if tuple(entry[key] for key in ("first_row", "shape", "dtype", "layout")) != expected:
+            raise ShardError(f"{path}: the entry of shard {shard.suffix} contradicts the totals; run encode again")
+        check_files(folder, shard, entry, verify)
+        _map_vectors(folder, shard, entry)
+        if manifest.layout == "ragged":
+            _read_offsets(folder, shard, entry)
+
+    with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
+        list(pool.map(check, shards))
+    return ShardSet(folder, manifest)
+
+
+def _map_vectors(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
+    path = shard.vectors(folder)
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
+    if list(vectors.shape) != entry["shape"] or vectors.dtype != np.dtype(DTYPES[entry["dtype"]]):
+        raise ShardError(
+            f"{path}: holds {vectors.dtype} {list(vectors.shape)}, its manifest says {entry['dtype']} "
+            f"{entry['shape']}; run encode again"
+        )
+    return cast(np.ndarray, vectors)
+
+
+def _read_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
+    path = shard.offsets(folder)
+    try:
+        offsets = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
+    right = offsets.shape == (shard.rows + 1,) and offsets.dtype == np.int64 and (np.diff(offsets) > 0).all()
+    if not right or offsets[0] != 0 or offsets[-1] != entry["shape"][0]:
+        raise ShardError(f"{path}: does not cut {entry['shape'][0]} vectors into {shard.rows} rows; run encode again")
+    return offsets

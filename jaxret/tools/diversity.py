@@ -1,0 +1,69 @@
+"""python -m jaxret diversity: how different a checkpoint's vectors of one passage are, on judged queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
+from jaxret.evaluation.diversity import Diversity, diversity
+from jaxret.models.run import Run
+from jaxret.storage import write_json
+
+
+def vector_names(run: Run) -> list[str]:
+    """What each vector of a passage is."""
+    head = run.config.head
+    if head.name == "layers":
+        return [f"layer {layer}" for layer in sorted(head.layers, reverse=True)]
+    kind = "viewer" if head.name == "viewers" else "token"
+    names = [f"{kind} {i}" for i in range(head.count)]
+    return ["mean", *names[:-1]] if kind == "token" and head.token == "mean" else names
+
+
+def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
+    """Encodes the judged queries of a BEIR folder and their relevant passages, before any pooling.
+
+    Raises ValueError if the checkpoint has one vector a passage, or one for every token.
+    """
+    vectors = run.retriever.unpooled().vectors_per_passage
+    if vectors is None or vectors < 2:
+        raise ValueError(
+            f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'}; "
+            "diversity is measured where every passage has the same several: layers, first_tokens, viewers"
+        )
+    policy = Policy()
+    queries = {query.id: query for query in read_queries(data, policy)}
+    pairs = [j for j in read_judgements(data, split, policy, set(queries)) if j.relevance > 0]
+    wanted = {judgement.passage_id for judgement in pairs}
+    passages = [passage for passage in read_corpus(data, policy) if passage.id in wanted]
+    row = {passage.id: i for i, passage in enumerate(passages)}
+    asked = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
+
+    embedder = run.embedder()
+    texts = run.tokenizer.queries((queries[query_id].text for query_id in asked), progress)
+    query_vectors = embedder(texts, "query", progress).stacked()[:, 0]
+    embedder.retriever = run.retriever.unpooled()
+    passage_vectors = embedder(run.tokenizer.passages(passages, progress), "passage", progress).stacked()
+    left = np.array([asked[j.query_id] for j in pairs])
+    right = np.array([row[j.passage_id] for j in pairs])
+    return diversity(query_vectors[left], passage_vectors[right], right)
+
+
+def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
+    """Measures, writes `eval/<data>.<split>.diversity.json`, and gives the text to print."""
+    found = measure(run, data, split, progress)
+    names = vector_names(run)
+    path = run.workdir / "eval" / f"{Path(data).name}.{split}.diversity.json"
+    write_json(path, {**vars(found), "wins": dict(zip(names, found.wins, strict=True)), "checkpoint": run.checkpoint})
+    lines = [
+        f"{found.pairs:,} pairs of a query and a relevant passage; {found.passages:,} passages have several queries"
+    ]
+    lines += [f"local variation ({norm}): {value:.4f}" for norm, value in found.local_variation.items()]
+    lines.append(f"perplexity of the winner: {found.perplexity:.4f} (1: always the same vector)")
+    width = max(map(len, names))
+    for name, wins in zip(names, found.wins, strict=True):
+        share = wins / found.pairs
+        lines.append(f"  {name:<{width}}  {share:6.1%}  {'#' * round(40 * share)}")
+    return "\n".join([*lines, f"written to {path}"])

@@ -1,0 +1,61 @@
+"""Local variation, perplexity and winners, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxret.evaluation.diversity import diversity, local_variation, normed, perplexity
+
+
+def test_local_variation_is_the_best_minus_the_mean_of_the_others() -> None:
+    assert local_variation(np.array([[3.0, 1.0, 2.0], [0.0, 0.0, 6.0]])) == pytest.approx((1.5 + 6) / 2)
+    assert local_variation(np.full((4, 5), 2.0)) == 0
+
+
+def test_the_paper_s_numbers_fit_softmax() -> None:
+    """LV .126 with 8 viewers is a best share of .235: .235 - .765 / 7 = .126 (MVR, table 6)."""
+    shares = np.array([[0.235, *[0.765 / 7] * 7]])
+    assert local_variation(shares) == pytest.approx(0.126, abs=1e-3)
+
+
+def test_norms() -> None:
+    queries, vectors = np.array([[3.0, 4.0]], np.float32), np.array([[[3.0, 4.0], [0.0, 2.0]]], np.float32)
+    np.testing.assert_allclose(normed(queries, vectors, "none"), [[25, 8]])
+    np.testing.assert_allclose(normed(queries, vectors, "cosine"), [[1, 0.8]])
+    np.testing.assert_allclose(normed(queries, vectors, "softmax"), [[1, math.exp(-17)] / (1 + np.exp(-17))])
+    with pytest.raises(ValueError, match="norm is 'max'; it must be one of softmax, cosine, none"):
+        normed(queries, vectors, "max")
+
+
+def test_perplexity_counts_effective_vectors() -> None:
+    """One passage's queries choose 0 and 1 alike, another's always 2, a third has one query only."""
+    winners, passages = np.array([0, 1, 2, 2, 2, 0]), np.array([7, 7, 8, 8, 8, 9])
+    mean, counted = perplexity(winners, passages)
+    assert mean == pytest.approx((2 + 1) / 2)
+    assert counted == 2
+    mean, counted = perplexity(np.array([0, 1]), np.array([1, 2]))
+    assert math.isnan(mean)
+    assert counted == 0
+
+
+def test_all_of_it() -> None:
+    generator = np.random.default_rng(0)
+    vectors = generator.standard_normal((50, 4, 6)).astype(np.float32)
+    queries = vectors[np.arange(50), np.arange(50) % 4] * 3  # pair i is won by vector i mod 4
+    found = diversity(queries, vectors, np.arange(50) // 10)
+    assert sum(found.wins) == found.pairs == 50
+    assert max(found.wins) - min(found.wins) <= 6
+    assert found.passages == 5
+    assert 2 < found.perplexity <= 4
+    assert 0 < found.local_variation["softmax"] < 1
+    same = diversity(queries, np.repeat(vectors[:, :1], 4, axis=1), np.arange(50) // 10)
+    assert (same.perplexity, same.wins) == (1.0, (50, 0, 0, 0))
+    assert abs(same.local_variation["none"]) < 1e-9
+
+
+def test_one_vector_has_no_diversity() -> None:
+    with pytest.raises(ValueError, match="3 pairs with 1 vectors"):
+        diversity(np.ones((3, 2)), np.ones((3, 1, 2)), np.arange(3))

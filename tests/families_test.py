@@ -1,0 +1,138 @@
+"""Every family x pooling x encoder x tied or not: two training steps, ten passages encoded and searched; or the error
+that says why the combination means nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.tokenizer import Ragged
+from jaxret.distributed import make_mesh, shard_batch, shardings
+from jaxret.models.embed import Embedder
+from jaxret.retrieval.index import select_backend
+from jaxret.retrieval.late import ListsInMemory, search_lists
+from jaxret.retrieval.search import search
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.step import TrainState, make_train_step
+from jaxret.types import VectorLists
+from tests import tiny
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dual_encoder": tiny.DUAL_ENCODER,
+    "mlr": tiny.MLR,
+    "me_bert": tiny.ME_BERT,
+    "colbert": tiny.COLBERT,
+    "late_interaction": tiny.LATE_INTERACTION,
+    "mvr": tiny.MVR,
+    "aggretriever": tiny.AGGRETRIEVER,
+    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.mlm": False},
+    "i3": tiny.I3,
+}
+POOLINGS = ("none", "average", "scalar_mix", "self_contrastive")
+ENCODERS: dict[str, Any] = {"bert": tiny.WITHOUT_DROPOUT, "t5": tiny.T5}
+VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}  # without pooling; else 1
+ERRORS = {
+    **{
+        (family, pooling): r"gives one vector: use 'none'"
+        for family in ("dual_encoder", "aggretriever", "aggretriever_without_mlm", "i3")
+        for pooling in POOLINGS[1:]
+    },
+    **{("mvr", pooling): r"MVR keeps every viewer's vector" for pooling in POOLINGS[1:]},
+    ("colbert", "scalar_mix"): r"no fixed number of weights",
+    ("late_interaction", "scalar_mix"): r"no fixed number of weights",
+    ("late_interaction", "average"): r"late interaction needs every token's vector",
+    ("late_interaction", "self_contrastive"): r"late interaction needs every token's vector",
+}
+
+
+def message(family: str, pooling: str, encoder: str) -> str | None:
+    """Why a combination means nothing, or None."""
+    if encoder == "t5" and family in ("mvr", "aggretriever", "i3"):
+        return r"which T5 cannot have"
+    return ERRORS.get((family, pooling))
+
+
+CASES = [(f, p, e) for f in FAMILIES for p in POOLINGS for e in ENCODERS]
+MEANINGFUL = [case for case in CASES if message(*case) is None]
+
+
+def overrides(family: str, pooling: str, encoder: str, tied: bool = True) -> dict[str, Any]:
+    found = FAMILIES[family] | {"pooling": pooling, "encoder.tied": tied, "optimizer.learning_rate": 1e-2}
+    if encoder == "t5":
+        found["head.token"] = "mean"
+    if pooling == "self_contrastive":
+        found["loss.local_weight"] = 0.1
+    return found
+
+
+@pytest.mark.parametrize(("family", "pooling", "encoder"), [case for case in CASES if message(*case)])
+def test_what_means_nothing_is_an_error(family: str, pooling: str, encoder: str) -> None:
+    with pytest.raises(ValueError, match=message(family, pooling, encoder)):
+        tiny.make_retriever(overrides(family, pooling, encoder), ENCODERS[encoder])
+
+
+def test_t5_has_no_cls() -> None:
+    with pytest.raises(ValueError, match=r"head.token is 'cls', which T5 does not have; set head.token='mean'"):
+        tiny.make_retriever({}, tiny.T5)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(("family", "pooling", "encoder"), MEANINGFUL)
+def test_train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> None:
+    config = tiny.make_config(overrides(family, pooling, encoder, tied))
+    mesh = make_mesh(devices=jax.devices()[:1])
+    objective = tiny.make_objective(overrides(family, pooling, encoder, tied), mesh, ENCODERS[encoder])
+    retriever = objective.retriever
+    assert {name for name in jax.eval_shape(retriever.init, jax.random.key(0)) if name.endswith("encoder")} == (
+        {"encoder"} if tied else {"query_encoder", "passage_encoder"}
+    )
+    first = tiny.make_params(retriever)
+    optimizer, _ = make_optimizer(config.optimizer, total_steps=4)
+    params = jax.tree.map(jnp.array, first)
+    state = TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
+    state = jax.device_put(state, shardings(mesh, state))
+    step = make_train_step(objective, optimizer, state, jax.random.key(0))
+    batch = tiny.make_batch(4, pseudo_queries=family == "i3")
+    for _ in range(2):  # the first update has rate 0
+        state, metrics = step(state, shard_batch(mesh, batch))
+        assert all(np.isfinite(float(value)) for value in metrics.values())
+    assert step.count == 1
+    assert bool(state.healthy)
+    before = dict(jax.tree_util.tree_leaves_with_path(first))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+        name = jax.tree_util.keystr(path)
+        if "['key']['bias']" not in name:  # it adds the same to every score of a softmax
+            assert np.abs(np.asarray(leaf) - np.asarray(before[path])).max() > 0, f"{name} has no gradient"
+
+    embedder = Embedder(retriever, state.params, mesh, 0, {"query": 8, "passage": 12}, tokens_per_batch=96)
+    generator = np.random.default_rng(0)
+    texts = Ragged.from_lists([generator.integers(4, 40, size).tolist() for size in generator.integers(3, 13, 10)])
+    passages, queries = (
+        embedder(texts, "passage"),
+        embedder(Ragged.from_lists([t[:6].tolist() for t in texts]), "query"),
+    )
+    expected = VECTORS.get(family, 1) if pooling == "none" else 1
+    assert retriever.vectors_per_passage == expected
+    assert passages.flat.shape[1] == queries.flat.shape[1] == retriever.dimension
+    if expected is None:
+        extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
+        np.testing.assert_array_equal(passages.counts, texts.lengths + extra)
+        found = search_lists(queries, ListsInMemory((passages,)), 10)
+    else:
+        assert (passages.counts == expected).all()
+        found = search(queries.stacked()[:, 0], [passages.stacked()], 10, select_backend("faiss-cpu"))
+    assert_ranking(found.scores, found.rows, queries, passages)
+
+
+def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: VectorLists, passages: VectorLists) -> None:
+    """Every passage once, with the score that a loop finds."""
+    for i in range(len(queries)):
+        assert sorted(rows[i]) == list(range(10))
+        assert (np.diff(scores[i]) <= 0).all()
+        for score, row in zip(scores[i], rows[i], strict=True):
+            by_hand = sum(max(float(q @ v) for v in passages[row].astype(float)) for q in queries[i].astype(float))
+            assert score == pytest.approx(by_hand, rel=1e-6, abs=1e-6)

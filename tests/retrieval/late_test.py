@@ -1,0 +1,144 @@
+"""Search over lists of vectors against sums in exact arithmetic, bit for bit, ties included."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.retrieval import late
+from jaxret.retrieval.late import ListsInMemory, exact_score, search_lists
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.retrieval.shards import ShardWriter
+from jaxret.types import VectorLists
+
+D, K = 8, 7
+
+
+def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> VectorLists:
+    """Random vectors; small integers make many exact ties."""
+    generator = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    shape = (int(offsets[-1]), D)
+    flat = generator.integers(-2, 3, shape) if integers else generator.standard_normal(shape)
+    return VectorLists(flat.astype(np.float32), offsets)
+
+
+def brute_force(queries: VectorLists, documents: VectorLists, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """By `math.fsum` over all pairs; score descending, then row ascending."""
+    scores = np.array(
+        [
+            [
+                np.float32(math.fsum(max(math.fsum(q * v) for v in document) for q in query))
+                for document in (documents[j].astype(np.float64) for j in range(len(documents)))
+            ]
+            for query in (queries[i].astype(np.float64) for i in range(len(queries)))
+        ]
+    )
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, rows, axis=1).astype(np.float32) + np.float32(0), rows
+
+
+def blocks(documents: VectorLists, size: int) -> ListsInMemory:
+    parts = [np.arange(start, min(start + size, len(documents))) for start in range(0, len(documents), size)]
+    return ListsInMemory(tuple(documents.take(part) for part in parts))
+
+
+def counts(number: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 20, number)
+
+
+@pytest.mark.parametrize("integers", [False, True], ids=["gaussian", "ties"])
+@pytest.mark.parametrize("query_counts", [[1] * 5, [3, 1, 6, 2, 4]], ids=["one vector", "late interaction"])
+@pytest.mark.parametrize("size", [300, 37])
+def test_equals_brute_force(integers: bool, query_counts: list[int], size: int) -> None:
+    queries, documents = lists(query_counts, 1, integers), lists(counts(150), 2, integers)
+    expected_scores, expected_rows = brute_force(queries, documents, K)
+    found = search_lists(queries, blocks(documents, size), K)
+    np.testing.assert_array_equal(found.rows, expected_rows)
+    assert found.scores.tobytes() == expected_scores.tobytes()
+    if integers:
+        assert any(len(set(row)) < K for row in expected_scores.tolist()), "control: there are ties"
+
+
+def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "QUERY_ROWS", 8)  # several passes over a block
+    queries, documents = lists([2] * 11, 3), lists(counts(6), 4)
+    found = search_lists(queries, blocks(documents, 4), 50)
+    expected_scores, expected_rows = brute_force(queries, documents, 50)
+    np.testing.assert_array_equal(found.rows, expected_rows)
+    assert found.scores.tobytes() == expected_scores.tobytes()
+
+
+def test_duplicated_documents_are_looked_for_deeper() -> None:
+    """More equal documents than the margin: the first rows win."""
+    one = lists([5], 5)
+    documents = VectorLists(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
+    found = search_lists(lists([3], 6), blocks(documents, 50), K)
+    assert found.rows.tolist() == [list(range(K))]
+    assert len(found.rounds) > 1
+
+
+def test_a_control_without_the_proof_misses_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = lists([5], 5)
+    documents = VectorLists(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
+    documents.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
+    queries = lists([3], 7)
+    expected = brute_force(queries, documents, K)
+    found = search_lists(queries, blocks(documents, 400), K)
+    np.testing.assert_array_equal(found.rows, expected[1])
+    assert len(found.rounds) > 1
+
+
+def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
+    documents = lists(counts(40), 8)
+    for dtype in (np.float32, np.float16):
+        folder = tmp_path / np.dtype(dtype).name
+        writer = ShardWriter(folder, 40, 15, {"made": "here"})
+        rounded = documents.astype(dtype)
+        for shard in writer.pending():
+            rows = np.arange(shard.start, shard.stop)
+            writer.write(shard, rounded.take(rows), [f"p{i}" for i in rows])
+        writer.finish()
+        stored = open_shards(folder)
+        assert stored.ragged
+        assert sum((folder / f"vectors-0000{i}-of-00003.npy").stat().st_size for i in range(3)) < (
+            rounded.flat.nbytes + 3 * 256
+        ), "no padding is stored"
+        queries = lists([3, 2], 9)
+        found = search_lists(queries, stored, K)
+        expected = brute_force(queries, rounded, K)
+        np.testing.assert_array_equal(found.rows, expected[1])
+        assert found.scores.tobytes() == expected[0].tobytes()
+        assert stored.ids(found.rows[0]) == [f"p{i}" for i in found.rows[0]]
+
+
+def test_the_exact_score_is_a_function_of_the_vectors_alone() -> None:
+    """2^24 + 1 + 2^-20 lies just above the middle of two float32 numbers; a float32 sum would lose its last term."""
+    query = np.array([[4096.0, 1.0, 2.0**-10], [0.0, 0.0, 0.0]])
+    assert exact_score(query, query[:1]) == np.float32(2**24 + 2)
+    assert np.float32(2**24 + 1) == np.float32(2**24), "control"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_bad_numbers_name_the_row(value: float) -> None:
+    queries, documents = lists([2, 2], 1), lists([3, 4, 2], 2)
+    documents.flat[5, 1] = value
+    with pytest.raises(ValueError, match=r"document row 1 has a NaN"):
+        search_lists(queries, blocks(documents, 2), K)
+    queries.flat[3, 0] = value
+    with pytest.raises(ValueError, match=r"query 1 has a NaN"):
+        search_lists(queries, blocks(lists([3], 2), 2), K)
+
+
+def test_wrong_shapes_are_errors() -> None:
+    documents = blocks(lists([3], 1), 2)
+    with pytest.raises(ValueError, match=r"k is 0"):
+        search_lists(lists([1], 1), documents, 0)
+    narrow = VectorLists(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
+    with pytest.raises(ValueError, match=r"queries are float32 of 7 numbers; the documents want float32 of 8"):
+        search_lists(narrow, documents, 1)
+    with pytest.raises(ValueError, match=r"float64 of 8"):
+        search_lists(lists([1], 1).astype(np.float64), documents, 1)
