@@ -170,11 +170,12 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     def run(suffix: str, workdir: Path, **more: Any) -> Any:
         config = shipped("recipes/i3_msmarco", suffix).lock()
         paths = {"encoder.checkpoint": str(encoder), "data.train": str(data)}
-        config.update_from_flattened_dict(SHRUNKEN | paths | {"train.steps": 2, "train.log_every": 1} | more)
+        longer = {"train.steps": 8, "train.log_every": 1, "optimizer.head_learning_rate": 0.05}
+        config.update_from_flattened_dict(SHRUNKEN | paths | longer | more)
         loop.train(config, workdir, progress=False)
         return jax.device_get(open_run(workdir, "last").params)
 
-    warm = run("warm_up", tmp_path / "warm", **{"train.checkpoint_every": 1})
+    warm = run("warm_up", tmp_path / "warm")
     _, loaded = load_pretrained(encoder, ("pooler",))
     for side in ("query", "passage"):
         jax.tree.map(np.testing.assert_array_equal, warm[f"{side}_encoder"], loaded)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxret.data.tokenizer import Ragged
@@ -16,7 +17,6 @@ from jaxret.models.embed import Embedder
 from jaxret.retrieval.index import select_backend
 from jaxret.retrieval.late import ListsInMemory, search_lists
 from jaxret.retrieval.search import search
-from jaxret.training.optimizers import make_optimizer
 from jaxret.training.step import TrainState, make_train_step
 from jaxret.types import VectorLists
 from tests import tiny
@@ -35,6 +35,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 POOLINGS = ("none", "average", "scalar_mix", "self_contrastive")
 ENCODERS: dict[str, Any] = {"bert": tiny.WITHOUT_DROPOUT, "t5": tiny.T5}
 VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}  # without pooling; else 1
+# What adds the same to every score of a softmax: biases of keys, and of all passages' vectors alike.
+WITHOUT_GRADIENT = (
+    "['key']['bias']",
+    "['interactor_layers']['output_norm']['bias']",
+    "['passage_head']['cls']['bias']",
+)
 ERRORS = {
     **{
         (family, pooling): r"gives one vector: use 'none'"
@@ -61,7 +67,7 @@ MEANINGFUL = [case for case in CASES if message(*case) is None]
 
 
 def overrides(family: str, pooling: str, encoder: str, tied: bool = True) -> dict[str, Any]:
-    found = FAMILIES[family] | {"pooling": pooling, "encoder.tied": tied, "optimizer.learning_rate": 1e-2}
+    found = FAMILIES[family] | {"pooling": pooling, "encoder.tied": tied}
     if encoder == "t5":
         found["head.token"] = "mean"
     if pooling == "self_contrastive":
@@ -83,7 +89,6 @@ def test_t5_has_no_cls() -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(("family", "pooling", "encoder"), MEANINGFUL)
 def test_train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> None:
-    config = tiny.make_config(overrides(family, pooling, encoder, tied))
     mesh = make_mesh(devices=jax.devices()[:1])
     objective = tiny.make_objective(overrides(family, pooling, encoder, tied), mesh, ENCODERS[encoder])
     retriever = objective.retriever
@@ -91,13 +96,16 @@ def test_train_encode_search(family: str, pooling: str, encoder: str, tied: bool
         {"encoder"} if tied else {"query_encoder", "passage_encoder"}
     )
     first = tiny.make_params(retriever)
-    optimizer, _ = make_optimizer(config.optimizer, total_steps=4)
+    for name in first:
+        if "term_weight" in first[name]:  # all weights negative: nothing to learn from
+            first[name]["term_weight"]["bias"] += 1
+    optimizer = optax.sgd(0.1)  # compiles faster than AdamW, which is another test's
     params = jax.tree.map(jnp.array, first)
     state = TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
     state = jax.device_put(state, shardings(mesh, state))
     step = make_train_step(objective, optimizer, state, jax.random.key(0))
     batch = tiny.make_batch(4, pseudo_queries=family == "i3")
-    for _ in range(2):  # the first update has rate 0
+    for _ in range(2):
         state, metrics = step(state, shard_batch(mesh, batch))
         assert all(np.isfinite(float(value)) for value in metrics.values())
     assert step.count == 1
@@ -105,12 +113,12 @@ def test_train_encode_search(family: str, pooling: str, encoder: str, tied: bool
     before = dict(jax.tree_util.tree_leaves_with_path(first))
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
         name = jax.tree_util.keystr(path)
-        if "['key']['bias']" not in name:  # it adds the same to every score of a softmax
+        if not any(end in name for end in WITHOUT_GRADIENT):
             assert np.abs(np.asarray(leaf) - np.asarray(before[path])).max() > 0, f"{name} has no gradient"
 
     embedder = Embedder(retriever, state.params, mesh, 0, {"query": 8, "passage": 12}, tokens_per_batch=96)
     generator = np.random.default_rng(0)
-    texts = Ragged.from_lists([generator.integers(4, 40, size).tolist() for size in generator.integers(3, 13, 10)])
+    texts = Ragged.from_lists([generator.integers(4, 40, size).tolist() for size in generator.integers(9, 13, 10)])
     passages, queries = (
         embedder(texts, "passage"),
         embedder(Ragged.from_lists([t[:6].tolist() for t in texts]), "query"),

@@ -15,12 +15,12 @@ NORMS = ("softmax", "cosine", "none")
 class Diversity:
     """local_variation: mean over queries of (best score of the relevant passage's vectors - mean of the others), of
     scores normed as named. perplexity: exp of the entropy (natural logarithm) of which vector wins, over the queries of
-    a passage, averaged over passages with at least two; NaN if there is none. wins: how often each vector wins [V]."""
+    a passage, averaged over passages with at least two; None if there is none. wins: how often each vector wins [V]."""
 
     pairs: int
     passages: int  # with at least two queries
     local_variation: dict[str, float]
-    perplexity: float
+    perplexity: float | None
     wins: tuple[int, ...]
 
 
@@ -48,7 +48,7 @@ def local_variation(scores: Float[np.ndarray, "P V"]) -> float:
     return float((best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)).mean())
 
 
-def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float, int]:
+def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None, int]:
     """(exp of the entropy of `winners` [P] among the pairs of each passage [P], averaged; passages with two pairs)."""
     found = []
     for passage in np.unique(passages):
@@ -56,7 +56,7 @@ def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float, int]:
         if len(chosen) >= 2:
             shares = np.unique(chosen, return_counts=True)[1] / len(chosen)
             found.append(float(np.exp(-(shares * np.log(shares)).sum())))
-    return (float(np.mean(found)) if found else float("nan")), len(found)
+    return (float(np.mean(found)) if found else None), len(found)
 
 
 def diversity(

@@ -37,13 +37,13 @@ def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -
     """Slice max pooling of the vocabulary to `dimension` numbers.
 
     The vocabulary is cut to a multiple of the slice (2 d for "full", d for "semi") by dropping its first ids, or
-    padded with zeros at its end where more than 1,000 would be lost. Token t then lands in slot (t mod 2d) // 2 under
-    "full", with a plus sign if even and a minus sign if odd: the larger of the two maxima wins, a tie is minus. Under
-    "semi" it lands in slot t mod d, without a sign.
+    padded with zeros at its end where more than 1,000, or all, would be lost. Token t lands in slot (t mod 2d) // 2
+    under "full", with a plus sign if even and a minus sign if odd: the larger of the two maxima wins, a tie is minus.
+    Under "semi" it lands in slot t mod d, without a sign.
     """
     width = 2 * dimension if mode == "full" else dimension
     surplus = values.shape[1] % width
-    if surplus > FREE_IDS:
+    if surplus > FREE_IDS or values.shape[1] < width:
         values = jnp.pad(values, ((0, 0), (0, width - surplus)))
     else:
         values = values[:, surplus:]

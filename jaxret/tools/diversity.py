@@ -61,7 +61,10 @@ def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str
         f"{found.pairs:,} pairs of a query and a relevant passage; {found.passages:,} passages have several queries"
     ]
     lines += [f"local variation ({norm}): {value:.4f}" for norm, value in found.local_variation.items()]
-    lines.append(f"perplexity of the winner: {found.perplexity:.4f} (1: always the same vector)")
+    if found.perplexity is None:
+        lines.append("perplexity of the winner: no passage has two queries")
+    else:
+        lines.append(f"perplexity of the winner: {found.perplexity:.4f} (1: always the same vector)")
     width = max(map(len, names))
     for name, wins in zip(names, found.wins, strict=True):
         share = wins / found.pairs

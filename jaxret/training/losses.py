@@ -85,7 +85,7 @@ def loss_settings(config: ConfigDict, retriever: Retriever, steps_per_epoch: int
         contrastive_weight=loss.contrastive_weight,
         parts=head.parts() if hasattr(head, "parts") else (),
         parts_weight=loss.parts_weight,
-        reconstruction_weight=loss.reconstruction_weight if config.data.pseudo_queries else 0.0,
+        reconstruction_weight=loss.reconstruction_weight,
         reconstruction_decay=loss.reconstruction_decay,
         steps_per_epoch=steps_per_epoch,
     )

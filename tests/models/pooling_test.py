@@ -48,10 +48,16 @@ def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
     np.testing.assert_array_equal(pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors)
 
 
+def mixing_weights(alpha: np.ndarray) -> np.ndarray:
+    """[B,V]: softmax over the vectors that a text has, in float64; alike for a text that has none."""
+    exists = np.arange(V)[None] < np.array(LENGTHS)[:, None]
+    powers = np.where(exists, np.exp(alpha), 0.0)
+    return np.where(exists.any(1, keepdims=True), powers / np.maximum(powers.sum(1, keepdims=True), 1e-30), 1 / V)
+
+
 def scalar_mix(vectors: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """allennlp's ScalarMix without layer norm, gamma = 1, in float64."""
-    weights = np.exp(alpha) / np.exp(alpha).sum()
-    return sum(weights[k] * vectors[:, k] for k in range(V))
+    """allennlp's ScalarMix without layer norm, gamma = 1, over the vectors that exist."""
+    return np.einsum("bv,bvd->bd", mixing_weights(alpha), vectors)
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -69,9 +75,9 @@ def test_scalar_mix_and_the_gradient_of_its_weights(train: bool, embeddings: Emb
     np.testing.assert_allclose(found.vectors[:, 0], scalar_mix(vectors, alpha), atol=1e-6)
     np.testing.assert_array_equal(found.mask, [[True], [True], [False]])
     # d/d alpha_k = w_k (v_k - mix) . toward, by hand
-    weights = np.exp(alpha) / np.exp(alpha).sum()
     centred = vectors - scalar_mix(vectors, alpha)[:, None]
-    expected = weights * np.einsum("bvd,bd->v", centred, toward)
+    exists = np.array(LENGTHS)[:, None] > 0
+    expected = np.einsum("bv,bvd,bd->v", mixing_weights(alpha) * exists, centred, toward)
     gradient = jax.grad(loss)(jnp.asarray(alpha, jnp.float32))
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
     assert np.abs(np.asarray(gradient) - np.einsum("bvd,bd->v", vectors, toward)).max() > 0.1, "control: no softmax"
@@ -82,7 +88,11 @@ def test_scalar_mix_starts_as_the_mean_of_all_vectors(embeddings: Embeddings) ->
     params = module.init(jax.random.key(0), embeddings, True)["params"]
     np.testing.assert_array_equal(params["alpha"], np.zeros(V))
     found = module.apply({"params": params}, embeddings, True)
-    np.testing.assert_allclose(found.vectors[:, 0], np.asarray(embeddings.vectors).mean(axis=1), atol=1e-6)
+    whole = np.asarray(embeddings.vectors).mean(axis=1)
+    np.testing.assert_allclose(found.vectors[0, 0], whole[0], atol=1e-6)
+    short = np.asarray(embeddings.vectors)[1, : LENGTHS[1]].mean(axis=0)
+    np.testing.assert_allclose(found.vectors[1, 0], short, atol=1e-6)
+    assert np.abs(short - whole[1]).max() > 0.1, "control: vectors that do not exist have no weight"
 
 
 def test_self_contrastive_trains_on_all_vectors_and_retrieves_with_the_first(embeddings: Embeddings) -> None:

@@ -254,7 +254,7 @@ def settings_of(overrides: dict[str, Any]) -> LossSettings:
 
 def test_settings_from_the_config() -> None:
     plain = settings_of({"pooling": "none", "loss.temperature": 0.5})
-    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, steps_per_epoch=3, reconstruction_weight=0.0)
+    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, steps_per_epoch=3)
     own = settings_of(MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
     assert (own.positive, own.local_target, own.local_weight, own.local_temperature) == ("first", "first", 0.1, 2.0)
     viewers = settings_of(MVR)

@@ -1,0 +1,89 @@
+"""Late interaction on T5 from training to a ranking, and the diversity of a run: through files, as a user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_corpus, read_queries
+from jaxret.models.run import open_run
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.retrieve import retrieve
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.storage import read_json
+from jaxret.training.loop import train
+from tests.pipeline import (
+    REPOSITORY,
+    contents,
+    environment,
+    tiny_config,
+    untrained_run,
+    write_data,
+    write_encoder,
+    write_t5,
+)
+
+
+@pytest.mark.slow
+def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
+    encoder, data = write_t5(tmp_path / "t5"), write_data(tmp_path / "data")
+    config = tiny_config(
+        encoder,
+        data,
+        head__name="all_tokens",
+        head__token="mean",
+        head__late_interaction=True,
+        head__projection=8,
+        normalize=True,
+        train__steps=2,
+        encode__dtype="float16",
+    )
+    done = train(config, tmp_path / "run", progress=False)
+    assert done.step == 2
+    assert 0 < done.metrics["RR@10"] <= 1
+    run = open_run(tmp_path / "run")
+    encoded = encode_corpus(run, data, progress=False)
+    shards = open_shards(encoded.folder)
+    assert shards.ragged
+    assert len(shards.shards) > 1
+    tokens = run.tokenizer.passages(read_corpus(data))
+    assert [int(count) for _, block in shards for count in block.counts] == tokens.lengths.tolist()
+    before = contents(encoded.folder)
+    next(encoded.folder.glob("offsets-00001*")).unlink()
+    assert encode_corpus(run, data, progress=False).shards_written == 1
+    assert contents(encoded.folder) == before
+
+    queries = read_queries(data)[:6]
+    found = retrieve(run, queries, encoded.folder, 10, progress=False)
+    vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")
+    passages = [block[i].astype(np.float64) for _, block in shards for i in range(len(block))]
+    ids = shards.ids(range(shards.total_rows))
+    for i, query in enumerate(queries):
+        scores = [float((passage @ vectors[i].astype(np.float64).T).max(axis=0).sum()) for passage in passages]
+        best = np.argsort(-np.array(scores, np.float32), kind="stable")[:10]
+        assert [passage for passage, _ in found.ranking[query.id]] == [ids[row] for row in best]
+    with pytest.raises(ValueError, match="has no lists of vectors"):
+        retrieve(run, queries, encoded.folder, 10, "faiss-cpu", progress=False)
+
+
+@pytest.mark.slow
+def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    layers = {"head__name": "layers", "head__layers": (1, 2, 3), "pooling": "self_contrastive"}
+    untrained_run(tmp_path / "run", encoder, data, **layers)
+    command = [sys.executable, "-m", "jaxret", "diversity", f"--workdir={tmp_path / 'run'}", f"--data={data}"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "  layer 3 " in done.stdout
+    written = read_json(tmp_path / "run" / "eval" / "data.test.diversity.json")
+    assert list(written["wins"]) == ["layer 3", "layer 2", "layer 1"]
+    assert sum(written["wins"].values()) == written["pairs"] > 10
+    untrained_run(tmp_path / "one", encoder, data)
+    one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]
+    done = subprocess.run(one, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "has one vector; diversity is measured where" in done.stderr
