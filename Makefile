@@ -9,23 +9,27 @@ UPGRADE ?=
 
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip -qq --disable-pip-version-check install
-PYTEST := $(RUN) pytest -q -n 2 --dist loadfile
+# In the files' own order: the long ones come early, and the last file leaves no process idle for minutes.
+PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format lock clean
+.PHONY: help demo test test-exhaustive test-fast check format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Huge pages (glibc only, ignored elsewhere): large steps on a CPU otherwise spend time on page faults.
 demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text: minutes on two cores
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(RUN) jaxret demo --workdir=runs/demo
 
-test: $(VENV)/.ready-dev ## every test
-	$(PYTEST) $(ARGS)
+test: $(VENV)/.ready-dev ## the test suite, in minutes
+	$(PYTEST) -m "not exhaustive" $(ARGS)
+
+test-exhaustive: $(VENV)/.ready-dev ## the long tables: every combination of family, pooling and encoder; every recipe
+	$(PYTEST) -m exhaustive --dist load $(ARGS)
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers
 	$(RUN) ruff check

@@ -21,7 +21,9 @@ def get_config() -> ConfigDict:
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
     c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
-    c.encoder.normalize_intermediate = False  # T5: give every layer the final norm (the reference takes them raw)
+    # T5: give every layer the final norm, so that layers can be compared. False: raw below the last, as in the
+    # reference. BERT's layers are normed already.
+    c.encoder.normalize_intermediate = True
     c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time
 
     # How hidden states become vectors: the family. Each name reads `token` and the keys of its own group.
@@ -97,9 +99,10 @@ def get_config() -> ConfigDict:
     c.optimizer.b2 = 0.999
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # not applied to biases and layer norms
-    # Clipping by the true gradient's norm. Trainers that average gradients of a gathered loss over W processes clip
-    # at W times their setting: to reproduce "2.0 on 4 GPUs" write 8.0.
-    c.optimizer.clip_norm = 2.0
+    c.optimizer.clip_norm = 2.0  # of the true gradient; 0: no clipping
+    # Trainers that average the gradients of a gathered loss over W processes clip at W times their setting: to
+    # reproduce "2.0 on 4 GPUs" write 4 here.
+    c.optimizer.reference_processes = 1
 
     c.train = ConfigDict()
     c.train.batch_size = 128  # queries per step, over all devices

@@ -1,7 +1,7 @@
 """MLR: a passage is represented from several layers; self-contrastive pooling leaves one vector at inference.
 
-The values of the paper's open-domain question answering runs with BERT-base (its 4 GPUs clipped at what is
-optimizer.clip_norm=8.0 here, see configs/base.py).
+The values of the paper's open-domain question answering runs with BERT-base (on 4 GPUs, see
+optimizer.reference_processes in configs/base.py).
 """
 
 from ml_collections import ConfigDict

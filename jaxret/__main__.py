@@ -17,12 +17,21 @@ def main() -> None:
     spread.add_argument("--data", required=True, help="BEIR folder with judged queries")
     spread.add_argument("--split", default="test")
     spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
+    words = verbs.add_parser("keywords", help="pseudo-queries for I3 from the passages' own words")
+    words.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
+    words.add_argument("--out", required=True, help="file to write, for data.pseudo_queries")
+    words.add_argument("--count", type=int, default=8, help="words for each passage (default: %(default)s)")
     arguments = parser.parse_args()
     with user_errors():
         if arguments.verb == "demo":
             from jaxret.tools.demo import demo as run_demo
 
             run_demo(arguments.workdir)
+        elif arguments.verb == "keywords":
+            from jaxret.tools.keywords import write_keywords
+
+            found, total = write_keywords(arguments.corpus, arguments.out, arguments.count)
+            print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
         else:
             from jaxret.models.run import open_run
             from jaxret.tools.diversity import report

@@ -148,7 +148,7 @@ SHRUNKEN = {
 RUN = [("mlr_open_qa", "t5"), ("mvr_open_qa", "bert"), ("aggretriever_msmarco", "bert"), ("mlr_beir", "")]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "suffix"), RUN)
 def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
@@ -160,7 +160,7 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
     assert loop.train(config, tmp_path / "run", progress=False).step == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,10 +17,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import functools
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import flax.struct
+import jax
 import pytest
 from jaxtyping import install_import_hook
 
@@ -47,6 +49,13 @@ _leave_pytrees_unchecked()
 install_import_hook("jaxret", "beartype.beartype")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """A process that keeps every compiled program of the suite grows to gigabytes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "  layer 3 " in done.stdout
     written = read_json(tmp_path / "run" / "eval" / "data.test.diversity.json")
-    assert list(written["wins"]) == ["layer 3", "layer 2", "layer 1"]
+    assert set(written["wins"]) == {"layer 3", "layer 2", "layer 1"}
     assert sum(written["wins"].values()) == written["pairs"] > 10
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]

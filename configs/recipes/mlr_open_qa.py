@@ -1,7 +1,7 @@
 """MLR on NQ, TriviaQA and SQuAD: BERT-base or T5-base, 40 epochs, batches of 128 with one BM25 negative.
 
-configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :t5, :me_bert, :me_bert_t5, :colbert. The paper's 4 GPUs clip at
-what is 8.0 here (configs/base.py); clip_norm 2.0 is the number it prints.
+configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :t5, :me_bert, :me_bert_t5, :colbert. To clip as its 4 GPUs did:
+--config.optimizer.reference_processes=4
 """
 
 from ml_collections import ConfigDict

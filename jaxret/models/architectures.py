@@ -154,7 +154,6 @@ ARCHITECTURES = {
 }
 _FIXED: dict[str, dict[str, Any]] = {  # fields that no key of config.json says
     "distilbert": {"type_vocab_size": 0},
-    "roberta": {"first_position": 2},
 }
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
@@ -172,7 +171,10 @@ def read_config(directory: str | Path) -> EncoderConfig:
     if missing:
         raise ValueError(f"{path}: {', '.join(missing)} missing; found {', '.join(sorted(raw))}")
     fields = {field: raw.get(key, default) for field, (key, default) in architecture.keys.items()}
-    config = architecture.config(**fields, **_FIXED.get(kind, {}), model_type=kind)
+    fields |= _FIXED.get(kind, {})
+    if kind == "roberta":  # positions begin after that of padding
+        fields["first_position"] = raw.get("pad_token_id", 1) + 1
+    config = architecture.config(**fields, model_type=kind)
     if config.hidden_act not in ACTIVATIONS:
         raise ValueError(f"{path}: activation {config.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
     if raw.get("position_embedding_type", "absolute") != "absolute":

@@ -178,7 +178,9 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
         file.write(save(tensors, metadata={"format": "pt"}))
     raw = {key: getattr(config, field) for field, (key, _) in architecture.keys.items()}
     name = architecture.class_name.replace("Model", "ForMaskedLM") if with_head else architecture.class_name
-    kind = {"model_type": config.model_type, "architectures": [name], "torch_dtype": "float32"}
+    kind: dict[str, Any] = {"model_type": config.model_type, "architectures": [name], "torch_dtype": "float32"}
+    if config.model_type == "roberta":
+        kind["pad_token_id"] = config.first_position - 1
     write_json(directory / "config.json", raw | kind)
 
 

@@ -146,10 +146,9 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
                 f"encoder.layers is {config.encoder.layers}; the encoder in {directory} has {encoder.num_layers}"
             )
         changes["num_layers"] = config.encoder.layers
+    normalize = config.encoder.normalize_intermediate
     if isinstance(encoder, T5Config):
-        changes["normalize_intermediate"] = config.encoder.normalize_intermediate
-    elif config.encoder.normalize_intermediate:
-        raise ValueError("encoder.normalize_intermediate is for T5; every layer of a BERT is normed already")
+        changes["normalize_intermediate"] = normalize
     else:
         changes["mlm_head"] = config.head.name == "lexical" and config.head.mlm
     return replace(encoder, **changes)

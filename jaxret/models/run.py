@@ -54,6 +54,7 @@ def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextToken
             "hidden_size": encoder.hidden_size,
             "tied": config.encoder.tied,
             "dtype": config.encoder.dtype,
+            "normalize_intermediate": getattr(encoder, "normalize_intermediate", None),
         },
         "head": config_json(config)["head"],
         "pooling": config.pooling,

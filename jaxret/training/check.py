@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.retriever import Retriever
+from jaxret.models.t5 import T5Config
 from jaxret.training.validation import METRICS
 
 
@@ -25,8 +26,32 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
     if config.train.log_every < 1:
         raise ValueError(f"train.log_every is {config.train.log_every}; it must be at least 1")
+    if config.data.pseudo_queries and config.head.name != "implicit":
+        raise ValueError(f"data.pseudo_queries is for head implicit; head {config.head.name!r} ignores them")
+    if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries:
+        raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if not config.data.train:
         raise ValueError("data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH")
+
+
+def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
+    """The options that follow a published implementation where it differs from its paper, to be printed."""
+    t5 = isinstance(retriever.module.config, T5Config)
+    options = {
+        "head.variant=released (the reconstructor sees [CLS] alone)": (
+            config.head.name == "implicit" and config.head.variant == "released"
+        ),
+        "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
+            config.optimizer.name == "lamb_reference"
+        ),
+        "encoder.normalize_intermediate=False (T5's layers below the last are raw)": (
+            t5 and config.head.name == "layers" and not config.encoder.normalize_intermediate
+        ),
+        f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
+            config.optimizer.reference_processes != 1
+        ),
+    }
+    return [name for name, on in options.items() if on]
 
 
 def check_lengths(config: ConfigDict, retriever: Retriever) -> None:

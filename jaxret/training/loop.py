@@ -25,7 +25,7 @@ from jaxret.models import run
 from jaxret.models.embed import Embedder
 from jaxret.models.pretrained import Params, stores_mlm_head
 from jaxret.models.retriever import build_retriever, load_encoder
-from jaxret.training.check import check, check_lengths
+from jaxret.training.check import check, check_lengths, reference_options
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.examples import load_examples, record_data
 from jaxret.training.logging import MetricsLog
@@ -67,6 +67,8 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     check_lengths(config, retriever)
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
         say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
+    for option in reference_options(config, retriever):
+        say(f"as a published implementation does it, not its paper: {option}")
     contract = run.make_contract(config, retriever, tokenizer)
     new = run.is_new(workdir, config, contract)
 

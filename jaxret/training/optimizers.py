@@ -119,7 +119,7 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
         heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), head_mask)
     return optax.chain(
         frozen,  # before clipping: what is not trained has no part in the norm
-        optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity(),
+        optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),
         direction,
         optax.add_decayed_weights(c.weight_decay, decay_mask),
         ratio,

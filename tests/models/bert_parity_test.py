@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxret.models.architectures import read_config
 from jaxret.models.bert import Bert, BertConfig
 from jaxret.models.keep import Keep
-from jaxret.models.pretrained import load_pretrained, save_pretrained
+from jaxret.models.pretrained import load_pretrained, save_pretrained, stores_mlm_head
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -276,3 +277,61 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path, name: str) 
     again, params_again = load_pretrained(tmp_path, ignore=())
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, params_again, params)
+
+
+MLM = ("tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta")
+
+
+def with_head(name: str) -> Any:
+    config = read_config(GOLDENS / name)
+    assert isinstance(config, BertConfig)
+    return dataclasses.replace(config, mlm_head=True)
+
+
+@pytest.mark.parametrize("name", MLM)
+def test_mlm_logits_equal_torch(name: str) -> None:
+    config, params = load_pretrained(GOLDENS / name, IGNORE, with_head(name))
+    _, _, tokens, _ = load(name)
+    with np.load(GOLDENS / name / "hidden_states.npz", allow_pickle=False) as file:
+        expected = file["mlm_logits"]
+
+    def logits(module: Bert) -> jax.Array:
+        return module.mlm_head(module(tokens, Keep(layers="last")).states[-1], module.word_table)
+
+    found = np.asarray(jax.jit(lambda p: Bert(config).apply({"params": p}, method=logits))(params))
+    assert found.shape == expected.shape
+    real = np.asarray(tokens.mask)
+    assert np.abs(found - expected)[real].max() <= 1e-4
+    params["mlm_head"]["bias"] = params["mlm_head"]["bias"] * 0
+    other = np.asarray(jax.jit(lambda p: Bert(config).apply({"params": p}, method=logits))(params))
+    assert np.abs(other - expected)[real].max() > 1e-2, "control: the bias matters"
+
+
+@pytest.mark.parametrize("name", MLM)
+def test_an_mlm_head_is_saved_as_it_was_loaded(tmp_path: Path, name: str) -> None:
+    config, params = load_pretrained(GOLDENS / name, IGNORE, with_head(name))
+    save_pretrained(tmp_path, config, params)
+    assert stores_mlm_head(tmp_path)
+    _, again = load_pretrained(tmp_path, (), config)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_a_file_without_an_mlm_head_gets_a_new_one() -> None:
+    assert not stores_mlm_head(GOLDENS / "tiny_bert")
+    assert not stores_mlm_head(GOLDENS / "tiny_t5")
+    config = with_head("tiny_bert")
+    _, params = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config, seed=3)
+    head = params["mlm_head"]
+    assert head["dense"]["kernel"].shape == (32, 32)
+    assert not head["bias"].any()
+    _, same = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config, seed=3)
+    _, other = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config, seed=4)
+    np.testing.assert_array_equal(same["mlm_head"]["dense"]["kernel"], head["dense"]["kernel"])
+    assert np.abs(other["mlm_head"]["dense"]["kernel"] - head["dense"]["kernel"]).max() > 1e-3
+
+
+def test_the_first_layers_alone() -> None:
+    whole, _, tokens, expected = load("tiny_bert")
+    config = dataclasses.replace(whole, num_layers=2)
+    _, params = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config)
+    assert distance(encode(config, params, tokens).states, expected[:3], tokens.mask) <= TINY_TOLERANCE

@@ -159,7 +159,8 @@ def test_a_reconstructor_layer_is_transformers_layer_with_cross_attention() -> N
     hidden = generator.standard_normal((2, U, c.hidden_size)).astype(np.float32)
     states = generator.standard_normal((2, 6, c.hidden_size)).astype(np.float32)
     mask = np.array([[True] * 6, [True] * 3 + [False] * 3])
-    ours, _ = ReconstructorLayer(c, jnp.float32, False).apply({"params": params}, hidden, states, mask)
+    arrays = (jnp.asarray(x) for x in (hidden, states, mask))
+    ours, _ = ReconstructorLayer(c, jnp.float32, False).apply({"params": params}, *arrays)
     shut = torch.tensor(np.where(mask, 0.0, -1e30), dtype=torch.float32)[:, None, None]
     with torch.no_grad():
         output = theirs(torch.tensor(hidden), encoder_hidden_states=torch.tensor(states), encoder_attention_mask=shut)

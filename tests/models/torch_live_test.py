@@ -39,6 +39,7 @@ def distilbert_config() -> Any:
     )
 
 
+ROBERTA = {"model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1}
 MODELS = {
     "bert": lambda: transformers.BertModel(bert_config()),
     "bert with tanh gelu": lambda: transformers.BertModel(bert_config(hidden_act="gelu_new")),
@@ -47,7 +48,9 @@ MODELS = {
     "bert with MLM head": lambda: transformers.BertForMaskedLM(bert_config()),
     "distilbert": lambda: transformers.DistilBertModel(distilbert_config()),
     "roberta": lambda: transformers.RobertaModel(
-        transformers.RobertaConfig(**(bert_config().to_dict() | {"model_type": "roberta", "type_vocab_size": 1}))
+        transformers.RobertaConfig(
+            **(bert_config().to_dict() | {"model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1})
+        )
     ),
     "distilbert with MLM head": lambda: transformers.DistilBertForMaskedLM(distilbert_config()),
 }

@@ -1,0 +1,65 @@
+"""Settings that contradict each other are found before anything is loaded, and reference behaviour is said aloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxret.distributed import make_mesh
+from jaxret.training.check import check, reference_options
+from tests.tiny import BERT, I3, MLR, T5, make_config, make_retriever
+
+SOUND: dict[str, Any] = {"data.train": "somewhere", "train.batch_size": 16, "validation.batch_size": 16}
+
+
+def checked(overrides: dict[str, Any], devices: int = 8) -> None:
+    check(make_config(SOUND | overrides), make_mesh(devices=jax.devices()[:devices]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.batch_size": 12}, r"train.batch_size is 12; it must be a multiple of the number of devices, 8"),
+        ({"train.chunk_size": 4}, r"train.chunk_size is 4; .* multiple of the number of devices, 8"),
+        ({"train.batch_size": 24, "train.chunk_size": 16}, r"it must divide train.batch_size, 24"),
+        ({"validation.batch_size": 4}, r"validation.batch_size is 4; a multiple of 8 is needed"),
+        ({"validation.metric": "MRR"}, r"validation.metric is 'MRR'; it must be one of nll, RR@10"),
+        ({"train.log_every": 0}, r"train.log_every is 0"),
+        ({"data.train": ""}, r"data.train is empty"),
+        (
+            {"data.pseudo_queries": "query"},
+            r"data.pseudo_queries is for head implicit; head 'last_layer' ignores them",
+        ),
+        (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
+    ],
+)
+def test_contradictions(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(overrides)
+
+
+def test_sound_settings() -> None:
+    checked({})
+    checked(I3 | {"loss.contrastive_weight": 0.0})
+    checked({"train.batch_size": 12, "validation.batch_size": 12, "train.chunk_size": 4}, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "encoder", "name"),
+    [
+        (I3 | {"head.variant": "released"}, BERT, "head.variant=released"),
+        ({"optimizer.name": "lamb_reference"}, BERT, "optimizer.name=lamb_reference"),
+        (MLR | {"head.token": "mean", "encoder.normalize_intermediate": False}, T5, "encoder.normalize_intermediate"),
+        ({"optimizer.reference_processes": 4}, BERT, "optimizer.reference_processes=4"),
+    ],
+)
+def test_reference_behaviour_is_named_when_it_is_on(overrides: dict[str, Any], encoder: Any, name: str) -> None:
+    (found,) = reference_options(make_config(overrides), make_retriever(overrides, encoder))
+    assert found.startswith(name)
+
+
+@pytest.mark.parametrize(("overrides", "encoder"), [({}, BERT), (I3, BERT), (MLR | {"head.token": "mean"}, T5)])
+def test_it_is_off_by_default(overrides: dict[str, Any], encoder: Any) -> None:
+    assert reference_options(make_config(overrides), make_retriever(overrides, encoder)) == []
