@@ -121,3 +121,17 @@ def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
     computed = sum(size * min(length, LIMIT) for _, size, length in plan_batches(texts.lengths, 512, 8))
     assert once.real_tokens == texts.lengths.sum()
     assert once.padding_ratio == computed / texts.lengths.sum()
+
+
+def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
+    """ME-BERT: what does not exist must not win a maximum."""
+    encoder_config, encoder = load_pretrained(TINY_BERT)
+    config = tiny_config(Path("unused"), "unused", head__name="first_tokens", head__count=6)
+    retriever = build_retriever(config, encoder_config)
+    params = with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
+    texts = Ragged.from_lists([[5, 9, 7], list(range(10, 20))])
+    short, whole = embedder((retriever, params))(texts, "passage").stacked()
+    assert short.shape == (6, 32)
+    np.testing.assert_array_equal(short[3:], np.broadcast_to(short[0], (3, 32)))
+    assert np.abs(short[1:3] - short[0]).max(axis=1).min() > 1e-3
+    assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long one has all of its own"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxret.distributed import by_row, make_mesh, replicated
+from jaxret.scoring import similarities
+from jaxret.training.losses import candidates, contrastive_loss
 from jaxret.types import Batch
 from tests import tiny
 
@@ -40,7 +44,12 @@ def gradient(family: str, devices: int, chunk_size: int) -> Any:
     return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), jax.random.key(0)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+LONG = ("me_bert", "colbert", "i3_released")  # as MLR and the paper's I3, with another head
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in LONG else []) for name in FAMILIES]
+)
 def test_eight_devices_in_chunks_are_one_device_at_once(family: str) -> None:
     """Both at the same time, each chunk over all devices."""
     plain, other = gradient(family, 1, 0), gradient(family, 8, 8)
@@ -52,3 +61,59 @@ def test_eight_devices_in_chunks_are_one_device_at_once(family: str) -> None:
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
     different = plain(tiny.make_batch(QUERIES, seed=5, pseudo_queries=family.startswith("i3")))
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"
+
+
+def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
+    """The terms that the objective should add up, from embeddings and the shared loss alone; and the objective's."""
+    objective = tiny.make_objective(FAMILIES[family], make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
+    retriever, settings = objective.retriever, objective.settings
+    params = tiny.make_params(retriever)
+    batch = jax.tree.map(jnp.asarray, tiny.make_batch(4, pseudo_queries=family.startswith("i3")))
+    key = jax.random.key(0)
+
+    @jax.jit
+    def found(params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        q = retriever.encode(params, batch.queries, "query", True, key)
+        d = retriever.encode(params, batch.documents, "passage", True, key, batch.pseudo_queries)
+
+        def contrast(start: int, stop: int | None) -> jax.Array:
+            S = similarities(q.vectors[:, 0, start:stop], d.vectors[..., start:stop], d.mask)
+            annealing = max(0.3, math.exp(-settings.annealing_rate * step)) if settings.annealing_rate else 1.0
+            return contrastive_loss(S, batch.positives, candidates(batch), settings, annealing).loss
+
+        terms = {"contrastive": contrast(0, None)}
+        if family == "aggretriever":
+            terms |= {"lexical": contrast(0, 8), "cls": contrast(8, None)}
+        if d.own_loss is not None:
+            total, count = d.own_loss.sum(axis=0)
+            terms["reconstruction"] = total / count
+        return objective(params, batch, key, step=step), terms
+
+    terms, parts = found(params, batch)
+    return {name: float(value) for name, value in parts.items()}, terms
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("family", ["mvr", "aggretriever", "i3"])
+def test_what_the_loss_is_made_of(family: str, step: int) -> None:
+    """An epoch is one step here."""
+    parts, terms = by_hand(family, step)
+    expected = parts["contrastive"]
+    if family == "aggretriever":
+        expected += 0.5 * parts["lexical"] + 0.5 * parts["cls"]
+    if family == "i3":
+        expected += 0.1**step * parts["reconstruction"]
+        assert float(terms.reconstruction) == pytest.approx(parts["reconstruction"], rel=1e-5)
+    assert float(terms.loss) == pytest.approx(expected, rel=1e-5)
+    if family == "mvr":
+        assert float(terms.local) > 1e-3
+        assert float(by_hand(family, 2 - step)[1].loss) != pytest.approx(float(terms.loss), rel=1e-3), "control"
+
+
+def test_the_warm_up_learns_from_reconstruction_alone() -> None:
+    overrides = tiny.I3 | {"loss.contrastive_weight": 0.0}
+    objective = tiny.make_objective(overrides, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
+    batch = jax.tree.map(jnp.asarray, tiny.make_batch(4, pseudo_queries=True))
+    terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), step=0))(tiny.make_params(objective.retriever))
+    assert float(terms.loss) == pytest.approx(float(terms.reconstruction), rel=1e-6)
+    assert float(terms.contrastive) > 0.01
