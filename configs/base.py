@@ -3,7 +3,15 @@
 Any key can be set on the command line: --config.optimizer.learning_rate=1e-5. An unknown key is an error.
 """
 
+from collections.abc import Iterable
+
 from ml_collections import ConfigDict
+
+
+def require_suffix(file: str, suffix: str, allowed: Iterable[str]) -> None:
+    """Raises ValueError unless what follows the colon in --config=configs/FILE:SUFFIX is one of `allowed`."""
+    if suffix not in allowed:
+        raise ValueError(f"configs/{file}:{suffix}: the suffix must be one of {', '.join(allowed)}")
 
 
 def get_config() -> ConfigDict:

@@ -5,9 +5,11 @@ inference. configs/colbert.py:late is full late interaction: a vector of 128 num
 from ml_collections import ConfigDict
 
 from configs.base import get_config as base
+from configs.base import require_suffix
 
 
 def get_config(kind: str = "single") -> ConfigDict:
+    require_suffix("colbert.py", kind, ("single", "late"))
     c = base()
     c.head.name = "all_tokens"
     c.train.chunk_size = 16
@@ -18,9 +20,7 @@ def get_config(kind: str = "single") -> ConfigDict:
         c.encoder.tied = True
         c.tokens.query_length = 32
         c.encode.dtype = "float16"
-    elif kind == "single":
+    else:
         c.pooling = "self_contrastive"
         c.loss.local_weight = 0.01
-    else:
-        raise ValueError(f"configs/colbert.py:{kind}: the suffix must be single or late")
     return c

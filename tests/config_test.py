@@ -189,9 +189,11 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
         run("retromae", tmp_path / "other", **other)
 
 
-@pytest.mark.parametrize("name", ["minilm", "demo", "me_bert", "colbert", "recipes/mlr_open_qa", "recipes/i3_msmarco"])
+@pytest.mark.parametrize("name", SUFFIXES)
 def test_an_unknown_suffix(name: str) -> None:
-    with pytest.raises(ValueError, match="suffix must be"):
+    file = "minilm" if name == "demo" else name
+    allowed = ", ".join(SUFFIXES[file])
+    with pytest.raises(ValueError, match=f"configs/{file}.py:mrl: the suffix must be one of {allowed}"):
         shipped(name, "mrl")
 
 

@@ -5,11 +5,13 @@ configs/recipes/aggretriever_msmarco.py:bert, :distilbert, :condenser
 from ml_collections import ConfigDict
 
 from configs.aggretriever import get_config as aggretriever
+from configs.base import require_suffix
 
 CHECKPOINTS = {"bert": "bert-base-uncased", "distilbert": "distilbert-base-uncased", "condenser": "Luyu/condenser"}
 
 
 def get_config(encoder: str = "bert") -> ConfigDict:
+    require_suffix("recipes/aggretriever_msmarco.py", encoder, CHECKPOINTS)
     c = aggretriever()
     c.encoder.checkpoint = CHECKPOINTS[encoder]
     c.tokens.passage_length = 128

@@ -5,12 +5,14 @@ reconstruction, with the encoders frozen; go on from it with --config.train.star
 
 from ml_collections import ConfigDict
 
+from configs.base import require_suffix
 from configs.i3 import get_config as i3
 
 SYSTEMS = ("bert", "retromae", "warm_up", "warm_up_bert")
 
 
 def get_config(system: str = "retromae") -> ConfigDict:
+    require_suffix("recipes/i3_msmarco.py", system, SYSTEMS)
     c = i3()
     c.data.negatives = 127
     c.train.batch_size = 16
@@ -26,6 +28,4 @@ def get_config(system: str = "retromae") -> ConfigDict:
         c.loss.reconstruction_decay = 1.0
         c.optimizer.frozen = "encoder/"
         c.train.steps = 20_000
-    if system not in SYSTEMS:
-        raise ValueError(f"configs/recipes/i3_msmarco.py:{system}: the suffix must be one of {', '.join(SYSTEMS)}")
     return c

@@ -4,13 +4,17 @@ stage-1 model's. configs/recipes/mlr_mined.py:stage1, :stage2
 
 from ml_collections import ConfigDict
 
+from configs.base import require_suffix
 from configs.mlr import get_config as mlr
+
+EPOCHS = {"stage1": 40.0, "stage2": 20.0}
 
 
 def get_config(stage: str = "stage1") -> ConfigDict:
+    require_suffix("recipes/mlr_mined.py", stage, EPOCHS)
     c = mlr()
     c.encoder.checkpoint = "Shitao/RetroMAE"
     c.loss.local_weight = 0.1
     c.optimizer.learning_rate = 5e-6
-    c.train.epochs = {"stage1": 40.0, "stage2": 20.0}[stage]
+    c.train.epochs = EPOCHS[stage]
     return c

@@ -7,12 +7,14 @@ configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :t5, :me_bert, :me_bert_t
 from ml_collections import ConfigDict
 
 from configs import colbert, me_bert, mlr
+from configs.base import require_suffix
 from configs.t5 import use_t5
 
 SYSTEMS = ("bert", "bert_all_layers", "t5", "me_bert", "me_bert_t5", "colbert")
 
 
 def get_config(system: str = "bert") -> ConfigDict:
+    require_suffix("recipes/mlr_open_qa.py", system, SYSTEMS)
     if system in ("me_bert", "me_bert_t5"):
         c = me_bert.get_config("t5" if system == "me_bert_t5" else "bert")
     elif system == "colbert":
@@ -24,6 +26,4 @@ def get_config(system: str = "bert") -> ConfigDict:
         c.loss.local_weight = 0.1
     if system == "t5":
         c = use_t5(c)
-    if system not in SYSTEMS:
-        raise ValueError(f"configs/recipes/mlr_open_qa.py:{system}: the suffix must be one of {', '.join(SYSTEMS)}")
     return c

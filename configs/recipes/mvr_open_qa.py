@@ -2,12 +2,14 @@
 
 from ml_collections import ConfigDict
 
+from configs.base import require_suffix
 from configs.mvr import get_config as mvr
 
 CHECKPOINTS = {"bert": "bert-base-uncased", "cocondenser": "Luyu/co-condenser-wiki"}
 
 
 def get_config(encoder: str = "bert") -> ConfigDict:
+    require_suffix("recipes/mvr_open_qa.py", encoder, CHECKPOINTS)
     c = mvr()
     c.encoder.checkpoint = CHECKPOINTS[encoder]
     c.train.chunk_size = 16

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from jaxret.models.attention import attend, scan_layers, split_heads
 from jaxret.models.keep import Keep
 from jaxret.types import HiddenStates, Tokens
 
@@ -23,7 +24,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
 }
-MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row of nothing but padding
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class BertEmbeddings(nn.Module):
         if c.type_vocab_size:
             self.type = table(c.type_vocab_size)
         self.norm = layer_norm(c, self.dtype, None)
-        self.dropout = nn.Dropout(c.hidden_dropout)
 
+    @nn.compact
     def __call__(
         self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
     ) -> Float[jax.Array, "B slots H"]:
@@ -97,7 +97,7 @@ class BertEmbeddings(nn.Module):
         hidden = words + self.position(self.config.first_position + positions)[None]
         if self.config.type_vocab_size:
             hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
-        return self.dropout(self.norm(hidden), deterministic=not train)
+        return nn.Dropout(self.config.hidden_dropout, deterministic=not train)(self.norm(hidden))
 
 
 class MlmHead(nn.Module):
@@ -120,31 +120,27 @@ class MlmHead(nn.Module):
         return logits.astype(jnp.float32) + bias
 
 
-class SelfAttention(nn.Module):
-    """Bidirectional multi-head attention; softmax in float32."""
+class Attention(nn.Module):
+    """Multi-head attention of one sequence to another, or to itself, in both directions."""
 
     config: BertConfig
     dtype: Any
+    train: bool
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], train: bool
-    ) -> Float[jax.Array, "B T H"]:
+        self, hidden: Float[jax.Array, "B Q H"], states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> Float[jax.Array, "B Q H"]:
+        """Queries from `hidden`, keys and values from `states`, of which `mask` says which are real."""
         c = self.config
-        width = c.hidden_size // c.num_heads
-        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
 
-        def heads(name: str) -> jax.Array:
-            flat = dense(c.hidden_size, c, self.dtype, name)(hidden)
-            return flat.reshape(*flat.shape[:2], c.num_heads, width)  # [B,T,heads,width]
+        def heads(name: str, x: jax.Array) -> jax.Array:
+            return split_heads(dense(c.hidden_size, c, self.dtype, name)(x), c.num_heads)
 
-        query, key, value = heads("query"), heads("key"), heads("value")
-        scores = jnp.einsum("bqhw,bkhw->bhqk", query * width**-0.5, key, precision=precision)
-        scores = jnp.where(mask[:, None, None, :], scores.astype(jnp.float32), MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = nn.Dropout(c.attention_dropout)(weights, deterministic=not train)
-        mixed = jnp.einsum("bhqk,bkhw->bqhw", weights, value, precision=precision)
-        return dense(c.hidden_size, c, self.dtype, "output")(mixed.reshape(hidden.shape))
+        query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
+        drop = nn.Dropout(c.attention_dropout, deterministic=not self.train)
+        mixed = attend(query, heads("key", states), heads("value", states), mask, drop)
+        return dense(c.hidden_size, c, self.dtype, "output")(mixed)
 
 
 class BertLayer(nn.Module):
@@ -161,7 +157,7 @@ class BertLayer(nn.Module):
     ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
         drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
-        attended = SelfAttention(c, self.dtype, name="attention")(hidden, mask, self.train)
+        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, mask)
         hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
         narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
@@ -204,15 +200,8 @@ class Bert(nn.Module):
         embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
         if leading is not None:
             mask = jnp.concatenate([jnp.repeat(mask[:, :1], len(leading), axis=1), mask[:, 1:]], axis=1)
-        layer = nn.remat(BertLayer, prevent_cse=False) if self.remat else BertLayer
-        scanned = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=c.num_layers,
-        )
-        last, kept = scanned(c, self.dtype, keep, train, name="layers")(embedded, mask)
+        layers = scan_layers(BertLayer, c.num_layers, self.remat)
+        last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, mask)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
         if keep.layers == "last":

@@ -9,43 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.bert import ACTIVATIONS, MASKED, BertConfig, BertLayer, SelfAttention, dense, layer_norm
+from jaxret.models.attention import scan_layers
+from jaxret.models.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.head import Side, Text, require_token
 from jaxret.models.keep import Keep
 from jaxret.types import Embeddings, HiddenStates
 
 VARIANTS = ("paper", "released")
-
-
-class CrossAttention(nn.Module):
-    """Queries from one sequence, keys and values from another; softmax in float32."""
-
-    config: BertConfig
-    dtype: Any
-
-    @nn.compact
-    def __call__(
-        self,
-        hidden: Float[jax.Array, "B U H"],
-        states: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B T"],
-        train: bool,
-    ) -> Float[jax.Array, "B U H"]:
-        c = self.config
-        width = c.hidden_size // c.num_heads
-        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
-
-        def heads(name: str, x: jax.Array) -> jax.Array:
-            flat = dense(c.hidden_size, c, self.dtype, name)(x)
-            return flat.reshape(*flat.shape[:2], c.num_heads, width)
-
-        query, key, value = heads("query", hidden), heads("key", states), heads("value", states)
-        scores = jnp.einsum("bqhw,bkhw->bhqk", query * width**-0.5, key, precision=precision)
-        scores = jnp.where(mask[:, None, None, :], scores.astype(jnp.float32), MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = nn.Dropout(c.attention_dropout)(weights, deterministic=not train)
-        mixed = jnp.einsum("bhqk,bkhw->bqhw", weights, value, precision=precision)
-        return dense(c.hidden_size, c, self.dtype, "output")(mixed.reshape(hidden.shape))
 
 
 class ReconstructorLayer(nn.Module):
@@ -63,9 +33,9 @@ class ReconstructorLayer(nn.Module):
         c = self.config
         drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
         everything = jnp.ones(hidden.shape[:2], bool)
-        attended = SelfAttention(c, self.dtype, name="attention")(hidden, everything, self.train)
+        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, everything)
         hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
-        crossed = CrossAttention(c, self.dtype, name="cross_attention")(hidden, states, mask, self.train)
+        crossed = Attention(c, self.dtype, self.train, name="cross_attention")(hidden, states, mask)
         hidden = layer_norm(c, self.dtype, "cross_attention_norm")(hidden + drop(crossed))
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
         narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
@@ -118,26 +88,17 @@ class ImplicitInteraction(nn.Module):
         c, dtype = text.encoder.config, text.encoder.dtype
         pseudo = text.encoder.embeddings(self.pseudo_ids(text), text.train)  # [B,U,H]
 
-        def stack(layer: Any, length: int, name: str, *options: Any) -> Any:
-            scanned = nn.scan(
-                layer,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
-                length=length,
-            )
-            return scanned(c, dtype, *options, name=name)
-
-        read = stack(ReconstructorLayer, self.reconstructor_layers, "reconstructor_layers", text.train)
-        imagined, _ = read(pseudo, states, mask)  # Z [B,U,H]
+        read = scan_layers(ReconstructorLayer, self.reconstructor_layers)
+        imagined, _ = read(c, dtype, text.train, name="reconstructor_layers")(pseudo, states, mask)  # Z [B,U,H]
         if self.variant == "released":
             summary = jnp.mean(imagined, axis=1, keepdims=True, dtype=jnp.float32).astype(dtype)
         else:
             summary = imagined
         together = jnp.concatenate([states, summary], axis=1)
         there = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
-        interact = stack(BertLayer, self.interactor_layers, "interactor_layers", Keep(1, layers="last"), text.train)
-        vectors, _ = interact(together, there)
+        interact = scan_layers(BertLayer, self.interactor_layers)
+        one = Keep(1, layers="last")
+        vectors, _ = interact(c, dtype, one, text.train, name="interactor_layers")(together, there)
         own_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, fingerprint
-from jaxret.contract import require_equal
+from jaxret.contract import ContractError, require_equal
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.embed import Embedder
@@ -140,10 +140,17 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"{workdir} is no run: it has no config.json; train.py --workdir={workdir} makes one")
     config = ConfigDict(read_json(workdir / "config.json"))
-    encoder = encoder_config(config, workdir / "encoder")
-    retriever = build_retriever(config, encoder)
-    tokenizer = load_tokenizer(config, workdir / "encoder")
-    contract = make_contract(config, retriever, tokenizer)
+    try:
+        retriever = build_retriever(config, encoder_config(config, workdir / "encoder"))
+        tokenizer = load_tokenizer(config, workdir / "encoder")
+        contract = make_contract(config, retriever, tokenizer)
+    except AttributeError as error:
+        if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing
+            raise
+        missing = str(error).strip("\"'")
+        raise ContractError(
+            f"{workdir}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
+        ) from error
     stored = read_json(workdir / "contract.json")
     require_equal(stored, contract, str(workdir / "contract.json"), f"the files in {workdir}", "Restore the files.")
     mesh = make_mesh(config.mesh.fsdp, jax.local_devices())

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.bert import ACTIVATIONS, MASKED
+from jaxret.models.attention import attend, scan_layers, split_heads
+from jaxret.models.bert import ACTIVATIONS
 from jaxret.models.keep import Keep
 from jaxret.types import HiddenStates, Tokens
 
@@ -112,17 +113,13 @@ class T5Layer(nn.Module):
             )
 
         def heads(name: str, spread: float) -> Float[jax.Array, "B T heads width"]:
-            flat = dense(c.num_heads * c.head_size, name, spread)(normed)
-            return flat.reshape(*flat.shape[:2], c.num_heads, c.head_size)
+            return split_heads(dense(c.num_heads * c.head_size, name, spread)(normed), c.num_heads)
 
         normed = RMSNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
         key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
-        scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, precision=precision).astype(jnp.float32) + position_bias
-        weights = jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, MASKED), axis=-1).astype(self.dtype)
-        mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(weights), value, precision=precision)
-        flat = mixed.reshape(*mixed.shape[:2], c.num_heads * c.head_size)
-        hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(flat))
+        mixed = attend(query, key, value, mask, drop, position_bias)
+        hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(mixed))
 
         normed = RMSNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(normed))
@@ -162,15 +159,8 @@ class T5(nn.Module):
         bias = jnp.transpose(table(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
         final_scale = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
 
-        layer = nn.remat(T5Layer, prevent_cse=False) if self.remat else T5Layer
-        scanned = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=c.num_layers,
-        )
-        last, kept = scanned(c, self.dtype, keep, train, name="layers")(embedded, tokens.mask, bias, final_scale)
+        layers = scan_layers(T5Layer, c.num_layers, self.remat)
+        last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, tokens.mask, bias, final_scale)
         state, mask = keep.select(drop(rms_norm(last, final_scale, c.layer_norm_eps)), tokens.mask)
         if keep.layers == "last":
             return HiddenStates(state[None], mask)

@@ -60,7 +60,8 @@ def search_lists(queries: VectorLists, corpus: Lists, k: int, progress: bool = F
     """The k best documents of float32 queries, each a list of one or more vectors.
 
     Reads shard by shard; what is on disk without padding is padded a block at a time, documents of like length
-    together. Raises ValueError for a NaN, an infinity, or vectors of another dimension, naming the row.
+    together. The queries are held padded. Raises ValueError for a NaN, an infinity, or vectors of another dimension,
+    naming the row.
     """
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
@@ -120,9 +121,9 @@ def _top(q: np.ndarray, exists: np.ndarray, vectors: jax.Array, mask: jax.Array,
     """The k best of a block's `documents`, by their place in it."""
     size = vectors.shape[0]
     scores, place = (np.asarray(x) for x in _xla_top(q, exists, vectors, mask, min(_round_up(k), size)))
-    real = place < documents  # padded documents score -inf and come last
     bound = scores[:, k - 1] if k < documents else np.full(len(scores), -np.inf, np.float32)
-    assert real[:, :k].all()
+    # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
+    assert (place[:, :k] < documents).all()
     return Found(scores[:, :k], place[:, :k].astype(np.int64), bound)
 
 

@@ -24,7 +24,7 @@ from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models import run
 from jaxret.models.embed import Embedder
 from jaxret.models.pretrained import Params, stores_mlm_head
-from jaxret.models.retriever import build_retriever, load_encoder
+from jaxret.models.retriever import Retriever, build_retriever, load_encoder
 from jaxret.training.check import check, check_lengths, reference_options
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.examples import load_examples, record_data
@@ -65,10 +65,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     retriever = build_retriever(config, encoder)
     tokenizer = run.load_tokenizer(config, directory)
     check_lengths(config, retriever)
-    if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
-        say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
-    for option in reference_options(config, retriever):
-        say(f"as a published implementation does it, not its paper: {option}")
+    announce(config, retriever, directory, say)
     contract = run.make_contract(config, retriever, tokenizer)
     new = run.is_new(workdir, config, contract)
 
@@ -79,8 +76,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     record_data(workdir, {"train": data, "dev": dev})
 
     total_steps, checkpoint_every = schedule_steps(config, len(data))
-    steps_per_epoch = max(math.ceil(len(data) / config.train.batch_size), 1)
-    settings = loss_settings(config, retriever, steps_per_epoch)
+    settings = loss_settings(config, retriever, config.train.batch_size / len(data))
     objective = Objective(retriever, settings, mesh, config.train.chunk_size)
     optimizer, schedule = make_optimizer(config.optimizer, total_steps)
     dropout_key = jax.random.key(config.seed.dropout)
@@ -128,6 +124,14 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         log.close()
     say(f"{step} of {total_steps} steps done; the training step was compiled to {train_step.count} program(s)")
     return TrainResult(step, total_steps, start, train_step.count, recorder.metrics)
+
+
+def announce(config: ConfigDict, retriever: Retriever, directory: Path, say: Callable[[str], None]) -> None:
+    """Says what a user of the config might not expect: new parts of the encoder, options that follow published code."""
+    if getattr(retriever.module.config, "mlm_head", False) and not stores_mlm_head(directory):
+        say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
+    for option in reference_options(config, retriever):
+        say(f"as a published implementation does it, not its paper: {option}")
 
 
 def start_from(workdir: str, contract: dict[str, Any], state: TrainState) -> TrainState:

@@ -34,17 +34,21 @@ class LossSettings:
     parts_weight: float = 0.5
     reconstruction_weight: float = 1.0
     reconstruction_decay: float = 0.1
-    steps_per_epoch: int = 1
+    epochs_per_step: float = 0.0  # batch size / number of examples
+
+    def epoch(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""]:
+        """The epoch, from 0, of the middle of a step's batch: a batch may begin in one epoch and end in the next."""
+        return jnp.floor((step + 0.5) * jnp.float32(self.epochs_per_step))
 
     def annealing(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""] | float:
         """What both temperatures are multiplied by: max(floor, exp(-rate * epoch)) (MVR, section 3.3)."""
         if not self.annealing_rate:
             return 1.0
-        return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * (step // self.steps_per_epoch)))
+        return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(step)))
 
     def reconstruction(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""]:
         """beta of the reconstruction loss: weight * decay^epoch (I3 eq. 7)."""
-        return self.reconstruction_weight * jnp.float32(self.reconstruction_decay) ** (step // self.steps_per_epoch)
+        return self.reconstruction_weight * jnp.float32(self.reconstruction_decay) ** self.epoch(step)
 
 
 @struct.dataclass
@@ -59,7 +63,7 @@ class LossTerms:
     accuracy: Float[jax.Array, ""]  # how often the positive has the best score
 
 
-def loss_settings(config: ConfigDict, retriever: Retriever, steps_per_epoch: int = 1) -> LossSettings:
+def loss_settings(config: ConfigDict, retriever: Retriever, epochs_per_step: float = 0.0) -> LossSettings:
     """The self-contrastive pooling is defined by its loss (MLR eq. 5-6), and so are viewers (MVR eq. 7)."""
     loss = config.loss
     if loss.temperature <= 0 or loss.local_temperature <= 0 or loss.annealing_floor <= 0:
@@ -87,7 +91,7 @@ def loss_settings(config: ConfigDict, retriever: Retriever, steps_per_epoch: int
         parts_weight=loss.parts_weight,
         reconstruction_weight=loss.reconstruction_weight,
         reconstruction_decay=loss.reconstruction_decay,
-        steps_per_epoch=steps_per_epoch,
+        epochs_per_step=epochs_per_step,
     )
 
 

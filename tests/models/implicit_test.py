@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxret.models.architectures import make_encoder
+from jaxret.models.bert import Attention
 from jaxret.models.head import Text
-from jaxret.models.implicit import CrossAttention, ImplicitInteraction, ReconstructorLayer
+from jaxret.models.implicit import ImplicitInteraction, ReconstructorLayer
 from jaxret.types import HiddenStates, Tokens
 from tests.tiny import I3, WITHOUT_DROPOUT, make_params, make_retriever, make_tokens
 
@@ -101,16 +102,16 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
 
 def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     """A softmax over one key is 1: the released variant's cross-attention adds a constant."""
-    module = CrossAttention(WITHOUT_DROPOUT, jnp.float32)
+    module = Attention(WITHOUT_DROPOUT, jnp.float32, train=False)
     generator = np.random.default_rng(0)
     hidden = jnp.asarray(generator.standard_normal((2, 5, 16)), jnp.float32)
     state, mask = hidden[:, :1] * 2, jnp.ones((2, 1), bool)
-    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask, False))
-    one = module.apply(params, hidden, state, mask, False)
-    other = module.apply(params, hidden * 3 - 1, state, mask, False)
+    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask))
+    one = module.apply(params, hidden, state, mask)
+    other = module.apply(params, hidden * 3 - 1, state, mask)
     np.testing.assert_allclose(one, other, atol=1e-5)
     np.testing.assert_allclose(one, one[:, :1].repeat(5, axis=1), atol=1e-5)
-    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool), False)
+    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool))
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 

@@ -46,6 +46,15 @@ def encoded(root: Path, run: Run) -> Path:
     return result.folder
 
 
+def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    config = read_json(tmp_path / "run" / "config.json")
+    del config["encoder"]["layers"]
+    write_json(tmp_path / "run" / "config.json", config)
+    with pytest.raises(ContractError, match=r"config\.json has no key 'layers': another version"):
+        open_run(tmp_path / "run")
+
+
 def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
     """The same run, opened in another folder."""
     return Run(**{**vars(run), "workdir": workdir, **changes})

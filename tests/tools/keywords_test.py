@@ -40,6 +40,15 @@ def test_a_count_of_none_is_an_error(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "pseudo.jsonl").exists()
 
 
+def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
+    write_beir(tmp_path / "data", PASSAGES[2:3], [], {})
+    with pytest.raises(ValueError, match="data has no passage with an English word"):
+        write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
+    (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a"}\n')
+    with pytest.raises(ValueError, match=r"corpus.jsonl:1: there is no key 'text'"):
+        write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
+
+
 def test_from_the_command_line(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "pseudo.jsonl"
     done = run_script("-m", "jaxret", "keywords", f"--corpus={corpus}", f"--out={out}")

@@ -249,12 +249,12 @@ def test_padding_documents_do_not_change_the_loss() -> None:
 
 
 def settings_of(overrides: dict[str, Any]) -> LossSettings:
-    return loss_settings(make_config(overrides), make_retriever(overrides), steps_per_epoch=3)
+    return loss_settings(make_config(overrides), make_retriever(overrides), epochs_per_step=0.5)
 
 
 def test_settings_from_the_config() -> None:
     plain = settings_of({"pooling": "none", "loss.temperature": 0.5})
-    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, steps_per_epoch=3)
+    assert plain == LossSettings("max", "none", 0.5, 1.0, 0.0, epochs_per_step=0.5)
     own = settings_of(MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.1, "loss.local_temperature": 2.0})
     assert (own.positive, own.local_target, own.local_weight, own.local_temperature) == ("first", "first", 0.1, 2.0)
     viewers = settings_of(MVR)
@@ -276,15 +276,27 @@ def test_a_temperature_must_be_positive(key: str, value: float) -> None:
 
 def test_annealing_by_epoch() -> None:
     """max(0.3, exp(-0.1 t)) with t = 0 in the first epoch: the floor is reached in epoch 13."""
-    settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, steps_per_epoch=5)
+    settings = LossSettings(annealing_rate=0.1, annealing_floor=0.3, epochs_per_step=0.2)
     found = [float(settings.annealing(jnp.int32(step))) for step in (0, 4, 5, 9, 60, 64, 65, 1000)]
     expected = [1, 1, np.exp(-0.1), np.exp(-0.1), np.exp(-1.2), np.exp(-1.2), 0.3, 0.3]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert LossSettings().annealing(1000) == 1.0
-    decay = LossSettings(reconstruction_weight=2.0, reconstruction_decay=0.1, steps_per_epoch=5)
+    decay = LossSettings(reconstruction_weight=2.0, reconstruction_decay=0.1, epochs_per_step=0.2)
     np.testing.assert_allclose(
         [float(decay.reconstruction(jnp.int32(s))) for s in (0, 5, 10)], [2, 0.2, 0.02], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])
+def test_an_epoch_of_the_loss_is_one_of_the_data(examples: int, batch_size: int) -> None:
+    """Not a rounded number of steps: that would run ahead of the stream of examples, or behind it."""
+    settings = LossSettings(epochs_per_step=batch_size / examples)
+    for step in range(200):
+        first, middle, last = step * batch_size, (step + 0.5) * batch_size, (step + 1) * batch_size - 1
+        found = int(settings.epoch(jnp.int32(step)))
+        assert first // examples <= found <= last // examples
+        if middle % examples:  # where the middle falls between two epochs, either will do
+            assert found == middle // examples
 
 
 def test_annealing_multiplies_both_temperatures() -> None:
