@@ -145,14 +145,13 @@ SHRUNKEN = {
     "train.chunk_size": 2,
     "train.steps": 1,
 }
-RUN = [("mlr_open_qa", "t5"), ("mvr_open_qa", "bert"), ("aggretriever_msmarco", "bert"), ("mlr_beir", "")]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "suffix"), RUN)
+@pytest.mark.parametrize(("name", "suffix"), RECIPES)
 def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
-    config = shipped(f"recipes/{name}", suffix).lock()
+    config = shipped(name, suffix).lock()
     t5 = config.encoder.checkpoint == "t5-base"
     encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
     data = write_data(tmp_path / "data", train=8, dev=2)

@@ -25,6 +25,7 @@ from jaxret.models.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.storage import atomic_write, read_json, write_json
 
+LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -171,7 +172,7 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
 def open_checkpoints(workdir: Path, config: ConfigDict) -> Checkpoints:
     """The checkpoints of a run, with its rule for which is best."""
     metric = config.validation.metric if config.data.dev else None
-    return Checkpoints(workdir / "checkpoints", metric, maximize=metric != "nll")
+    return Checkpoints(workdir / "checkpoints", metric, maximize=metric not in LESS_IS_BETTER)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Path) -> int:

@@ -50,6 +50,9 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
         f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
             config.optimizer.reference_processes != 1
         ),
+        "validation.metric=average_rank (inside a dev batch, so it depends on validation.batch_size)": (
+            bool(config.data.dev) and config.validation.metric == "average_rank"
+        ),
     }
     return [name for name, on in options.items() if on]
 

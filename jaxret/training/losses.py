@@ -61,6 +61,7 @@ class LossTerms:
     parts: Float[jax.Array, ""]  # sum over the parts of a vector (Aggretriever)
     reconstruction: Float[jax.Array, ""]  # mean over the tokens of pseudo-queries (I3)
     accuracy: Float[jax.Array, ""]  # how often the positive has the best score
+    rank: Float[jax.Array, ""]  # its rank among the candidates, from 0; of equal scores the first document comes first
 
 
 def loss_settings(config: ConfigDict, retriever: Retriever, epochs_per_step: float = 0.0) -> LossSettings:
@@ -140,6 +141,8 @@ def contrastive_loss(
         return jnp.sum(jnp.where(valid, values, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
 
     contrastive, local_mean = mean(negative_log), mean(local)
-    hit = (jnp.argmax(scores, axis=-1) == row).astype(jnp.float32)
-    zero = jnp.zeros(())
-    return LossTerms(contrastive + settings.local_weight * local_mean, contrastive, local_mean, zero, zero, mean(hit))
+    own_score = positive_score[:, None]
+    ahead = (scores > own_score) | ((scores == own_score) & (jnp.arange(scores.shape[1])[None] < row[:, None]))
+    rank = jnp.sum(ahead, axis=-1).astype(jnp.float32)
+    loss, zero = contrastive + settings.local_weight * local_mean, jnp.zeros(())
+    return LossTerms(loss, contrastive, local_mean, zero, zero, mean((rank == 0).astype(jnp.float32)), mean(rank))

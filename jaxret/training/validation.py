@@ -15,9 +15,10 @@ from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import Program, shard_batch
 from jaxret.evaluation.metrics import evaluate
 from jaxret.models.embed import Embedder
+from jaxret.models.run import LESS_IS_BETTER
 
 POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
-METRICS = {"nll": False, **dict.fromkeys(POOL_MEASURES, True)}  # name -> whether more is better
+METRICS = (*LESS_IS_BETTER, *POOL_MEASURES)
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Validation:
     progress: bool = False
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """{"nll", "in_batch_accuracy", "RR@10", ...}."""
+        """{"nll", "average_rank", "in_batch_accuracy", "RR@10", ...}; average_rank is inside a batch, from 0."""
         return {**self._in_batch(params), **self._retrieve(params)}
 
     def _batches(self) -> Iterator[np.ndarray]:
@@ -44,14 +45,14 @@ class Validation:
             yield np.concatenate([rows, np.full(size - len(rows), -1)])
 
     def _in_batch(self, params: Any) -> dict[str, float]:
-        nll, hits = 0.0, 0.0
+        total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}
         for rows in self._batches():
             batch = shard_batch(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())
-            nll += float(terms.contrastive) * real
-            hits += float(terms.accuracy) * real
-        return {"nll": nll / len(self.dev), "in_batch_accuracy": hits / len(self.dev)}
+            for name, mean in zip(total, (terms.contrastive, terms.rank, terms.accuracy), strict=True):
+                total[name] += float(mean) * real
+        return {name: value / len(self.dev) for name, value in total.items()}
 
     def _retrieve(self, params: Any) -> dict[str, float]:
         self.embedder.params = params

@@ -95,6 +95,15 @@ def test_the_running_maximum_and_its_gradient_are_those_of_the_whole_tensor(chun
     assert min(float(jnp.abs(g).max()) for g in gradients[0]) > 0.01, "control"
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_of_equal_tokens_the_first_has_the_gradient(chunk: int) -> None:
+    """In one chunk or in several."""
+    hidden = jnp.tile(jnp.asarray([[0.5, -1.0, 2.0]]), (1, 4, 1)).reshape(1, 4, 3)
+    ones, mask = jnp.ones((1, 4)), jnp.array([[False, True, True, True]])
+    gradient = jax.grad(lambda h: jnp.sum(strongest(jax.nn.sigmoid, h, ones, mask, chunk, True)))(hidden)
+    assert (np.asarray(gradient)[0] != 0).all(axis=1).tolist() == [False, True, False, False]
+
+
 def test_the_whole_tensor_is_never_held() -> None:
     """In the gradient: less memory than one [B,T,vocabulary] of the plain form, and less with smaller chunks."""
     B, T, V = 4, 64, 1000

@@ -63,6 +63,16 @@ def test_equals_brute_force(integers: bool, query_counts: list[int], size: int) 
         assert any(len(set(row)) < K for row in expected_scores.tolist()), "control: there are ties"
 
 
+def test_padding_never_outbids_a_vector() -> None:
+    """Where every product is negative a padded 0 would look best; the proof would still mend it, in a second round."""
+    queries, documents = lists([2, 3], 1), lists(counts(150), 2)
+    np.abs(queries.flat, out=queries.flat)
+    np.negative(np.abs(documents.flat), out=documents.flat)
+    found = search_lists(queries, blocks(documents, 150), K)
+    np.testing.assert_array_equal(found.rows, brute_force(queries, documents, K)[1])
+    assert len(found.rounds) == 1
+
+
 def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late, "QUERY_ROWS", 8)  # several passes over a block
     queries, documents = lists([2] * 11, 3), lists(counts(6), 4)

@@ -25,7 +25,7 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
         ({"train.chunk_size": 4}, r"train.chunk_size is 4; .* multiple of the number of devices, 8"),
         ({"train.batch_size": 24, "train.chunk_size": 16}, r"it must divide train.batch_size, 24"),
         ({"validation.batch_size": 4}, r"validation.batch_size is 4; a multiple of 8 is needed"),
-        ({"validation.metric": "MRR"}, r"validation.metric is 'MRR'; it must be one of nll, RR@10"),
+        ({"validation.metric": "MRR"}, r"validation.metric is 'MRR'; it must be one of nll, average_rank, RR@10"),
         ({"train.log_every": 0}, r"train.log_every is 0"),
         ({"data.train": ""}, r"data.train is empty"),
         (
@@ -53,6 +53,7 @@ def test_sound_settings() -> None:
         ({"optimizer.name": "lamb_reference"}, BERT, "optimizer.name=lamb_reference"),
         (MLR | {"head.token": "mean", "encoder.normalize_intermediate": False}, T5, "encoder.normalize_intermediate"),
         ({"optimizer.reference_processes": 4}, BERT, "optimizer.reference_processes=4"),
+        ({"data.dev": "somewhere", "validation.metric": "average_rank"}, BERT, "validation.metric=average_rank"),
     ],
 )
 def test_reference_behaviour_is_named_when_it_is_on(overrides: dict[str, Any], encoder: Any, name: str) -> None:

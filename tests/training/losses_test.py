@@ -73,7 +73,7 @@ def minus_log_softmax(logits: list[float], target: int) -> float:
 
 def oracle(raw: np.ndarray, case: Case, settings: LossSettings) -> dict[str, float]:
     """The loss and its terms by loops, in float64."""
-    contrastive, local, hits, count = 0.0, 0.0, 0, 0
+    contrastive, local, hits, ranks, count = 0.0, 0.0, 0, 0, 0
     for i, own in enumerate(case.positives):
         if own < 0:
             continue
@@ -85,12 +85,13 @@ def oracle(raw: np.ndarray, case: Case, settings: LossSettings) -> dict[str, flo
             scores[rows.index(own)] = vectors[0]
         contrastive += minus_log_softmax([s / settings.temperature for s in scores], rows.index(own))
         hits += scores.index(max(scores)) == rows.index(own)
+        ranks += sorted(range(len(rows)), key=lambda n: -scores[n]).index(rows.index(own))
         if settings.local_target != "none":
             target = 0 if settings.local_target == "first" else vectors.index(max(vectors))
             local += minus_log_softmax([s / settings.local_temperature for s in vectors], target)
     contrastive, local = contrastive / count, local / count
     loss = contrastive + settings.local_weight * local
-    return {"loss": loss, "contrastive": contrastive, "local": local, "accuracy": hits / count}
+    return {"loss": loss, "contrastive": contrastive, "local": local, "accuracy": hits / count, "rank": ranks / count}
 
 
 SETTINGS = [

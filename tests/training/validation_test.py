@@ -62,7 +62,7 @@ def test_in_batch_loss(run: Run, validation: Validation) -> None:
     """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
-    losses = []
+    losses, ranks = [], []
     for start in range(0, len(dev), plan.batch_size):
         rows = range(start, min(start + plan.batch_size, len(dev)))
         documents = [d for row in rows for d in (dev.positives[row], *dev.negatives[row][: plan.negatives])]
@@ -70,7 +70,10 @@ def test_in_batch_loss(run: Run, validation: Validation) -> None:
             others = [d for d in documents if d not in dev.known_positives[row]]
             scores = pool[[dev.positives[row], *others]] @ queries[row]
             losses.append(np.log(np.exp(scores - scores[0]).sum()))
-    assert validation(run.params)["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
+            ranks.append((scores > scores[0]).sum())
+    found = validation(run.params)
+    assert found["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert found["average_rank"] == pytest.approx(np.mean(ranks), abs=1e-6)
     assert len(dev) % plan.batch_size, "control: there is a batch that is not full"
 
 
