@@ -7,9 +7,15 @@ import sys
 
 if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
     raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
-# The models here are tiny and run a few times, so almost all of their time is compilation: LLVM need not optimise.
+# The models here are tiny and run a few times, so almost all of their time is compilation: LLVM need not optimise, and
+# XLA's simpler code generator does.
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+    ]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -86,7 +86,8 @@ def make_objective(
     overrides: dict[str, Any], mesh: Any, encoder: EncoderConfig = BERT, chunk_size: int = 0
 ) -> Objective:
     retriever = make_retriever(overrides, encoder)
-    return Objective(retriever, loss_settings(make_config(overrides), retriever), mesh, chunk_size)
+    settings = loss_settings(make_config(overrides), retriever, epochs_per_step=1.0)
+    return Objective(retriever, settings, mesh, chunk_size)
 
 
 def make_params(retriever: Retriever, seed: int = 0) -> Any:
