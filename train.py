@@ -18,7 +18,7 @@ def main() -> None:
 
     config = _CONFIG.value
     distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
-    train(config, _WORKDIR.value)
+    train(config, _WORKDIR.value).require_finished()
 
 
 if __name__ == "__main__":

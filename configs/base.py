@@ -102,6 +102,7 @@ def get_config() -> ConfigDict:
     c.optimizer.head_learning_rate = 0.0  # of the layers of heads (I3); 0: the same
     c.optimizer.decay = "linear"  # to 0 at the end, or none
     c.optimizer.warmup_fraction = 0.05  # of all steps
+    c.optimizer.warmup_steps = -1  # if >= 0, used instead of the fraction
     c.optimizer.frozen = ""  # a pattern of parameter paths that are not trained, as "encoder/"
     c.optimizer.b1 = 0.9
     c.optimizer.b2 = 0.999

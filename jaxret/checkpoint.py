@@ -74,10 +74,13 @@ class Checkpoints:
     """The checkpoints of one run, in `<workdir>/checkpoints/<step>/`.
 
     best_metric: name of the validation metric that chooses the best; `maximize` says which way. Without a metric only
-    the last checkpoint is kept, and it is also the best.
+    the last checkpoint is kept, and it is also the best. writing: clears away what an interrupted save left; not for
+    those who read while another process may be saving.
     """
 
-    def __init__(self, directory: str | Path, best_metric: str | None = None, maximize: bool = True) -> None:
+    def __init__(
+        self, directory: str | Path, best_metric: str | None = None, maximize: bool = True, writing: bool = True
+    ) -> None:
         self.directory = Path(directory).absolute()
         self._metric, self._maximize = best_metric, maximize
         policies = ocp.training.preservation_policies
@@ -87,7 +90,7 @@ class Checkpoints:
         self._checkpointer = ocp.training.Checkpointer(
             self.directory,
             preservation_policy=policies.AnyPreservationPolicy(keep),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=writing,
         )
 
     def _rank(self, metrics: Mapping[str, float]) -> float:

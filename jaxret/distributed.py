@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -73,6 +74,19 @@ def shard_batch(mesh: Mesh, batch: Tree) -> Tree:
     """Host arrays holding this process's rows -> global arrays split by row over the mesh."""
     sharding = by_row(mesh)
     return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), batch)
+
+
+def place_rows(mesh: Mesh, batch: Tree) -> Tree:
+    """Host arrays that every process holds whole -> global arrays split by row over the mesh."""
+    sharding = by_row(mesh)
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), batch)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set in any process; all of them must ask, and all get the same answer."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 class Program:

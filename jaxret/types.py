@@ -58,6 +58,9 @@ class Batch:
     pseudo_queries: Int[Array, "N U"] | None = None  # token ids of each document's pseudo-query, padded with -1
 
 
+VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
+
+
 @dataclass(frozen=True)
 class VectorLists:
     """Texts with their own numbers of vectors, on the host: those of text i are `flat[offsets[i]:offsets[i + 1]]`."""

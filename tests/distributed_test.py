@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxret import distributed
 from jaxret.distributed import Program, by_row, initialize, make_mesh, shard_batch, shardings
+from jaxret.models.run import open_run
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.training.loop import train
+from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
 from tests.tiny import SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def test_meshes() -> None:
@@ -94,47 +100,110 @@ from jaxret.distributed import initialize
 rank, coordinator = int(sys.argv[1]), sys.argv[2]
 initialize(coordinator, num_processes=2, process_id=rank)
 import jax
+from jaxret.models.run import open_run
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.training.loop import train
+from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
 from tests.tiny import SELF_CONTRASTIVE, run_steps
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
 print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2)))
 """
 
 
-def two_processes() -> list[Any]:
-    """What each of two processes with four devices prints."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{found.getsockname()[1]}"
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(REPOSITORY)}
+def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
+    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
+    called while they run."""
+    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), coordinator],
+            arguments,
             cwd=REPOSITORY,
-            env=environment,
+            env=environment() | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for arguments in commands
     ]
     try:
+        if stop:
+            stop(workers)
         outputs = [worker.communicate(timeout=240) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    for worker, (_, errors) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
+
+
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 @pytest.mark.slow
 def test_two_processes_are_one() -> None:
     """Loss and gradient norm of three steps with dropout, each process holding half of the rows."""
     expected = run_steps(SELF_CONTRASTIVE, fsdp=2)
-    first, second = two_processes()
+    address = free_address()
+    done = together(*([sys.executable, "-c", WORKER, str(rank), address] for rank in range(2)))
+    assert [status for status, _, _ in done] == [0, 0], done
+    first, second = (json.loads(output.splitlines()[-1]) for _, output, _ in done)
     assert first == second, "both processes see the same global metrics"
     assert len(expected) == len(first) == 3
     for found, wanted in zip(first, expected, strict=True):
         for name in ("loss", "gradient_norm"):
             assert abs(found[name] - wanted[name]) <= 2e-6 * wanted[name]
     assert abs(expected[0]["loss"] - expected[1]["loss"]) > 1e-3, "control: another step, another loss"
+
+
+def logged(workdir: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds_per_step"} for line in lines]
+
+
+@pytest.mark.exhaustive
+def test_two_processes_train_stop_resume_and_encode(tmp_path: Path) -> None:
+    """The scripts, as on two hosts that share a folder. One process is told to stop: both save the same step. What
+    comes out are the metrics and vectors of one process that was left alone."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    options = {"train__steps": 40, "train__checkpoint_every": 10}
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    train(tiny_config(encoder, data, **options), alone, progress=False)
+    encode_corpus(open_run(alone), data, progress=False)
+
+    def training() -> list[list[str]]:
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        each = [train_arguments(encoder, data, shared, **options, **mesh, mesh__process_id=rank) for rank in range(2)]
+        return [command("train.py", *arguments) for arguments in each]
+
+    def stop(workers: list[subprocess.Popen[str]]) -> None:
+        while not (shared / "checkpoints" / "10").exists() and all(worker.poll() is None for worker in workers):
+            time.sleep(0.001)  # how often to look; what is waited for is in the files
+        workers[1].send_signal(signal.SIGTERM)
+
+    stopped = together(*training(), stop=stop)
+    assert [status for status, _, _ in stopped] == [143, 143], stopped
+    reached = max(int(p.name) for p in (shared / "checkpoints").iterdir() if p.name.isdigit())
+    assert 10 <= reached < 40, "it was stopped in mid-run"
+    resumed = together(*training())
+    assert [status for status, _, _ in resumed] == [0, 0], resumed
+    found, expected = logged(shared), logged(alone)
+    assert [line.keys() for line in found] == [line.keys() for line in expected]
+    for line, wanted in zip(found, expected, strict=True):
+        for name, value in wanted.items():
+            assert line[name] == pytest.approx(value, rel=1e-4, abs=1e-4), (line["step"], name)
+    assert any("validation/nll" in line for line in expected)
+
+    address = free_address()
+    flags = [f"--workdir={shared}", f"--corpus={data}", f"--coordinator={address}", "--num_processes=2"]
+    encoded = together(*(command("encode.py", *flags, f"--process_id={rank}") for rank in range(2)))
+    assert [status for status, _, _ in encoded] == [0, 0], encoded
+    assert any("passages are in" in output for _, output, _ in encoded)
+    whole, parts = (open_shards(workdir / "embeddings" / "data") for workdir in (alone, shared))
+    rows = range(whole.total_rows)
+    assert parts.ids(rows) == whole.ids(rows)
+    assert len(parts.shards) > 2
+    np.testing.assert_allclose(parts.rows(rows), whole.rows(rows), atol=1e-3)
+    assert np.abs(np.diff(whole.rows(rows)[:, 0], axis=0)).max() > 0.1, "control"

@@ -12,5 +12,6 @@ def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("recipes/mvr_open_qa.py", encoder, CHECKPOINTS)
     c = mvr()
     c.encoder.checkpoint = CHECKPOINTS[encoder]
+    c.optimizer.warmup_steps = 1237  # as DPR
     c.train.chunk_size = 16
     return c

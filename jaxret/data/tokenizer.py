@@ -16,6 +16,11 @@ from tqdm import tqdm
 
 from jaxret.data.records import Passage
 
+# What turns T5's spiece.model into tokenizer.json; it needs sentencepiece, which this package does not.
+SPIECE_REMEDY = (
+    "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
+    "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""
+)
 _BLOCK = 2048  # texts handed to the Rust tokenizer at a time
 
 
@@ -107,6 +112,7 @@ class TextTokenizer:
         if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
             raise ValueError(
                 f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there"
+                + (SPIECE_REMEDY.format(directory) if (Path(directory) / "spiece.model").is_file() else "")
             )
         try:
             loaded = AutoTokenizer.from_pretrained(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxret.data.tokenizer import Ragged
-from jaxret.distributed import Program, by_row, replicated, shard_batch, shardings
+from jaxret.distributed import Program, by_row, place_rows, replicated, shardings
 from jaxret.models.head import Side
 from jaxret.models.retriever import Retriever
 from jaxret.types import Tokens, VectorLists
@@ -106,7 +106,7 @@ class Embedder:
                 length = min(length, self.max_lengths[side])
                 padding = np.full(size - len(rows), -1)
                 tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
-                encoded = program(self.params, shard_batch(self.mesh, tokens))
+                encoded = program(self.params, place_rows(self.mesh, tokens))
                 if pending:  # the device works on this batch while the host stores the one before
                     store(*pending)
                 pending = rows, encoded

@@ -172,6 +172,11 @@ def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
     options = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in config.head.items()}
     options |= {"num_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
     head = head_class(**{field.name: options[field.name] for field in fields(head_class) if field.name in options})
+    if config.head.name == "viewers" and config.head.first_viewer_id + config.head.count > encoder.vocab_size:
+        raise ValueError(
+            f"head.first_viewer_id is {config.head.first_viewer_id} and head.count {config.head.count}, but the "
+            f"vocabulary has {encoder.vocab_size} words; -1 gives viewers a table of their own"
+        )
     vectors = head.vectors_per_passage()
     pooling_class = choose(POOLINGS, "pooling", config.pooling)
     check_pooling(config, vectors)

@@ -7,6 +7,7 @@ need the place that training started from.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,15 @@ def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
         raise ValueError(
             f"head.mask_id is {config.head.mask_id}, but [MASK] is {tokenizer.mask_id} in the tokenizer of {directory}"
         )
+    if config.head.name == "viewers" and config.head.first_viewer_id >= 0:
+        first = config.head.first_viewer_id
+        words = [tokenizer.backend.id_to_token(first + i) for i in range(config.head.count)]
+        taken = [word for word in words if word is not None and not word.startswith("[unused")]
+        if taken:
+            raise ValueError(
+                f"head.first_viewer_id is {first}, but in the tokenizer of {directory} that is {taken[0]!r}: viewers "
+                "need words that no text has; choose others, or -1 for a table of their own"
+            )
     return tokenizer
 
 
@@ -154,7 +164,8 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
         ) from error
     stored = read_json(workdir / "contract.json")
     require_equal(stored, contract, str(workdir / "contract.json"), f"the files in {workdir}", "Restore the files.")
-    mesh = make_mesh(config.mesh.fsdp, jax.local_devices())
+    devices = jax.local_devices()
+    mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
     abstract = jax.eval_shape(retriever.init, jax.random.key(0))
     placed = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -169,10 +180,10 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     )
 
 
-def open_checkpoints(workdir: Path, config: ConfigDict) -> Checkpoints:
+def open_checkpoints(workdir: Path, config: ConfigDict, writing: bool = False) -> Checkpoints:
     """The checkpoints of a run, with its rule for which is best."""
     metric = config.validation.metric if config.data.dev else None
-    return Checkpoints(workdir / "checkpoints", metric, maximize=metric not in LESS_IS_BETTER)
+    return Checkpoints(workdir / "checkpoints", metric, maximize=metric not in LESS_IS_BETTER, writing=writing)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Path) -> int:

@@ -15,8 +15,10 @@ from tqdm import tqdm
 from jaxret.data.formats import Policy, read_corpus, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.models.run import Run
+from jaxret.retrieval.retrieve import stat
 from jaxret.retrieval.shards import Shard, ShardWriter
 from jaxret.storage import write_json
+from jaxret.types import VECTOR_DTYPES
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class EncodeResult:
     padding_ratio: float  # tokens computed for each real one
     programs: int  # compiled
     truncation: str
+    finished: bool  # every shard is there, those of other processes too
 
 
 def corpus_name(path: str | Path) -> str:
     """The folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes."""
-    path = Path(path)
+    path = Path(path).absolute()
+    path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]
 
 
@@ -57,19 +61,23 @@ def encode_corpus(
     folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
     produced_by = fingerprint(run, scan.sha256, scan.passages)
     writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
-    write_json(folder / "corpus.json", {"path": str(Path(corpus).absolute())})  # where to find the text again
+    write_json(folder / "corpus.json", {"path": str(Path(corpus).absolute()), **stat(corpus)})  # to find the text again
     pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
     if pending:
         say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
 
+    run.tokenizer.truncation.clear()  # of a corpus encoded before
     embedder, dtype = run.embedder(), vector_dtype(run.config.encode.dtype)
     passages = read_corpus(corpus, Policy(on_error), scan)
     for shard, rows in each_shard(passages, pending):
         tokens = run.tokenizer.passages(rows, progress)
+        if shard is pending[0]:
+            say(f"{run.tokenizer.truncation['passages']}{' (the first shard)' if shard.count > 1 else ''}")
         vectors = embedder(tokens, "passage", progress).astype(dtype)
         fixed = run.retriever.vectors_per_passage is not None
         writer.write(shard, vectors.stacked() if fixed else vectors, [passage.id for passage in rows])
-    if not writer.pending():
+    finished = not writer.pending()
+    if finished:
         writer.finish()
     truncation = str(run.tokenizer.truncation.get("passages", ""))
     if pending:
@@ -79,7 +87,7 @@ def encode_corpus(
         )
     shards = -(-scan.passages // run.config.encode.shard_rows)
     return EncodeResult(
-        folder, scan.passages, shards, len(pending), embedder.padding_ratio, embedder.programs, truncation
+        folder, scan.passages, shards, len(pending), embedder.padding_ratio, embedder.programs, truncation, finished
     )
 
 
@@ -95,10 +103,9 @@ def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tu
 
 def vector_dtype(name: str) -> Any:
     """numpy type of the vectors on disk."""
-    types = {"float32": np.float32, "float16": np.float16}
-    if name not in types:
-        raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(types)}")
-    return types[name]
+    if name not in VECTOR_DTYPES:
+        raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
+    return np.dtype(name).type
 
 
 def fingerprint(run: Run, sha256: str, passages: int) -> dict[str, Any]:

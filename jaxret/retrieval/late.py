@@ -93,6 +93,31 @@ def score_error(dimension: int, query_norms: np.ndarray, largest_norm: float, un
     return float(products + 2 * len(query_norms) * unit * (query_norms.sum() * largest_norm + products))
 
 
+def self_check_lists() -> None:
+    """Scores small random lists and compares with float64, as `index.self_check` does for single vectors. Raises
+    RuntimeError if a score is further from the exact one than the proof allows."""
+    random = np.random.default_rng(0)
+    for n_queries, users, n, n_vectors, dimension in ((1, 1, 50, 3, 8), (4, 8, 60, 5, 128), (2, 32, 40, 20, 768)):
+        numbers = random.standard_normal((n_queries * users + n * n_vectors, dimension), dtype=np.float32)
+        numbers[[0, -1]] = 1 + 2.0**-12  # the last bits are those that TF32 or bfloat16 would lose
+        queries = VectorLists(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
+        documents = VectorLists(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
+        q, exists = queries.padded(2 * users, n_queries)
+        vectors, mask = (jnp.asarray(x) for x in documents.padded(n_vectors + 1, n + 4))
+        found = _top(q, exists, vectors, mask, n, n)
+        products = queries.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
+        best = products.reshape(n_queries, users, n, n_vectors).max(axis=-1).sum(axis=1)
+        largest = float(upper_norms(documents.flat).max())
+        norms = upper_norms(queries.flat).reshape(n_queries, users)
+        error = np.array([score_error(dimension, row, largest) for row in norms])[:, None]
+        wrong = np.abs(found.scores - np.take_along_axis(best, found.documents, axis=1)) > error
+        if wrong.any() or (np.sort(found.documents, axis=1) != np.arange(n)).any():
+            raise RuntimeError(
+                f"XLA on {jax.local_devices()[0].device_kind} is less exact than float32 ({n_queries} x {users} query "
+                f"vectors, {n} documents of {n_vectors} x {dimension}): is TF32 or bfloat16 forced?"
+            )
+
+
 def _candidates(queries: VectorLists, corpus: Lists, depth: int, progress: bool) -> tuple[Candidates, float]:
     candidates = empty_candidates(len(queries), depth)
     longest = int(queries.counts.max())

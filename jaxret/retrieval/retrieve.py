@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.contract import require_equal
-from jaxret.data.formats import Policy, read_corpus
+from jaxret.data.formats import Policy, read_corpus, require_file, scan_corpus
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.models.run import Run
 from jaxret.retrieval.index import select_backend, self_check
-from jaxret.retrieval.late import search_lists
+from jaxret.retrieval.late import search_lists, self_check_lists
 from jaxret.retrieval.search import SearchResult, search
 from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.storage import read_json
@@ -27,7 +27,12 @@ class Retrieved:
 
     ranking: Ranking
     result: SearchResult
-    corpus: dict[str, Any]  # {"sha256", "passages"}
+    shards: ShardSet
+
+    @property
+    def corpus(self) -> dict[str, Any]:
+        """{"sha256", "passages"}."""
+        return self.shards.manifest.fingerprint["corpus"]
 
 
 def choose_corpus(run: Run, name: str = "") -> Path:
@@ -69,11 +74,12 @@ def retrieve(
     if not queries:
         raise ValueError("there is no query to search for")
     shards = open_corpus(run, folder)
+    run.tokenizer.truncation.clear()
     tokens = run.tokenizer.queries((query.text for query in queries), progress)
     if shards.ragged:
         if backend not in ("auto", "xla"):
             raise ValueError(f"search backend {backend!r} has no lists of vectors; {folder} needs xla, or auto")
-        self_check(select_backend("xla"))
+        self_check_lists()
         result = search_lists(run.embedder()(tokens, "query", progress), shards, k, progress=progress)
     else:
         chosen = select_backend(backend)
@@ -89,7 +95,7 @@ def retrieve(
         ]
         for i, query in enumerate(queries)
     }
-    return Retrieved(ranking, result, shards.manifest.fingerprint["corpus"])
+    return Retrieved(ranking, result, shards)
 
 
 def evaluate_retrieved(retrieved: Retrieved, judgements: Sequence[Judgement], measures: Sequence[str]) -> Evaluation:
@@ -111,8 +117,25 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
 
 
 def passage_texts(folder: Path, wanted: set[str]) -> dict[str, Passage]:
-    """The passages with these ids, read again from the corpus that was encoded; {} if it is no longer there."""
-    path = Path(read_json(folder / "corpus.json")["path"])
+    """The passages with these ids, read again from the corpus that was encoded.
+
+    Raises FileNotFoundError if it is no longer there, ContractError if it is another now.
+    """
+    written = read_json(folder / "corpus.json")
+    path = Path(written["path"])
     if not path.exists():
-        return {}
+        raise FileNotFoundError(f"the corpus that was encoded is no longer at {path}, so its text cannot be shown")
+    if stat(path) != {key: written.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
+        expected = read_json(folder / "manifest.json")["fingerprint"]["corpus"]["sha256"]
+        found, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
+        require_equal({"sha256": expected}, {"sha256": found}, str(folder / "manifest.json"), str(path), remedy)
     return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+
+
+def stat(corpus: str | Path) -> dict[str, int]:
+    """Size and time of change of a corpus file, or of the one in a BEIR folder."""
+    path = Path(corpus)
+    if path.is_dir():
+        path = require_file(path, "corpus.jsonl")
+    found = path.stat()
+    return {"bytes": found.st_size, "modified": found.st_mtime_ns}

@@ -71,6 +71,15 @@ class ShardSet:
             found += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
         return [found[i] for i in inverse]
 
+    def without(self, wanted: set[str]) -> set[str]:
+        """Those of the ids that no row has. Reads one id file at a time."""
+        missing = set(wanted)
+        for shard in self.shards:
+            if not missing:
+                break
+            missing.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
+        return missing
+
     def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(indices, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):

@@ -23,7 +23,7 @@ def run_system(
 
     Continues where it stopped, stage by stage.
     """
-    train(config, workdir)
+    train(config, workdir).require_finished()
     run = open_run(workdir)
     encode_corpus(run, data)
     evaluation = search_files(run, str(data), str(data), split, k, measures)

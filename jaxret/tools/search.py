@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxret.contract import ContractError
 from jaxret.data.formats import Policy, read_judgements, read_queries, write_run
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.answers import answer_accuracy
-from jaxret.evaluation.metrics import Evaluation
+from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.models.run import Run
 from jaxret.retrieval.retrieve import choose_corpus, evaluate_retrieved, passage_texts, provenance, retrieve
@@ -19,7 +20,7 @@ ANSWER_CUTOFFS = (5, 20, 100)
 
 def dataset_name(queries: str | Path) -> str:
     """BEIR folder or a file in it -> the folder's name; any other file -> its name without suffixes."""
-    path = Path(queries)
+    path = Path(queries).absolute()
     if path.is_dir():
         return path.name
     return path.parent.name if path.name.startswith("queries.jsonl") else path.name.split(".")[0]
@@ -37,8 +38,10 @@ def search_files(
     on_error: str = "error",
     progress: bool = True,
 ) -> Evaluation | None:
-    """Searches for every query (with judgements: for every judged one), writes `runs/<dataset>.<split>.trec` and
-    `eval/<dataset>.<split>.json` in the run's folder, and prints the table."""
+    """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
+    query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table."""
+    for measure in measures:
+        parse_measure(measure)  # before the search, not after it
     policy = Policy(on_error)
     asked = read_queries(queries, policy)
     judgements = []
@@ -53,20 +56,34 @@ def search_files(
     folder = choose_corpus(run, corpus)
     retrieved = retrieve(run, asked, folder, k, backend, progress)
     result = retrieved.result
+    print(run.tokenizer.truncation["queries"])
     print(f"exact search of {retrieved.corpus['passages']:,} passages for {len(asked):,} queries by {result.backend}")
-    name = f"{dataset_name(queries)}.{split}"
+    name = f"{dataset_name(queries)}.{split}" if qrels else dataset_name(queries)
     path = run.workdir / "runs" / f"{name}.trec"
     write_run(path, retrieved.ranking, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {path}")
 
     accuracy: dict[str, float] = {}
     if any(query.answers for query in asked):
-        accuracy = answers_found(folder, retrieved.ranking, [q for q in asked if q.answers], k)
-        print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in accuracy.items()))
+        try:
+            accuracy = answers_found(folder, retrieved.ranking, [q for q in asked if q.answers], k)
+            print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in accuracy.items()))
+        except (FileNotFoundError, ContractError) as error:  # the judgements can be used all the same
+            print(f"answer strings cannot be looked for: {error}")
     if not qrels:
         return None
     evaluation = evaluate_retrieved(retrieved, judgements, measures)
-    source = {"queries": str(queries), "qrels": str(qrels), "split": split, "skipped": dict(policy.skipped)}
+    relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
+    missing = len(retrieved.shards.without(relevant))
+    if missing:
+        print(f"{missing:,} of {len(relevant):,} relevant passages are not in the corpus: they count as not found")
+    source = {
+        "queries": str(queries),
+        "qrels": str(qrels),
+        "split": split,
+        "skipped": dict(policy.skipped),
+        "relevant_passages_not_in_corpus": missing,
+    }
     more = {"dataset": source, "answer_accuracy": accuracy} if accuracy else {"dataset": source}
     path = run.workdir / "eval" / f"{name}.json"
     write_evaluation(path, evaluation, provenance(run, retrieved, k, **more))
@@ -80,10 +97,7 @@ def answers_found(
 ) -> dict[str, float]:
     """Top-k accuracy by answer string (DPR's measure), for the cut-offs that k covers."""
     wanted = {passage for query in queries for passage, _ in ranking[query.id]}
-    passages = passage_texts(folder, wanted)
-    if not passages:
-        raise FileNotFoundError(f"answers cannot be looked for: the corpus named in {folder}/corpus.json is gone")
-    texts = {key: passage.text for key, passage in passages.items()}
+    texts = {key: passage.text for key, passage in passage_texts(folder, wanted).items()}
     return answer_accuracy(ranking, queries, texts, [c for c in ANSWER_CUTOFFS if c <= k] or [k])
 
 
@@ -92,7 +106,11 @@ def answer(run: Run, question: str, k: int, corpus: str = "", backend: str = "au
     folder = choose_corpus(run, corpus)
     retrieved = retrieve(run, [Query("0", question)], folder, k, backend, progress)
     found = retrieved.ranking["0"]
-    passages = passage_texts(folder, {passage for passage, _ in found})
+    passages: dict[str, Passage] = {}
+    try:
+        passages = passage_texts(folder, {passage for passage, _ in found})
+    except (FileNotFoundError, ContractError) as error:
+        print(error)
     print(f"{question}   (exact search of {retrieved.corpus['passages']:,} passages by {retrieved.result.backend})")
     print_ranking(found, passages)
 

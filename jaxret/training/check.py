@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from jaxret.models.retriever import Retriever
 from jaxret.models.t5 import T5Config
 from jaxret.training.validation import METRICS
+from jaxret.types import VECTOR_DTYPES
 
 
 def check(config: ConfigDict, mesh: Mesh) -> None:
@@ -26,10 +27,21 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
     if config.train.log_every < 1:
         raise ValueError(f"train.log_every is {config.train.log_every}; it must be at least 1")
+    if config.train.steps < 0 and config.train.epochs < 0:
+        raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
+    if config.optimizer.learning_rate <= 0:
+        raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
+    if config.encode.dtype not in VECTOR_DTYPES:
+        raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
+    for key in ("shard_rows", "tokens_per_batch"):
+        if config.encode[key] < 1:
+            raise ValueError(f"encode.{key} is {config.encode[key]}; it must be at least 1")
     if config.data.pseudo_queries and config.head.name != "implicit":
         raise ValueError(f"data.pseudo_queries is for head implicit; head {config.head.name!r} ignores them")
     if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
+    if config.loss.contrastive_weight == 0 and config.data.dev:
+        raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
     if not config.data.train:
         raise ValueError("data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH")
 
@@ -48,7 +60,7 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
             t5 and config.head.name == "layers" and not config.encoder.normalize_intermediate
         ),
         f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
-            config.optimizer.reference_processes != 1
+            config.optimizer.clip_norm > 0 and config.optimizer.reference_processes != 1
         ),
         "validation.metric=average_rank (inside a dev batch, so it depends on validation.batch_size)": (
             bool(config.data.dev) and config.validation.metric == "average_rank"

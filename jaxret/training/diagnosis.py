@@ -17,7 +17,7 @@ def _not_finite(tree: Any) -> list[str]:
     return [path_name(path) for path, leaf in leaves if not bool(jnp.all(jnp.isfinite(leaf)))]
 
 
-def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) -> str:
+def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, step: jax.Array | int = 0) -> str:
     """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
     if bad := _not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
@@ -28,11 +28,11 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array) ->
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {side} encoder is not finite"
 
-    def loss(params: Any, batch: Batch, key: jax.Array) -> Any:  # all arguments: XLA would fold constants for minutes
-        terms = objective(params, batch, key)
+    def loss(params: Any, batch: Batch, key: jax.Array, step: Any) -> Any:  # XLA would fold constants for minutes
+        terms = objective(params, batch, key, step)
         return terms.loss, terms
 
-    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, key)
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, key, step)
     if bad := _not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := _not_finite(gradients):

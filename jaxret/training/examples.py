@@ -34,11 +34,16 @@ def load_examples(
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
-        say(f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; their slots stay empty")
-    if data.pseudo_queries is not None:
+        advice = "" if data.negatives.lengths.any() else " (none has any: data.negatives=0 does the same, faster)"
         say(
-            f"  {int((data.pseudo_queries.lengths > 0).sum()):,} of {len(data.passages):,} passages have a pseudo-query"
+            f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
+            f"their slots stay empty{advice}"
         )
+    if data.pseudo_queries is not None:
+        found = int((data.pseudo_queries.lengths > 0).sum())
+        if not found:
+            raise ValueError(f"data.pseudo_queries={imagine}: none of its ids is that of a training passage")
+        say(f"  {found:,} of {len(data.passages):,} passages have a pseudo-query")
     if policy.report():
         say(f"  {policy.report()}")
     return data

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -20,7 +19,7 @@ from jaxret.checkpoint import Checkpoints
 from jaxret.contract import require_equal
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import make_mesh, shard_batch
+from jaxret.distributed import any_process, make_mesh, place_rows, shard_batch
 from jaxret.models import run
 from jaxret.models.embed import Embedder
 from jaxret.models.pretrained import Params, stores_mlm_head
@@ -50,6 +49,12 @@ class TrainResult:
     programs: int  # compiled for the training step
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
+    def require_finished(self) -> None:
+        """Ends the process with the status of one that SIGTERM ended, if that is what ended training: what comes next
+        must not take a half-trained model for the result."""
+        if self.step < self.total_steps:
+            raise SystemExit(128 + signal.SIGTERM)
+
 
 def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> TrainResult:
     """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run.
@@ -71,22 +76,24 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
 
     data = load_examples(config, "train", tokenizer, progress, say)
     dev = load_examples(config, "dev", tokenizer, progress, say) if config.data.dev else None
-    if new:  # only now: a folder is not made a run before its data could be read
-        run.create(workdir, config, directory, contract)
-    record_data(workdir, {"train": data, "dev": dev})
-
     total_steps, checkpoint_every = schedule_steps(config, len(data))
     settings = loss_settings(config, retriever, config.train.batch_size / len(data))
     objective = Objective(retriever, settings, mesh, config.train.chunk_size)
     optimizer, schedule = make_optimizer(config.optimizer, total_steps)
+    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
+    if new:  # only now: a folder is no run before its data, its settings and its start could be read
+        if config.train.start_from:
+            open_start(config.train.start_from, contract)
+        run.create(workdir, config, directory, contract)
+    record_data(workdir, {"train": data, "dev": dev})
     dropout_key = jax.random.key(config.seed.dropout)
 
-    with run.open_checkpoints(workdir, config) as checkpoints:
+    with run.open_checkpoints(workdir, config, writing=True) as checkpoints:
         start = checkpoints.last()
         if start is None:
             state = init_state(config, mesh, retriever, pretrained, optimizer)
             if config.train.start_from:
-                state = start_from(config.train.start_from, contract, state)
+                state = with_params(state, open_start(config.train.start_from, contract).params)
         else:
             state = restore_state(checkpoints, start, mesh, retriever, optimizer)
         del pretrained  # the host's copy
@@ -99,26 +106,28 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
 
         step = start or 0
         if start is None and total_steps == 0:
-            recorder.save(state, step)
+            recorder.save(state, step, validate=True)
         clock = Stopwatch(step)
         bar = tqdm(total=total_steps, initial=step, desc="train", unit="step", disable=not progress)
         with stop_on_sigterm() as stop, bar:
-            stopping = False
+            stopping, alone = False, jax.process_count() == 1
             while step < total_steps and not stopping:
                 batch = plan.training_batch(data, step, (jax.process_index(), jax.process_count()))
                 state, values = train_step(state, shard_batch(mesh, batch))
                 step += 1
-                stopping = stop.requested  # read once a step: a signal in between waits for the next
+                # Read once a step: a signal in between waits for the next. Several processes agree where they log.
+                stopping = (alone or step % config.train.log_every == 0) and any_process(stop.requested)
                 bar.update()
                 if step % config.train.log_every == 0 or step == total_steps:
                     inspector.require_healthy(state)
                     rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
                     log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
                     bar.set_postfix(loss=f"{float(values['loss']):.4f}")
-                if step % checkpoint_every == 0 or step == total_steps or stopping:
-                    recorder.save(state, step)
+                due = step % checkpoint_every == 0 or step == total_steps
+                if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
+                    recorder.save(state, step, validate=due)
                     clock = Stopwatch(step)  # validation is not training time
-        if stopping:
+        if step < total_steps:
             say(f"stopped by SIGTERM after step {step}; the same command continues")
         checkpoints.wait()
         log.close()
@@ -134,13 +143,18 @@ def announce(config: ConfigDict, retriever: Retriever, directory: Path, say: Cal
         say(f"as a published implementation does it, not its paper: {option}")
 
 
-def start_from(workdir: str, contract: dict[str, Any], state: TrainState) -> TrainState:
-    """The state with the parameters of another run's best checkpoint. Raises ContractError if that is another model."""
+def open_start(workdir: str, contract: dict[str, Any]) -> run.Run:
+    """Another run, at its best checkpoint, to begin with. Raises ContractError if that is another model."""
     other = run.open_run(workdir)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, contract, f"{workdir}/contract.json", "this run", remedy)
+    return other
+
+
+def with_params(state: TrainState, params: Params) -> TrainState:
+    """The state with other parameters, placed as its own are."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-    return replace(state, params=jax.tree.map(place, jax.device_get(other.params), places))
+    return replace(state, params=jax.tree.map(place, jax.device_get(params), places))
 
 
 @dataclass
@@ -159,7 +173,8 @@ class Inspector:
         step = int(state.step)
         batch = self.plan.training_batch(self.data, step)
         key = jax.random.fold_in(self.dropout_key, step)
-        where = diagnose(self.objective, state.params, jax.tree.map(jnp.asarray, batch), key)
+        batch = place_rows(self.objective.mesh, batch)
+        where = diagnose(self.objective, state.params, batch, key, state.step)
         queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(step, len(self.data))[:8])
         raise NotFiniteError(
             f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "
@@ -178,15 +193,16 @@ class Recorder:
     say: Callable[[str], None]
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
-    def save(self, state: TrainState, step: int) -> None:
-        """A checkpoint of `state`, with its validation metrics if there is a dev set. Never of a broken state."""
+    def save(self, state: TrainState, step: int, validate: bool) -> None:
+        """A checkpoint of `state`, never of a broken one; with validation, if asked and there is a dev set."""
         self.inspector.require_healthy(state)
-        if self.validate:
-            self.metrics = self.validate(state.params)
+        metrics = None
+        if self.validate and validate:
+            metrics = self.metrics = self.validate(state.params)
             self.log.write(step, self.metrics, "validation/")
             self.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
         progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
-        self.checkpoints.save(step, state.params, progress, self.metrics or None)
+        self.checkpoints.save(step, state.params, progress, metrics)
 
 
 class Stopwatch:

@@ -96,10 +96,11 @@ def frozen_mask(pattern: str, params: Any) -> Any:
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Config -> (optimizer, learning-rate schedule). Raises ValueError for an unknown name."""
     c = config
+    warmup = c.warmup_steps if c.warmup_steps >= 0 else round(c.warmup_fraction * total_steps)
     if c.decay == "linear":
-        schedule = linear_schedule(c.learning_rate, round(c.warmup_fraction * total_steps), total_steps)
+        schedule = linear_schedule(c.learning_rate, warmup, total_steps)
     elif c.decay == "none":
-        schedule = constant_schedule(c.learning_rate, round(c.warmup_fraction * total_steps))
+        schedule = constant_schedule(c.learning_rate, warmup)
     else:
         raise ValueError(f"optimizer.decay is {c.decay!r}; it must be linear or none")
     adam = optax.scale_by_adam(b1=c.b1, b2=c.b2, eps=c.eps)

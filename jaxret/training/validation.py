@@ -12,7 +12,7 @@ from tqdm import tqdm
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.records import Judgement
 from jaxret.data.tokenizer import Ragged
-from jaxret.distributed import Program, shard_batch
+from jaxret.distributed import Program, place_rows
 from jaxret.evaluation.metrics import evaluate
 from jaxret.models.embed import Embedder
 from jaxret.models.run import LESS_IS_BETTER
@@ -47,7 +47,7 @@ class Validation:
     def _in_batch(self, params: Any) -> dict[str, float]:
         total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}
         for rows in self._batches():
-            batch = shard_batch(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
+            batch = place_rows(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())
             for name, mean in zip(total, (terms.contrastive, terms.rank, terms.accuracy), strict=True):

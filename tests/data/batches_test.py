@@ -162,3 +162,37 @@ def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
     assert not batch.documents.mask.reshape(8, 4, -1)[gone].any()
     assert (batch.documents.ids.reshape(8, 4, -1)[gone] == data.pad_id).all()
     assert batch.queries.mask[~gone].any(axis=1).all()
+
+
+def test_pseudo_queries_of_a_file_belong_to_their_passages(tmp_path: Path) -> None:
+    """Positives and negatives alike; -1 where a passage has none; cut at the length; every process sees its rows."""
+    tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
+    texts = {"p0": "river", "p1": "stone music light", "n1.0": "paper", "nowhere": "forest"}
+    data = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, pseudo_queries=texts)
+    plan = replace(PLAN, pseudo_length=2)
+    batch = plan.batch(data, np.arange(8), None)
+    assert batch.pseudo_queries is not None
+    ids = {text: tokenizer.bare([text])[0].tolist() for text in texts.values()}
+    assert all(len(found) == len(text.split()) for text, found in ids.items())
+    rows = {"p0": 0, "p1": 4, "n1.0": 5}  # each query has its positive, then three slots for negatives
+    for row, labels in enumerate(batch.pseudo_queries.tolist()):
+        wanted = [ids[texts[name]] for name, place in rows.items() if place == row]
+        assert labels == ((wanted[0] if wanted else []) + [-1, -1])[:2], row
+    halves = [plan.batch(data, np.arange(8), None, (part, 2)).pseudo_queries for part in range(2)]
+    np.testing.assert_array_equal(np.concatenate(halves), batch.pseudo_queries)  # type: ignore[arg-type]
+
+
+def test_the_training_query_is_imagined_for_its_positive_alone(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
+    data = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, imagine_queries=True)
+    plan = replace(PLAN, pseudo_length=6)
+    examples = np.array([4, 1, -1, 7, 2, 0, 3, 5])
+    batch = plan.batch(data, examples, None)
+    river = tokenizer.bare(["river"])[0].tolist()
+    assert len(river) == 1
+    for row, labels in enumerate(batch.pseudo_queries.tolist()):  # type: ignore[union-attr]
+        own = examples[row // 4]
+        length = 1 + own % 5 if row % 4 == 0 and own >= 0 else 0
+        assert labels == river * length + [-1] * (6 - length), row
+    second = plan.batch(data, examples, None, (1, 2)).pseudo_queries
+    np.testing.assert_array_equal(second, batch.pseudo_queries[16:])  # type: ignore[index]

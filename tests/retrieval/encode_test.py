@@ -79,7 +79,33 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
     assert made_by["checkpoint"] == run.checkpoint
     assert made_by["corpus"]["passages"] == open_shards(encoded).total_rows
     assert made_by["encode"]["shard_rows"] == ROWS
-    assert read_json(encoded / "corpus.json") == {"path": str(root / "data")}
+    file = (root / "data" / "corpus.jsonl").stat()
+    written = {"path": str(root / "data"), "bytes": file.st_size, "modified": file.st_mtime_ns}
+    assert read_json(encoded / "corpus.json") == written
+
+
+def test_what_is_cut_is_said_before_anything_is_encoded(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jaxret.retrieval.encode.tqdm.write", said.append)
+    before: list[list[str]] = []  # what was said when each shard was written
+    write = ShardWriter.write
+
+    def writing(self: ShardWriter, *rest: Any) -> None:
+        before.append(list(said))
+        write(self, *rest)
+
+    monkeypatch.setattr(ShardWriter, "write", writing)
+    encode_corpus(with_run(run, tmp_path), root / "data")
+    assert any("50 passages:" in line and "(the first shard)" in line for line in before[0])
+    assert any(f"{open_shards(tmp_path / 'embeddings' / 'data').total_rows} passages:" in line for line in said)
+
+
+def test_the_name_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beir" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "beir")
+    assert [corpus_name(path) for path in (".", "inside/..", "../beir", "psgs.tsv.gz")] == ["beir"] * 3 + ["psgs"]
 
 
 def test_interrupted_between_shards_and_resumed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -110,11 +111,50 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     table.write_text("river stone\t['river']\nlight paper\t['no such words']\n")
     assert search_files(run, str(table), "", "test", 100, MEASURES, progress=False) is None
     assert "Accuracy@100 0.5000" in capsys.readouterr().out
-    assert (tmp_path / "mine" / "runs" / "small.test.trec").exists()
+    assert (tmp_path / "mine" / "runs" / "small.trec").exists()
     assert not (tmp_path / "mine" / "eval").exists()
     (run.workdir / "embeddings" / "data" / "corpus.json").write_text('{"path": "/nowhere"}')
-    with pytest.raises(FileNotFoundError, match=r"answers cannot be looked for.*corpus\.json is gone"):
-        search_files(run, str(table), "", "test", 100, MEASURES, progress=False)
+    search_files(run, str(table), "", "test", 100, MEASURES, progress=False)  # the ranking is written all the same
+    assert "answer strings cannot be looked for: the corpus that was encoded is no longer at /nowhere" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_corpus_that_was_copied_and_one_that_changed(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(root, tmp_path / "mine")
+    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, the same text
+    place = run.workdir / "embeddings" / "data" / "corpus.json"
+    place.write_text(json.dumps(read_json(place) | {"path": str(tmp_path / "data")}))
+    answer(run, "river stone", 1, progress=False)
+    assert "\n  1. " in capsys.readouterr().out
+    text = (tmp_path / "data" / "corpus.jsonl").read_text()
+    (tmp_path / "data" / "corpus.jsonl").write_text(text.replace("river", "rivet"))
+    answer(run, "river stone", 1, progress=False)
+    printed = capsys.readouterr().out
+    assert f"in {tmp_path / 'data'}" in printed
+    assert "rivet" not in printed.splitlines()[-1], "the text is not shown, the id is"
+
+
+def test_relevant_passages_that_were_not_encoded_are_counted(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(root, tmp_path / "mine")
+    qrels = tmp_path / "few.tsv"
+    rows = ["query-id corpus-id score", "q0 p0 1", "q0 gone 1", "q3 p3 1", "q3 gone-too 0"]
+    qrels.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows))
+    search_files(run, str(root / "data"), str(qrels), "test", 5, MEASURES, progress=False)
+    assert "1 of 3 relevant passages are not in the corpus: they count as not found" in capsys.readouterr().out
+    written = read_json(run.workdir / "eval" / "data.few.json")
+    assert written["provenance"]["dataset"]["relevant_passages_not_in_corpus"] == 1
+
+
+def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
+        search_files(run, str(root / "data"), str(root / "data"), "test", 5, ["nDGC@10"], progress=False)
+    assert not (run.workdir / "runs").exists()
 
 
 def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,15 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
         ({"validation.metric": "MRR"}, r"validation.metric is 'MRR'; it must be one of nll, average_rank, RR@10"),
         ({"train.log_every": 0}, r"train.log_every is 0"),
         ({"data.train": ""}, r"data.train is empty"),
+        ({"train.epochs": -1.0}, r"train.epochs is -1.0"),
+        ({"optimizer.learning_rate": 0.0}, r"optimizer.learning_rate is 0.0"),
+        ({"encode.dtype": "bfloat16"}, r"encode.dtype is 'bfloat16'; it must be one of float32, float16"),
+        ({"encode.shard_rows": 0}, r"encode.shard_rows is 0"),
+        ({"encode.tokens_per_batch": -1}, r"encode.tokens_per_batch is -1"),
+        (
+            I3 | {"loss.contrastive_weight": 0.0, "data.dev": "somewhere"},
+            r"loss.contrastive_weight is 0, so validation by retrieval says nothing",
+        ),
         (
             {"data.pseudo_queries": "query"},
             r"data.pseudo_queries is for head implicit; head 'last_layer' ignores them",
@@ -59,6 +68,11 @@ def test_sound_settings() -> None:
 def test_reference_behaviour_is_named_when_it_is_on(overrides: dict[str, Any], encoder: Any, name: str) -> None:
     (found,) = reference_options(make_config(overrides), make_retriever(overrides, encoder))
     assert found.startswith(name)
+
+
+def test_no_clipping_is_no_reference_clipping() -> None:
+    overrides = {"optimizer.reference_processes": 4, "optimizer.clip_norm": 0.0}
+    assert reference_options(make_config(overrides), make_retriever(overrides)) == []
 
 
 @pytest.mark.parametrize(("overrides", "encoder"), [({}, BERT), (I3, BERT), (MLR | {"head.token": "mean"}, T5)])
