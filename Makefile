@@ -25,7 +25,7 @@ demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text:
 test: $(VENV)/.ready-dev ## the test suite, in minutes
 	$(PYTEST) -m "not exhaustive" $(ARGS)
 
-test-exhaustive: $(VENV)/.ready-dev ## the long tables: every combination of family, pooling and encoder; every recipe
+test-exhaustive: $(VENV)/.ready-dev ## what is long: every family, pooling and encoder; every recipe; two hosts
 	$(PYTEST) -m exhaustive --dist load $(ARGS)
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow

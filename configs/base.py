@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
     c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
-    # T5: give every layer the final norm, so that layers can be compared. False: raw below the last, as in the
+    # T5: give every layer above the embeddings the final norm, so that layers can be compared. False: raw, as in the
     # reference. BERT's layers are normed already.
     c.encoder.normalize_intermediate = True
     c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time

@@ -127,6 +127,68 @@ def test_a_recipe_is_short(name: str) -> None:
     assert len((CONFIGS / f"{name}.py").read_text().splitlines()) < 40
 
 
+# The papers' values: learning rate, batch, negatives, epochs, warm-up, clipping, tokens of queries and of passages,
+# weight of the local term, one encoder for both sides. None: not recorded.
+PAPERS: dict[str, tuple[Any, ...]] = {
+    "mlr_open_qa:bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:bert_all_layers": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
+    "mlr_open_qa:t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:me_bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:me_bert_t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:colbert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
+    "mlr_open_qa:colbert_t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
+    "mlr_mined:stage1": (5e-6, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
+    "mlr_mined:stage2": (5e-6, 128, 1, 20, 0.05, 2.0, 256, 256, 0.1, False),
+    "mlr_msmarco:": (1e-5, 128, 15, 4, 0.05, 2.0, 32, None, 0.01, False),
+    "mlr_beir:": (3e-5, 128, 15, 10, 0.05, 2.0, 32, None, 0.01, True),
+    "mvr_open_qa:bert": (2e-5, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, False),
+    "mvr_open_qa:cocondenser": (2e-5, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, False),
+    "aggretriever_msmarco:bert": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:distilbert": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:condenser": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_open_qa:": (2e-5, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+    "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+}
+
+
+def test_recipes_have_the_papers_values() -> None:
+    warming_up = {f"i3_msmarco:{suffix}" for suffix in ("warm_up", "warm_up_bert", "released")}
+    names = {f"{name.removeprefix('recipes/')}:{suffix}" for name, suffix in RECIPES}
+    assert names - warming_up == set(PAPERS)
+    for name, expected in PAPERS.items():
+        file, suffix = name.split(":")
+        c = shipped(f"recipes/{file}", suffix)
+        warmup = c.optimizer.warmup_steps if c.optimizer.warmup_steps >= 0 else c.optimizer.warmup_fraction
+        found = (
+            c.optimizer.learning_rate,
+            c.train.batch_size,
+            c.data.negatives,
+            c.train.epochs,
+            warmup,
+            c.optimizer.clip_norm,
+            c.tokens.query_length,
+            c.tokens.passage_length,
+            c.loss.local_weight,
+            c.encoder.tied,
+        )
+        assert [f for f, e in zip(found, expected, strict=True) if e is not None] == [
+            e for e in expected if e is not None
+        ], name
+        assert c.optimizer.name == ("lamb" if file == "i3_msmarco" else "adamw")
+        assert set(c.seed.values()) == {12345}
+    assert shipped("recipes/mlr_open_qa", "bert").head.layers == (10, 12)
+    assert shipped("recipes/mlr_open_qa", "bert_all_layers").head.layers == tuple(range(1, 13))
+    viewers = shipped("recipes/mvr_open_qa", "bert")
+    assert (viewers.head.count, viewers.loss.annealing_rate, viewers.loss.annealing_floor) == (8, 0.1, 0.3)
+    lexical = shipped("recipes/aggretriever_msmarco", "bert").head
+    assert (lexical.lexical_dim, lexical.cls_dim, lexical.pruning) == (640, 128, "full")
+    for suffix, layers in (("bert", (6, 3, 3)), ("retromae", (0, 1, 1))):
+        c = shipped("recipes/i3_msmarco", suffix)
+        assert (c.encoder.layers, c.head.reconstructor_layers, c.head.interactor_layers) == layers
+        assert (c.head.pseudo_length, c.loss.reconstruction_decay) == (32, 0.1)
+
+
 # What a recipe says about a model or about text is replaced by something tiny, and nothing else.
 SHRUNKEN = {
     "encoder.layers": 0,

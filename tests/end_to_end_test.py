@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,11 @@ def run_demo(workdir: Path) -> str:
 def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     printed = run_demo(tmp_path)
     text = (tmp_path / "results.md").read_text()
+    assert len(re.findall(r"^  [123]\. +\d+\.\d{4}  \w+", printed, re.MULTILINE)) == 15, "the top 3 of five questions"
+    assert printed.count("the training step was compiled to 1 program(s)") == 2
+    assert re.search(r"[\d,]+ passages: \d+\.\d% cut at 32 tokens, \d+\.\d% of tokens lost", printed)
+    own_data = printed.split("The same on your own data")[1]
+    assert re.findall(r"^  python (\w+\.py) ", own_data, re.MULTILINE) == ["train.py", "encode.py", "search.py"]
     assert all(title in text and title in printed for title in ("BM25", *tool.SYSTEMS.values()))
     for family in tool.SYSTEMS:
         folder = tmp_path / family

@@ -1,6 +1,7 @@
 """I3 on MS MARCO: 16 queries a step with 127 negatives each, LAMB. configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3
 layers without retrieval pre-training, :retromae 12 + 1 + 1. :warm_up and :warm_up_bert train the head alone on
-reconstruction, with the encoders frozen; go on from it with --config.train.start_from=WORKDIR.
+reconstruction, with the encoders frozen; go on from it with --config.train.start_from=WORKDIR. :released has what the
+published code differs in. The paper trains until a dev set says stop: give data.dev, and the best checkpoint is used.
 """
 
 from ml_collections import ConfigDict
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict
 from configs.base import require_suffix
 from configs.i3 import get_config as i3
 
-SYSTEMS = ("bert", "retromae", "warm_up", "warm_up_bert")
+SYSTEMS = ("bert", "retromae", "warm_up", "warm_up_bert", "released")
 
 
 def get_config(system: str = "retromae") -> ConfigDict:
@@ -22,6 +23,11 @@ def get_config(system: str = "retromae") -> ConfigDict:
         c.head.reconstructor_layers = c.head.interactor_layers = 3
     else:
         c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+    if system == "released":
+        c.head.variant = "released"
+        c.loss.reconstruction_weight = 0.1
+        c.optimizer.name = "lamb_reference"
+        c.optimizer.head_learning_rate = 1e-3
     if system.startswith("warm_up"):
         c.data.negatives = 0
         c.loss.contrastive_weight = 0.0

@@ -1,5 +1,5 @@
 """MLR with mined negatives, from RetroMAE: stage 1 on BM25 negatives, stage 2 again from RetroMAE on BM25's and the
-stage-1 model's. configs/recipes/mlr_mined.py:stage1, :stage2
+stage-1 model's (a DPR file with 50 of each as its hard_negative_ctxs). configs/recipes/mlr_mined.py:stage1, :stage2
 """
 
 from ml_collections import ConfigDict

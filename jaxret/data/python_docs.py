@@ -22,6 +22,8 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from tqdm import tqdm
+
 from jaxret.data.python_sources import EXCLUDED, PUBLIC_NAMES, Library, is_private
 from jaxret.data.records import Judgement, Passage, Query
 
@@ -48,18 +50,20 @@ class Pair:
     passage: Passage
 
 
-def read_docstrings() -> list[Passage]:
+def read_docstrings(progress: bool = False) -> list[Passage]:
     """The corpus: one passage for each distinct docstring of this Python, sorted by id.
 
-    The id and the title are the shortest public name that carries the docstring. Takes a few seconds, prints nothing,
-    and gives the same passages on every run of the same Python. Raises RuntimeError if the sources are not installed.
+    The id and the title are the shortest public name that carries the docstring. Takes a few seconds and prints nothing
+    (but a bar, with `progress`). The passages are the same on every run of the same Python. Raises RuntimeError if the
+    sources are not installed.
     """
     library = Library()
     names: dict[str, set[str]] = {}  # text -> the names it documents
     with bulk_parsing():
         if library.load("json") is None:
             raise RuntimeError(f"no sources of the standard library under {library.root}; install Python with them")
-        for root in sorted(sys.stdlib_module_names | PUBLIC_NAMES.keys()):
+        roots = sorted(sys.stdlib_module_names | PUBLIC_NAMES.keys())
+        for root in tqdm(roots, "read docstrings", unit="module", disable=not progress, delay=1):
             if root in PUBLIC_NAMES or not (is_private(root) or root in EXCLUDED):
                 for module in library.submodules(root):
                     for name, docstring in library.documents(module):

@@ -79,7 +79,7 @@ def demo_config(family: str, pairs: Path, overrides: Mapping[str, Any]) -> Confi
 def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     """Reads this Python's docstrings and writes the two BEIR folders."""
     print(f"Reading the documentation of Python {platform.python_version()} ...")
-    passages = read_docstrings()
+    passages = read_docstrings(progress=True)
     questions, judgements, skipped = load_questions({p.id for p in passages})
     train_pairs, dev_pairs = training_pairs(passages)
     if max_passages:
@@ -109,7 +109,7 @@ def _judgements(pairs: Iterable[Pair]) -> list[Judgement]:
 
 def evaluate_bm25(data: DemoData, workdir: Path) -> Evaluation:
     """The word-matching baseline on the same passages, questions and judgements."""
-    ranking = BM25(data.passages).search(data.questions, k=100)
+    ranking = BM25(data.passages, progress=True).search(data.questions, k=100, progress=True)
     evaluation = evaluate(ranking, data.judgements, MEASURES)
     write_evaluation(workdir / "bm25.json", evaluation, {"system": "BM25", "k1": 0.9, "b": 0.4, "k": 100})
     return evaluation
@@ -128,11 +128,11 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(SYSTEMS)}); the table is in {workdir / "results.md"}.
 
-Ask it something:
+In this environment (source .venv/bin/activate), ask it something:
   python search.py --workdir={best} --query="how do I sort a list of dictionaries by a key?"
 
 The same on your own data, a BEIR folder or DPR files:
-  python train.py  --config=configs/mlr.py --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
+  python train.py  --config=configs/minilm.py:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
   python encode.py --workdir=runs/mine --corpus=FOLDER_OR_FILE
   python search.py --workdir=runs/mine --queries=FILE --qrels=FILE --k=100""")
 

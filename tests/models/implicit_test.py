@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jaxret.models.architectures import make_encoder
-from jaxret.models.bert import Attention
+from jaxret.models.bert import Attention, BertLayer
 from jaxret.models.head import Text
 from jaxret.models.implicit import ImplicitInteraction, ReconstructorLayer
+from jaxret.models.keep import Keep
 from jaxret.types import HiddenStates, Tokens
 from tests.tiny import I3, WITHOUT_DROPOUT, make_params, make_retriever, make_tokens
 
@@ -71,6 +72,37 @@ def test_the_paper_reads_every_token_and_the_released_code_cls_alone() -> None:
     assert moves("released", 3) == 0
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_the_vector_depends_on_what_the_reconstructor_imagines(variant: str) -> None:
+    """Without labels, too: the only way is through Z."""
+    retriever, params = make(variant)
+    tokens = make_tokens(ROWS, LENGTH)
+    before = np.asarray(encode(retriever, params, tokens).vectors)
+    layers = params["passage_head"]["reconstructor_layers"]
+    layers["output_norm"]["bias"] = layers["output_norm"]["bias"] + 1.0
+    assert float(np.abs(np.asarray(encode(retriever, params, tokens).vectors) - before).max()) > 1e-2
+
+
+def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
+    """Its one layer, put together by hand from the module's own parts."""
+    retriever, params = make("released", **{"head.reconstructor_layers": 1, "head.interactor_layers": 1})
+    head, tokens = retriever.module.head, make_tokens(ROWS, LENGTH)
+    encoder = make_encoder(WITHOUT_DROPOUT)
+    own = {"params": params["passage_encoder"]}
+    state = encoder.apply(own, tokens, head.keep("passage")).states[-1]  # [B,1,H]
+    assert state.shape[1] == 1
+    pseudo = encoder.apply(own, method=lambda m: m.embeddings(head.pseudo_ids(Text("passage", tokens, m)), False))
+    one = jax.tree.map(lambda leaf: leaf[0], params["passage_head"])
+    layer = ReconstructorLayer(WITHOUT_DROPOUT, jnp.float32, train=False)
+    there = jnp.ones((ROWS, 1), bool)
+    imagined, _ = layer.apply({"params": one["reconstructor_layers"]}, pseudo, state, there)
+    together = jnp.concatenate([state, imagined.mean(axis=1, keepdims=True)], axis=1)
+    interactor = BertLayer(WITHOUT_DROPOUT, jnp.float32, Keep(1, layers="last"), train=False)
+    expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, jnp.ones((ROWS, 2), bool))
+    found = encode(retriever, params, tokens).vectors
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], atol=1e-5)
+
+
 def test_what_the_reconstructor_begins_with() -> None:
     mask = jnp.arange(5)[None] < jnp.array([4, 3])[:, None]
     tokens = Tokens(jnp.array([[7, 9, 11, 8, 0], [7, 9, 8, 0, 0]]), mask)
@@ -98,6 +130,11 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
     moved = np.asarray(encode(retriever, params, tokens, labels.at[0].set(jnp.array([6, 5, -1, -1]))).own_loss)
     assert abs(moved[0, 0] - found[0, 0]) > 1e-3, "control: positions matter"
     assert 0.5 < found[2, 0] / 4 < 3 * np.log(WITHOUT_DROPOUT.vocab_size)
+    bias = params["passage_head"]["vocabulary"]["bias"]
+    params["passage_head"]["vocabulary"]["kernel"] *= 0  # what is left is the softmax of the bias
+    alone = np.asarray(encode(retriever, params, tokens, labels).own_loss)
+    logs = np.asarray(bias, np.float64) - np.log(np.exp(np.asarray(bias, np.float64)).sum())
+    np.testing.assert_allclose(alone[:, 0], [-logs[5] - logs[6], 0, -4 * logs[9]], rtol=1e-5)
 
 
 def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
