@@ -124,7 +124,9 @@ def get_config() -> ConfigDict:
 
     c.validation = ConfigDict()
     c.validation.batch_size = 128
-    c.validation.pool_size = 2000  # dev passages, filled up with training passages to this number, to retrieve from
+    # What to retrieve from: all relevant dev passages, filled up to this number with their hard negatives, then with
+    # training passages.
+    c.validation.pool_size = 2000
     # Which checkpoint is best: RR@10, Success@5, Success@20 over the pool; nll or average_rank inside a batch, the rank
     # as MLR's published code has it.
     c.validation.metric = "RR@10"

@@ -42,11 +42,12 @@ CORPUS_COLUMNS = ["id", "text", "title"]
 # Tables
 
 
-def _rows(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, list[str]]]:
-    """Yields (place of its first line, fields) of a tab-separated CSV file; blank lines are no rows."""
+def _rows(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, int, list[str]]]:
+    """Yields (place of its first line, number, fields) of the rows of a tab-separated CSV file. Blank lines are no
+    rows; those that cannot be read are, so that skipping one does not renumber the others."""
     csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
     path = Path(path)
-    number = 0
+    number, count = 0, 0
     undecodable: list[DataError] = []
 
     def text() -> Iterator[str]:
@@ -69,13 +70,15 @@ def _rows(path: PathLike, policy: Policy, digest: Digest | None = None) -> Itera
             found = f"the row that begins here is not well-formed CSV ({error})"
             remedy = 'put a field with a tab, a quote or a line end in double quotes, and write " inside as ""'
             policy.reject(where.error("broken quoting", found, remedy))
+            count += 1
             continue
         if row is None:
             return
         if undecodable:
             policy.reject(undecodable[0])
         elif row:
-            yield where, row
+            yield where, count, row
+        count += bool(row)
 
 
 def _require_columns(row: list[str], columns: list[str], where: Where) -> None:
@@ -91,7 +94,7 @@ def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterat
     As in DPR, double quotes at either end of a text are dropped.
     """
     columns = CORPUS_COLUMNS
-    for where, row in _rows(path, policy, digest):
+    for where, _, row in _rows(path, policy, digest):
         if where.line == 1 and (row[0] == "id" or sorted(row) == sorted(CORPUS_COLUMNS)):
             columns = _header(row, where)
             continue
@@ -115,7 +118,7 @@ def _header(row: list[str], where: Where) -> list[str]:
 def table_queries(path: Path, policy: Policy) -> list[Query]:
     """The queries of *.qa.csv[.gz]: question, Python list of answer strings. Ids are row numbers from "0"."""
     found = []
-    for number, (where, row) in enumerate(_rows(path, policy)):
+    for where, number, row in _rows(path, policy):
         try:
             _require_columns(row, ["question", "answers"], where)
             answers = require_strings(_literal(row[1], where), "the answer column", where)

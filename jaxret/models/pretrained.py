@@ -47,6 +47,11 @@ def resolve(name: str, download: bool = False) -> Path:
         if not (directory / file).is_file():
             found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
+            if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
+                remedy = (
+                    f"{name} stores no safetensors on the hub, perhaps a pickle: fetch it with `hf download {name} "
+                    "--local-dir FOLDER`; encoder.checkpoint=FOLDER then prints the command that converts it"
+                )
             if file == "model.safetensors" and (directory / "pytorch_model.bin").is_file():
                 remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
                     conversion_command(directory)
@@ -87,6 +92,10 @@ def _canonical(name: str, prefix: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
+# Where a file stores the MLM head's output matrix although it is the word table.
+MLM_OUTPUTS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
+
+
 def load_pretrained(
     directory: str | Path, ignore: Sequence[str] = ("pooler",), config: EncoderConfig | None = None, seed: int = 0
 ) -> tuple[EncoderConfig, Params]:
@@ -124,6 +133,11 @@ def load_pretrained(
                 shape = tuple(file.get_slice(stored[name]).get_shape())
                 if shape != expected:
                     problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
+        output = next((stored[name] for name in MLM_OUTPUTS if name in stored), None)
+        if "mlm_head/bias" in tensors and output and not problems:
+            words = stored[tensors["embeddings/word/embedding"][0][0]]
+            if not np.array_equal(file.get_tensor(output), file.get_tensor(words)):
+                problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
             raise ValueError(
                 f"{weights} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "

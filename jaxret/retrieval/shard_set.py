@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from tqdm import tqdm
 
 from jaxret.retrieval.shards import DTYPES, LAYOUTS, Manifest, Shard, ShardError, check_files, plan_shards
 from jaxret.storage import read_json
@@ -135,7 +136,9 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
             _read_offsets(folder, shard, entry)
 
     with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
-        list(pool.map(check, shards))
+        checked = pool.map(check, shards)
+        # On a terminal only (disable=None), and only if it takes over a second.
+        list(tqdm(checked, "check shards", len(shards), unit="shard", delay=1, leave=False, disable=None))
     return ShardSet(folder, manifest)
 
 

@@ -254,9 +254,9 @@ def make_validation(
         max_lengths={"query": config.tokens.query_length, "passage": config.tokens.passage_length},
         tokens_per_batch=config.encode.tokens_per_batch,
     )
-    pool = make_pool(dev, data, config.validation.pool_size, config.seed.data)
+    pool, places = make_pool(dev, data, config.validation.pool_size, config.seed.data)
     plan = batch_plan(config, config.validation.batch_size)
-    return Validation(dev, pool, plan, make_eval_step(objective, params), embedder, progress)
+    return Validation(dev, pool, places, plan, make_eval_step(objective, params), embedder, progress)
 
 
 @dataclass

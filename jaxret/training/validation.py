@@ -23,11 +23,12 @@ METRICS = (*LESS_IS_BETTER, *POOL_MEASURES)
 
 @dataclass
 class Validation:
-    """The dev set with its pool: every dev passage, then training passages up to `pool_size`. Nothing is drawn at
-    random between two validations, so their difference is the model's."""
+    """The dev set with its pool. Nothing is drawn at random between two validations, so their difference is the
+    model's."""
 
     dev: TrainingSet
-    pool: Ragged  # dev passages first: a dev passage's row is its row here
+    pool: Ragged  # passages
+    places: np.ndarray  # int64 [dev passages]: the row of each in the pool, -1 where it is not in it
     plan: BatchPlan
     eval_step: Program
     embedder: Embedder
@@ -65,13 +66,19 @@ class Validation:
             top = np.argsort(-scores, kind="stable")[:20]
             run[str(i)] = [(str(row), float(scores[row])) for row in top]
             known = self.dev.known_positives[i]
-            judgements += [Judgement(str(i), str(row), 1) for row in known[known >= 0]]
+            judgements += [Judgement(str(i), str(row), 1) for row in self.places[known[known >= 0]]]
         return dict(evaluate(run, judgements, POOL_MEASURES).mean)
 
 
-def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> Ragged:
-    """All dev passages, then a sample of the training passages whose tokens differ from theirs, `size` in all."""
-    rows = [dev.passages[i] for i in range(len(dev.passages))]
+def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> tuple[Ragged, np.ndarray]:
+    """All relevant dev passages; then, up to `size` in all, the other dev passages (hard negatives) and a sample of the
+    training passages whose tokens differ from theirs. Also the row of each dev passage in it, -1 if it is not there."""
+    relevant = np.unique(dev.known_positives[dev.known_positives >= 0])
+    others = np.setdiff1d(np.arange(len(dev.passages)), relevant)
+    chosen = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
+    places = np.full(len(dev.passages), -1)
+    places[chosen] = np.arange(len(chosen))
+    rows = [dev.passages[i] for i in chosen]
     seen = {row.tobytes() for row in rows}
     for i in np.random.default_rng(seed).permutation(len(train.passages)):
         if len(rows) >= size:
@@ -80,4 +87,4 @@ def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> Rag
         if row.tobytes() not in seen:
             seen.add(row.tobytes())
             rows.append(row)
-    return Ragged.from_lists([row.tolist() for row in rows])
+    return Ragged.from_lists([row.tolist() for row in rows]), places

@@ -388,9 +388,11 @@ def test_bad_answer_lines(folder: Path, line: dict, reason: str, message: str) -
         ("who\t__import__('os').getcwd()", "broken answers", r":2: the answer column is not a Python list"),
         ("who\t'x'", "wrong type", r":2: the answer column is a string"),
         (" \t['x']", "empty query", r":2: query '1' has no text"),
+        (b"who\t['\xff']", "not UTF-8", r":2: byte 0xff"),
+        ("\"who\" is\t['x']", "broken quoting", r":2: the row that begins here is not well-formed CSV"),
     ],
 )
-def test_bad_qa_rows(tmp_path: Path, row: str, reason: str, message: str) -> None:
+def test_bad_qa_rows(tmp_path: Path, row: str | bytes, reason: str, message: str) -> None:
     path = lines(tmp_path / "a.qa.csv", "first\t['x']", row, "third\t['\\d+']")
     found = check(lambda policy: read_queries(path, policy), reason, message, "a.qa.csv:2")
     assert found == [Query("0", "first", ("x",)), Query("2", "third", ("\\d+",))]  # ids stay row numbers

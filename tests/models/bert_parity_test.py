@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from configs import base
 from jaxret.models.architectures import read_config
 from jaxret.models.bert import Bert, BertConfig
 from jaxret.models.keep import Keep
@@ -335,3 +337,36 @@ def test_the_first_layers_alone() -> None:
     config = dataclasses.replace(whole, num_layers=2)
     _, params = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config)
     assert distance(encode(config, params, tokens).states, expected[:3], tokens.mask) <= TINY_TOLERANCE
+
+
+def with_tensors(folder: Path, name: str, more: dict[str, np.ndarray]) -> Path:
+    """A copy of a golden directory whose file holds more tensors."""
+    folder.mkdir()
+    shutil.copyfile(GOLDENS / name / "config.json", folder / "config.json")
+    save_file(load_file(GOLDENS / name / "model.safetensors") | more, folder / "model.safetensors")
+    return folder
+
+
+def test_what_condenser_and_retromae_store_beside_bert_is_ignored_by_default(tmp_path: Path) -> None:
+    """Their own layers over BERT: Condenser's head, RetroMAE's decoder. An unknown one is still an error."""
+    beside: dict[str, np.ndarray] = {"c_head.0.attention.self.query.weight": np.zeros((32, 32), np.float32)}
+    beside |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}
+    ignore = base.get_config().encoder.ignore
+    _, expected = load_pretrained(GOLDENS / "tiny_bert_mlm", ignore)
+    _, found = load_pretrained(with_tensors(tmp_path / "known", "tiny_bert_mlm", beside), ignore)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    other = with_tensors(tmp_path / "other", "tiny_bert_mlm", {"adapter.weight": np.zeros(4, np.float32)})
+    with pytest.raises(ValueError, match=r"unused adapter\.weight"):
+        load_pretrained(other, ignore)
+
+
+def test_an_output_matrix_that_is_not_the_word_table_is_an_error(tmp_path: Path) -> None:
+    """The MLM head here multiplies with the word table; a file in which they differ means something else."""
+    words = load_file(GOLDENS / "tiny_bert_mlm" / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    name = "cls.predictions.decoder.weight"
+    config = with_head("tiny_bert_mlm")
+    load_pretrained(with_tensors(tmp_path / "same", "tiny_bert_mlm", {name: words}), IGNORE, config)
+    untied = with_tensors(tmp_path / "untied", "tiny_bert_mlm", {name: words + 1})
+    with pytest.raises(ValueError, match=r"cls\.predictions\.decoder\.weight differs from bert\.embeddings\.word_emb"):
+        load_pretrained(untied, IGNORE, config)
+    load_pretrained(untied, IGNORE)  # without the head it is not used

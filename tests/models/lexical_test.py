@@ -105,21 +105,23 @@ def test_of_equal_tokens_the_first_has_the_gradient(chunk: int) -> None:
 
 
 def test_the_whole_tensor_is_never_held() -> None:
-    """In the gradient: less memory than one [B,T,vocabulary] of the plain form, and less with smaller chunks."""
+    """In the gradient and in encoding: less memory than one [B,T,vocabulary], and less with smaller chunks."""
     B, T, V = 4, 64, 1000
     mask = jnp.ones((B, T), bool)
 
-    def temporary(chunk: int) -> int:
+    def temporary(chunk: int, train: bool = True) -> int:
         def loss(h: jax.Array, w: jax.Array, m: jax.Array) -> jax.Array:
-            return strongest(lambda part: jax.nn.softmax(part @ m), h, w, mask, chunk, True).sum()
+            return strongest(lambda part: jax.nn.softmax(part @ m), h, w, mask, chunk, train).sum()
 
         shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((B, T, 8), (B, T), (8, V))]
-        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*shapes).compile()
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2)) if train else loss).lower(*shapes).compile()
         return compiled.memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
 
     whole = B * T * V * 4
     assert temporary(4) < whole / 2
     assert temporary(T) > whole, "control: one chunk is the plain form"
+    assert temporary(4, train=False) < whole / 4
+    assert temporary(T, train=False) > whole / 2, "control"
 
 
 def test_without_the_mlm_head_a_token_stands_for_itself() -> None:

@@ -43,6 +43,13 @@ def test_a_package_that_is_not_installed() -> None:
         resolve("package:no_such_weights/model")
 
 
+def test_a_model_of_the_hub_that_has_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("jaxret.models.pretrained._from_hub", lambda name, download: tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no safetensors on the hub.*`hf download some/model --local-dir"):
+        resolve("some/model", download=True)
+
+
 def test_a_hub_name_that_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"no-one/no-model.*encoder\.download=True"):

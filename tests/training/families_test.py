@@ -22,6 +22,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "late_interaction": tiny.LATE_INTERACTION | {"loss.temperature": 0.2},
     "mvr": tiny.MVR,
     "aggretriever": tiny.AGGRETRIEVER,
+    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.mlm": False},
+    "mvr_with_a_table": tiny.MVR | {"head.first_viewer_id": -1},
     "i3": tiny.I3,
     "i3_released": tiny.I3 | {"head.variant": "released"},
 }
@@ -44,7 +46,8 @@ def gradient(family: str, devices: int, chunk_size: int) -> Any:
     return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), jax.random.key(0)))
 
 
-LONG = ("me_bert", "colbert", "i3_released")  # as MLR and the paper's I3, with another head
+# As MLR and the paper's I3, with another head.
+LONG = ("me_bert", "colbert", "i3_released", "aggretriever_without_mlm", "mvr_with_a_table")
 
 
 @pytest.mark.parametrize(

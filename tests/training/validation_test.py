@@ -47,7 +47,7 @@ def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
     reciprocal, top5, top20 = [], [], []
     for query, known in zip(queries, validation.dev.known_positives, strict=True):
         order = np.argsort(-(pool @ query).astype(np.float32), kind="stable")
-        rank = 1 + min(int(np.flatnonzero(order == row)[0]) for row in known if row >= 0)
+        rank = 1 + min(int(np.flatnonzero(order == validation.places[row])[0]) for row in known if row >= 0)
         reciprocal.append(1 / rank if rank <= 10 else 0)
         top5.append(rank <= 5)
         top20.append(rank <= 20)
@@ -62,6 +62,7 @@ def test_in_batch_loss(run: Run, validation: Validation) -> None:
     """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
+    pool = pool[validation.places]  # by dev passage: all of them are in it
     losses, ranks = [], []
     for start in range(0, len(dev), plan.batch_size):
         rows = range(start, min(start + plan.batch_size, len(dev)))
@@ -82,11 +83,16 @@ def test_the_pool(run: Run, validation: Validation) -> None:
     train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
     dev = validation.dev
     assert len(validation.pool) == 45
-    for row in range(len(dev.passages)):
-        assert np.array_equal(validation.pool[row], dev.passages[row])
+    assert sorted(validation.places) == list(range(len(dev.passages)))
+    for row, place in enumerate(validation.places):
+        assert np.array_equal(validation.pool[place], dev.passages[row])
     distinct = {validation.pool[row].tobytes() for row in range(len(validation.pool))}
     assert len(distinct) == 45
-    again = make_pool(dev, train, 45, seed=run.config.seed.data)
+    again, _ = make_pool(dev, train, 45, seed=run.config.seed.data)
     assert np.array_equal(again.ids, validation.pool.ids)
-    assert not np.array_equal(make_pool(dev, train, 45, seed=1).ids, again.ids)
-    assert len(make_pool(dev, train, 5, seed=1)) == len(dev.passages), "dev passages are never left out"
+    assert not np.array_equal(make_pool(dev, train, 45, seed=1)[0].ids, again.ids)
+    relevant = {row for known in dev.known_positives for row in known if row >= 0}
+    few, places = make_pool(dev, train, 5, seed=1)
+    assert len(few) == len(relevant) > 5, "relevant passages are never left out"
+    assert {row for row, place in enumerate(places) if place >= 0} == relevant
+    assert (places[sorted(relevant)] == np.arange(len(relevant))).all()
