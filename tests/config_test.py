@@ -24,6 +24,7 @@ from jaxret.models.retriever import build_retriever
 from jaxret.models.run import open_run
 from jaxret.models.t5 import T5Config
 from jaxret.retrieval.encode import encode_corpus
+from jaxret.tools.keywords import write_keywords
 from jaxret.tools.search import search_files
 from jaxret.training import loop
 from jaxret.training.check import check, check_lengths
@@ -229,10 +230,12 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
 ) -> None:
     monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
+    queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
+    assert write_keywords(data, queries, count=3, progress=False)[0] > 8
 
     def run(suffix: str, workdir: Path, **more: Any) -> Any:
         config = shipped("recipes/i3_msmarco", suffix).lock()
-        paths = {"encoder.checkpoint": str(encoder), "data.train": str(data)}
+        paths = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.pseudo_queries": str(queries)}
         longer = {"train.steps": 8, "train.log_every": 1, "optimizer.head_learning_rate": 0.05}
         config.update_from_flattened_dict(SHRUNKEN | paths | longer | more)
         loop.train(config, workdir, progress=False)
@@ -247,6 +250,10 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     assert logged[-1]["reconstruction_loss"] < logged[0]["reconstruction_loss"]
     started = run("retromae", tmp_path / "started", **{"train.start_from": str(tmp_path / "warm"), "train.steps": 0})
     jax.tree.map(np.testing.assert_array_equal, started, warm)
+    strangers = tmp_path / "strangers.jsonl"
+    strangers.write_text('{"_id": "nobody", "text": "river"}\n')
+    with pytest.raises(ValueError, match=r"strangers.jsonl: none of its ids is that of a training passage"):
+        run("warm_up", tmp_path / "strange", **{"data.pseudo_queries": str(strangers)})
     other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.variant": "released"}
     with pytest.raises(ContractError, match=r"head\.variant"):
         run("retromae", tmp_path / "other", **other)
