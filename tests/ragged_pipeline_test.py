@@ -15,6 +15,7 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.storage import read_json
+from jaxret.tools.diversity import measure
 from jaxret.training.loop import train
 from tests.pipeline import (
     REPOSITORY,
@@ -82,6 +83,13 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     written = read_json(tmp_path / "run" / "eval" / "data.test.diversity.json")
     assert set(written["wins"]) == {"layer 3", "layer 2", "layer 1"}
     assert sum(written["wins"].values()) == written["pairs"] > 10
+    run = open_run(tmp_path / "run")
+    (data / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t0\n")
+    with pytest.raises(ValueError, match="has no query with a relevant passage in the split 'none'"):
+        measure(run, data, "none", progress=False)
+    (data / "qrels" / "gone.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tgone\t1\n")
+    with pytest.raises(ValueError, match="1 relevant passages are not in its corpus, as 'gone'"):
+        measure(run, data, "gone", progress=False)
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]
     done = subprocess.run(one, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

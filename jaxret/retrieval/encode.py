@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.formats import Policy, read_corpus, scan_corpus
+from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Passage
 from jaxret.models.run import Run
-from jaxret.retrieval.retrieve import stat
 from jaxret.retrieval.shards import Shard, ShardWriter
 from jaxret.storage import write_json
 from jaxret.types import VECTOR_DTYPES
@@ -61,7 +60,8 @@ def encode_corpus(
     folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
     produced_by = fingerprint(run, scan.sha256, scan.passages)
     writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
-    write_json(folder / "corpus.json", {"path": str(Path(corpus).absolute()), **stat(corpus)})  # to find the text again
+    where = {"path": str(Path(corpus).absolute()), **stat_corpus(corpus)}
+    write_json(folder / "corpus.json", where)  # where to find the text again
     pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
     if pending:
         say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
@@ -81,8 +81,9 @@ def encode_corpus(
         writer.finish()
     truncation = str(run.tokenizer.truncation.get("passages", ""))
     if pending:
+        total = f"{truncation}; " if len(pending) > 1 else ""  # of one shard it was said before
         say(
-            f"{truncation}; {embedder.padding_ratio:.2f} tokens computed for each real one, "
+            f"{total}{embedder.padding_ratio:.2f} tokens computed for each real one, "
             f"{embedder.programs} programs compiled"
         )
     shards = -(-scan.passages // run.config.encode.shard_rows)

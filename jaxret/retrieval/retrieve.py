@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.contract import require_equal
-from jaxret.data.formats import Policy, read_corpus, require_file, scan_corpus
+from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.models.run import Run
@@ -125,17 +125,8 @@ def passage_texts(folder: Path, wanted: set[str]) -> dict[str, Passage]:
     path = Path(written["path"])
     if not path.exists():
         raise FileNotFoundError(f"the corpus that was encoded is no longer at {path}, so its text cannot be shown")
-    if stat(path) != {key: written.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
+    if stat_corpus(path) != {key: written.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
         expected = read_json(folder / "manifest.json")["fingerprint"]["corpus"]["sha256"]
         found, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
         require_equal({"sha256": expected}, {"sha256": found}, str(folder / "manifest.json"), str(path), remedy)
     return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
-
-
-def stat(corpus: str | Path) -> dict[str, int]:
-    """Size and time of change of a corpus file, or of the one in a BEIR folder."""
-    path = Path(corpus)
-    if path.is_dir():
-        path = require_file(path, "corpus.jsonl")
-    found = path.stat()
-    return {"bytes": found.st_size, "modified": found.st_mtime_ns}

@@ -19,10 +19,11 @@ import numpy as np
 
 from jaxret.contract import require_equal
 from jaxret.storage import atomic_write, read_json, sha256_file, write_json
-from jaxret.types import VectorLists
+from jaxret.types import VECTOR_DTYPES, VectorLists
 
 LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
-DTYPES = {"float32": "<f4", "float16": "<f2"}  # little-endian, so that the bytes are the same on every machine
+# Little-endian, so that the bytes are the same on every machine.
+DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
 
 
 class ShardError(ValueError):

@@ -35,11 +35,14 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
         )
     policy = Policy()
     queries = {query.id: query for query in read_queries(data, policy)}
-    corpus = {passage.id: passage for passage in read_corpus(data, policy)}
-    pairs = [j for j in read_judgements(data, split, policy, set(queries), set(corpus)) if j.relevance > 0]
+    pairs = [j for j in read_judgements(data, split, policy, set(queries)) if j.relevance > 0]
     if not pairs:
         raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
-    passages = [corpus[passage_id] for passage_id in dict.fromkeys(judgement.passage_id for judgement in pairs)]
+    wanted = {judgement.passage_id for judgement in pairs}
+    passages = [passage for passage in read_corpus(data, policy) if passage.id in wanted]
+    missing = wanted.difference(passage.id for passage in passages)
+    if missing:
+        raise ValueError(f"{data}: {len(missing):,} relevant passages are not in its corpus, as {min(missing)!r}")
     row = {passage.id: i for i, passage in enumerate(passages)}
     asked = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
 

@@ -81,9 +81,10 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     objective = Objective(retriever, settings, mesh, config.train.chunk_size)
     optimizer, schedule = make_optimizer(config.optimizer, total_steps)
     jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
+    begin: run.Run | None = None
     if new:  # only now: a folder is no run before its data, its settings and its start could be read
         if config.train.start_from:
-            open_start(config.train.start_from, contract)
+            begin = open_start(config.train.start_from, contract)
         run.create(workdir, config, directory, contract)
     record_data(workdir, {"train": data, "dev": dev})
     dropout_key = jax.random.key(config.seed.dropout)
@@ -93,10 +94,11 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         if start is None:
             state = init_state(config, mesh, retriever, pretrained, optimizer)
             if config.train.start_from:
-                state = with_params(state, open_start(config.train.start_from, contract).params)
+                begin = begin or open_start(config.train.start_from, contract)
+                state = with_params(state, begin.params)
         else:
             state = restore_state(checkpoints, start, mesh, retriever, optimizer)
-        del pretrained  # the host's copy
+        del pretrained, begin  # copies of the parameters
         log = MetricsLog(workdir, start or 0)
         train_step = make_train_step(objective, optimizer, state, dropout_key)
         validate = make_validation(config, objective, state.params, dev, data, tokenizer, progress) if dev else None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -141,6 +144,18 @@ def test_bad_numbers_name_the_row(value: float) -> None:
     queries.flat[3, 0] = value
     with pytest.raises(ValueError, match=r"query 1 has a NaN"):
         search_lists(queries, blocks(lists([3], 2), 2), K)
+
+
+def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    late.self_check_lists()
+    top = late._xla_top
+
+    def rounded(queries: jax.Array, exists: jax.Array, vectors: jax.Array, *rest: Any) -> Any:
+        return top(queries, exists, vectors.astype(jnp.bfloat16).astype(jnp.float32), *rest)
+
+    monkeypatch.setattr(late, "_xla_top", rounded)
+    with pytest.raises(RuntimeError, match="is less exact than float32"):
+        late.self_check_lists()
 
 
 def test_wrong_shapes_are_errors() -> None:
