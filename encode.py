@@ -20,8 +20,8 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 
 
 def main() -> None:
-    from jaxret.models.run import open_run
     from jaxret.retrieval.encode import encode_corpus
+    from jaxret.runs.run import open_run
 
     distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
     run = open_run(_WORKDIR.value, _CHECKPOINT.value)

@@ -22,8 +22,8 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 
 
 def main() -> None:
-    from jaxret.models.run import open_run
-    from jaxret.tools.search import answer, search_files
+    from jaxret.runs.run import open_run
+    from jaxret.tools.search_files import answer, search_files
 
     if bool(_QUERY.value) == bool(_QUERIES.value):
         raise ValueError("give either --query (a question) or --queries (a file)")

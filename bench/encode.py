@@ -42,10 +42,10 @@ def main() -> None:
     from jaxret.data.formats import read_corpus
     from jaxret.data.records import Passage
     from jaxret.distributed import make_mesh, replicated
-    from jaxret.models.embed import Embedder
-    from jaxret.models.pretrained import resolve
+    from jaxret.models.encoders.pretrained import resolve
     from jaxret.models.retriever import build_retriever, load_encoder
-    from jaxret.models.run import load_tokenizer
+    from jaxret.runs.embedder import Embedder
+    from jaxret.runs.run import load_tokenizer
 
     torch.set_num_threads(arguments.threads)
     passages = list(islice(read_corpus(arguments.corpus), arguments.texts))

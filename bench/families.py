@@ -28,15 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from configs.minilm import get_config
 from jaxret.data.formats import read_corpus, read_queries
-from jaxret.models.architectures import make_encoder
-from jaxret.models.pretrained import resolve, save_pretrained
-from jaxret.models.run import Run, open_run
-from jaxret.models.t5 import T5Config
-from jaxret.retrieval.index import select_backend
+from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.pretrained import resolve, save_pretrained
+from jaxret.models.encoders.t5 import T5Config
+from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.dense import search
 from jaxret.retrieval.late import search_lists
 from jaxret.retrieval.retrieve import choose_corpus
-from jaxret.retrieval.search import search
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
 from jaxret.tools.experiment import run_system
 from jaxret.types import Tokens

@@ -30,11 +30,11 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
 
     from configs.minilm import get_config
     from jaxret.data.formats import read_corpus, write_beir
-    from jaxret.models.bert import BertConfig
-    from jaxret.models.pretrained import resolve, save_pretrained
+    from jaxret.models.encoders.bert import BertConfig
+    from jaxret.models.encoders.pretrained import resolve, save_pretrained
     from jaxret.models.retriever import build_retriever
-    from jaxret.models.run import open_run
     from jaxret.retrieval.encode import encode_corpus
+    from jaxret.runs.run import open_run
     from jaxret.training.loop import train
 
     config = get_config("as_it_comes")

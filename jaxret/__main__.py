@@ -24,7 +24,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with user_errors():
         if arguments.verb == "demo":
-            from jaxret.tools.demo import demo as run_demo
+            from jaxret.demo.demo import demo as run_demo
 
             run_demo(arguments.workdir)
         elif arguments.verb == "keywords":
@@ -33,7 +33,7 @@ def main() -> None:
             found, total = write_keywords(arguments.corpus, arguments.out, arguments.count)
             print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
         else:
-            from jaxret.models.run import open_run
+            from jaxret.runs.run import open_run
             from jaxret.tools.diversity import report
 
             print(report(open_run(arguments.workdir, arguments.checkpoint), arguments.data, arguments.split))

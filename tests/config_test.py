@@ -17,15 +17,15 @@ from configs import minilm
 from configs.recipes import i3_msmarco, mlr_open_qa
 from jaxret.contract import ContractError
 from jaxret.distributed import make_mesh
-from jaxret.models.architectures import EncoderConfig
-from jaxret.models.bert import BertConfig
-from jaxret.models.pretrained import load_pretrained
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.retriever import build_retriever
-from jaxret.models.run import open_run
-from jaxret.models.t5 import T5Config
 from jaxret.retrieval.encode import encode_corpus
+from jaxret.runs.run import open_run
 from jaxret.tools.keywords import write_keywords
-from jaxret.tools.search import search_files
+from jaxret.tools.search_files import search_files
 from jaxret.training import loop
 from jaxret.training.check import check, check_lengths
 from jaxret.training.losses import loss_settings

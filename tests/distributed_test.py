@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxret import distributed
 from jaxret.distributed import Program, by_row, initialize, make_mesh, shard_batch, shardings
-from jaxret.models.run import open_run
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import open_run
 from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
 from tests.tiny import SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
@@ -100,7 +100,7 @@ from jaxret.distributed import initialize
 rank, coordinator = int(sys.argv[1]), sys.argv[2]
 initialize(coordinator, num_processes=2, process_id=rank)
 import jax
-from jaxret.models.run import open_run
+from jaxret.runs.run import open_run
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.training.loop import train

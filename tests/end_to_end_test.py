@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from jaxret.demo import demo as tool
 from jaxret.storage import read_json
-from jaxret.tools import demo as tool
 from tests.pipeline import REPOSITORY, environment, run_script
 
 SMALL: dict[str, Any] = {
@@ -26,7 +26,7 @@ PASSAGES = 200
 
 def run_demo(workdir: Path) -> str:
     """What it printed."""
-    call = f"from jaxret.tools.demo import demo; demo({str(workdir)!r}, {SMALL}, max_passages={PASSAGES})"
+    call = f"from jaxret.demo.demo import demo; demo({str(workdir)!r}, {SMALL}, max_passages={PASSAGES})"
     done = subprocess.run(
         [sys.executable, "-c", call],
         cwd=REPOSITORY,

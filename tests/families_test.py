@@ -13,10 +13,10 @@ import pytest
 
 from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import make_mesh, shard_batch, shardings
-from jaxret.models.embed import Embedder
-from jaxret.retrieval.index import select_backend
+from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.dense import search
 from jaxret.retrieval.late import ListsInMemory, search_lists
-from jaxret.retrieval.search import search
+from jaxret.runs.embedder import Embedder
 from jaxret.training.step import TrainState, make_train_step
 from jaxret.types import VectorLists
 from tests import tiny

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.models.run import Run, open_run
+from jaxret.runs.run import Run, open_run
 from jaxret.storage import write_json
 from jaxret.training.loop import train
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import read_corpus, read_queries
-from jaxret.models.run import open_run
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import retrieve
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import open_run
 from jaxret.storage import read_json
 from jaxret.tools.diversity import measure
 from jaxret.training.loop import train

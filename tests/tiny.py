@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 
 from configs import base
 from jaxret.distributed import make_mesh, shard_batch
-from jaxret.models.architectures import EncoderConfig
-from jaxret.models.bert import BertConfig
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.retriever import Retriever, build_retriever
-from jaxret.models.t5 import T5Config
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import init_state

@@ -14,13 +14,13 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from jaxret.models.architectures import EncoderConfig, make_encoder, read_config
-from jaxret.models.head import Side, Text
+from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, verify_weights
+from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import HEADS
-from jaxret.models.keep import Keep
+from jaxret.models.heads.head import Side, Text
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.pretrained import Params, load_pretrained, resolve, verify_weights
-from jaxret.models.t5 import T5Config
 from jaxret.types import Embeddings, HiddenStates, Tokens
 
 NOT_T5 = {

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Passage
-from jaxret.models.run import Run
 from jaxret.retrieval.shards import Shard, ShardWriter
+from jaxret.runs.run import Run
 from jaxret.storage import write_json
 from jaxret.types import VECTOR_DTYPES
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.models.embed import plan_batches
-from jaxret.retrieval.index import BLOCK_ROWS, QUERY_ROWS, UNIT, Found, rounding_error, upper_norms
-from jaxret.retrieval.search import Candidates, SearchResult, empty_candidates, search_until_proven
+from jaxret.retrieval.backends import BLOCK_ROWS, QUERY_ROWS, UNIT, Found, rounding_error, upper_norms
+from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
+from jaxret.runs.embedder import plan_batches
 from jaxret.types import VectorLists
 
 

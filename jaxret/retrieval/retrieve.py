@@ -11,11 +11,12 @@ from jaxret.contract import require_equal
 from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.models.run import Run
-from jaxret.retrieval.index import select_backend, self_check
+from jaxret.retrieval.backends import select_backend, self_check
+from jaxret.retrieval.dense import search
 from jaxret.retrieval.late import search_lists, self_check_lists
-from jaxret.retrieval.search import SearchResult, search
+from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.shard_set import ShardSet, open_shards
+from jaxret.runs.run import Run
 from jaxret.storage import read_json
 
 Ranking = dict[str, list[tuple[str, float]]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
 from jaxret.evaluation.diversity import Diversity, diversity
-from jaxret.models.run import Run
+from jaxret.runs.run import Run
 from jaxret.storage import write_json
 
 

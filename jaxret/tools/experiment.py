@@ -8,9 +8,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.models.run import open_run
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.tools.search import search_files
+from jaxret.runs.run import open_run
+from jaxret.tools.search_files import search_files
 from jaxret.training.loop import train
 
 MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.retriever import Retriever
-from jaxret.models.t5 import T5Config
 from jaxret.training.validation import METRICS
 from jaxret.types import VECTOR_DTYPES
 

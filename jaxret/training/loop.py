@@ -20,10 +20,10 @@ from jaxret.contract import require_equal
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, place_rows, shard_batch
-from jaxret.models import run
-from jaxret.models.embed import Embedder
-from jaxret.models.pretrained import Params, stores_mlm_head
+from jaxret.models.encoders.pretrained import Params, stores_mlm_head
 from jaxret.models.retriever import Retriever, build_retriever, load_encoder
+from jaxret.runs import run
+from jaxret.runs.embedder import Embedder
 from jaxret.training.check import check, check_lengths, reference_options
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.examples import load_examples, record_data

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxret.checkpoint import Checkpoints
 from jaxret.distributed import replicated, shardings
-from jaxret.models.pretrained import Params
+from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever, with_pretrained
 from jaxret.training.step import TrainState
 

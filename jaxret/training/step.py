@@ -13,7 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from jaxret.distributed import Program, by_row, replicated, shardings
-from jaxret.models.head import Side
+from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.grad_cache import encode_in_chunks

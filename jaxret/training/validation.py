@@ -14,8 +14,8 @@ from jaxret.data.records import Judgement
 from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import Program, place_rows
 from jaxret.evaluation.metrics import evaluate
-from jaxret.models.embed import Embedder
-from jaxret.models.run import LESS_IS_BETTER
+from jaxret.runs.embedder import Embedder
+from jaxret.runs.run import LESS_IS_BETTER
 
 POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
 METRICS = (*LESS_IS_BETTER, *POOL_MEASURES)

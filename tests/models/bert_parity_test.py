@@ -15,10 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs import base
-from jaxret.models.architectures import read_config
-from jaxret.models.bert import Bert, BertConfig
-from jaxret.models.keep import Keep
-from jaxret.models.pretrained import load_pretrained, save_pretrained, stores_mlm_head
+from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.bert import Bert, BertConfig
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, stores_mlm_head
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

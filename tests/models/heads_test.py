@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.bert import Bert
-from jaxret.models.head import Text
+from jaxret.models.encoders.bert import Bert
+from jaxret.models.encoders.keep import Keep
 from jaxret.models.heads import FirstTokens, LastLayer, Layers, Viewers
-from jaxret.models.keep import Keep
+from jaxret.models.heads.head import Text
 from jaxret.types import Embeddings, HiddenStates, Tokens
 from tests.tiny import BERT, make_params, make_retriever, make_tokens
 

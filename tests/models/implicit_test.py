@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.architectures import make_encoder
-from jaxret.models.bert import Attention, BertLayer
-from jaxret.models.head import Text
-from jaxret.models.implicit import ImplicitInteraction, ReconstructorLayer
-from jaxret.models.keep import Keep
+from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.bert import Attention, BertLayer
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.heads.head import Text
+from jaxret.models.heads.implicit import ImplicitInteraction, ReconstructorLayer
 from jaxret.types import HiddenStates, Tokens
 from tests.tiny import I3, WITHOUT_DROPOUT, make_params, make_retriever, make_tokens
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.lexical import one_hot_maximum, prune, strongest
+from jaxret.models.heads.lexical import one_hot_maximum, prune, strongest
 from tests.tiny import AGGRETRIEVER, WITHOUT_DROPOUT, distance, make_params, make_retriever, make_tokens
 
 VOCABULARY = 30522

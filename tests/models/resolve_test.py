@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.models.pretrained import resolve
+from jaxret.models.encoders.pretrained import resolve
 from tests.pipeline import TINY_BERT
 
 
@@ -45,7 +45,7 @@ def test_a_package_that_is_not_installed() -> None:
 
 def test_a_model_of_the_hub_that_has_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr("jaxret.models.pretrained._from_hub", lambda name, download: tmp_path)
+    monkeypatch.setattr("jaxret.models.encoders.pretrained._from_hub", lambda name, download: tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no safetensors on the hub.*`hf download some/model --local-dir"):
         resolve("some/model", download=True)
 

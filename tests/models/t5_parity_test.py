@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxret.models.architectures import make_encoder
-from jaxret.models.keep import Keep
-from jaxret.models.pretrained import load_pretrained, save_pretrained
-from jaxret.models.t5 import T5Config, relative_buckets
+from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
+from jaxret.models.encoders.t5 import T5Config, relative_buckets
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxret.models.bert import Bert
-from jaxret.models.keep import Keep
-from jaxret.models.pretrained import load_pretrained, resolve, save_pretrained
+from jaxret.models.encoders.bert import Bert
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.pretrained import load_pretrained, resolve, save_pretrained
 from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")

@@ -13,10 +13,10 @@ import pytest
 
 from jaxret.contract import ContractError
 from jaxret.data.formats import DataError, read_corpus
-from jaxret.models.run import Run, open_run
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
+from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json, write_json
 from jaxret.types import Tokens
 from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder

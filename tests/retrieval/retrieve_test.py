@@ -13,12 +13,12 @@ from jaxret.contract import ContractError
 from jaxret.data.formats import read_judgements, read_queries, read_run
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import evaluate
-from jaxret.models.run import Run, open_run
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import choose_corpus, retrieve
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
-from jaxret.tools.search import answer, dataset_name, search_files
+from jaxret.tools.search_files import answer, dataset_name, search_files
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")

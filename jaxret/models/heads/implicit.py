@@ -1,0 +1,128 @@
+"""I3 (Dong et al. 2023): a passage reads queries it imagines, before any query is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.models.encoders.attention import scan_layers
+from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.heads.head import Side, Text, require_token
+from jaxret.types import Embeddings, HiddenStates
+
+VARIANTS = ("paper", "released")
+
+
+class ReconstructorLayer(nn.Module):
+    """Self-attention over the pseudo-query (both ways), cross-attention to the passage, feed-forward: the layer of
+    transformers' BERT decoder without its causal mask."""
+
+    config: BertConfig
+    dtype: Any
+    train: bool
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "B U H"], states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B U H"], None]:
+        c = self.config
+        drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
+        everything = jnp.ones(hidden.shape[:2], bool)
+        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, everything)
+        hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
+        crossed = Attention(c, self.dtype, self.train, name="cross_attention")(hidden, states, mask)
+        hidden = layer_norm(c, self.dtype, "cross_attention_norm")(hidden + drop(crossed))
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
+        narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
+        return layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow)), None
+
+
+class ImplicitInteraction(nn.Module):
+    """V = 1. The query is h[L][0]; a passage's vector is the interactor's output at [CLS].
+
+    variant "paper": U is K = `pseudo_length` [MASK] embeddings; the reconstructor's layers read all passage tokens P
+    and give Z; the interactor's layers read [P ; Z]. variant "released" (the published code): U is [CLS], K - 2 times
+    [MASK], [SEP]; the reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
+
+    In training, where a text has a pseudo-query, `own_loss` is the cross-entropy of a vocabulary projection of Z_j
+    against its j-th token, summed, and the number of tokens (I3 eq. 6).
+    """
+
+    num_layers: int
+    mask_id: int = 103
+    variant: str = "paper"
+    reconstructor_layers: int = 1
+    interactor_layers: int = 1
+    pseudo_length: int = 32
+    token: str = "cls"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_token(self.token)
+        if self.variant not in VARIANTS:
+            raise ValueError(f"head.variant is {self.variant!r}; it must be one of {', '.join(VARIANTS)}")
+        if self.token != "cls":
+            raise ValueError("head.token is 'mean'; the interactor's output is read at [CLS]: use 'cls'")
+        if min(self.reconstructor_layers, self.interactor_layers) < 1 or self.pseudo_length < 3:
+            raise ValueError("head.reconstructor_layers and head.interactor_layers are at least 1, pseudo_length 3")
+
+    def vectors_per_passage(self) -> int:
+        return 1
+
+    def dimension(self, hidden_size: int) -> int:
+        return hidden_size
+
+    def keep(self, side: Side) -> Keep:
+        return Keep(1 if side == "query" or self.variant == "released" else None, layers="last")
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        states, mask = hidden.states[-1], hidden.mask
+        if text.side == "query":
+            return Embeddings(states, mask)
+        c, dtype = text.encoder.config, text.encoder.dtype
+        pseudo = text.encoder.embeddings(self.pseudo_ids(text), text.train)  # [B,U,H]
+
+        read = scan_layers(ReconstructorLayer, self.reconstructor_layers)
+        imagined, _ = read(c, dtype, text.train, name="reconstructor_layers")(pseudo, states, mask)  # Z [B,U,H]
+        if self.variant == "released":
+            summary = jnp.mean(imagined, axis=1, keepdims=True, dtype=jnp.float32).astype(dtype)
+        else:
+            summary = imagined
+        together = jnp.concatenate([states, summary], axis=1)
+        there = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
+        interact = scan_layers(BertLayer, self.interactor_layers)
+        one = Keep(1, layers="last")
+        vectors, _ = interact(c, dtype, one, text.train, name="interactor_layers")(together, there)
+        own_loss = None
+        if text.labels is not None or self.is_initializing():
+            labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
+            own_loss = self.reconstruction(imagined, labels, c, dtype)
+        return Embeddings(vectors[:, :1], mask[:, :1], own_loss if text.labels is not None else None)
+
+    def pseudo_ids(self, text: Text) -> Int[jax.Array, "B U"]:
+        """U of the variant; [CLS] and [SEP] are those of the text itself."""
+        ids = jnp.full((len(text.tokens.ids), self.pseudo_length), self.mask_id, jnp.int32)
+        if self.variant == "released":
+            last = jnp.sum(text.tokens.mask, axis=1, keepdims=True) - 1
+            end = jnp.take_along_axis(text.tokens.ids, jnp.maximum(last, 0), axis=1)
+            ids = ids.at[:, 0].set(text.tokens.ids[:, 0]).at[:, -1].set(end[:, 0])
+        return ids
+
+    @nn.nowrap
+    def reconstruction(
+        self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, dtype: Any
+    ) -> Float[jax.Array, "B 2"]:
+        """(sum of cross-entropies, number of tokens) of each text; label -1 has no token. The vocabulary projection is
+        a new MLM head whose output matrix is its own, not the word table."""
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, dtype, "vocabulary_dense")(imagined))
+        transformed = layer_norm(c, dtype, "vocabulary_norm")(transformed)
+        logits = dense(c.vocab_size, c, dtype, "vocabulary")(transformed).astype(jnp.float32)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        real = labels >= 0
+        return jnp.stack([-jnp.sum(jnp.where(real, chosen, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)

@@ -1,0 +1,94 @@
+"""The proof of an exact search: candidates, what bounds the documents left out, and looking deeper until nothing can be
+missing. What a score is, and how exact candidates are scored, is the caller's (`dense.py`, `late.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxret.retrieval.backends import Found, keep_best
+
+MARGIN = 32  # candidates beyond k (and beyond k / 8): enough for nearly every query to be proven in one round
+PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more queries, the corpus is read again
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best k documents of each query, or all if there are fewer; score descending, then row ascending."""
+
+    scores: np.ndarray  # [Q,k] float32
+    rows: np.ndarray  # [Q,k] int64, global rows
+    backend: str  # its description
+    rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
+
+
+class Candidates(NamedTuple):
+    """The running best documents of each query, by the backend's float32 scores."""
+
+    scores: np.ndarray  # [Q,depth] float32, -inf where still empty
+    rows: np.ndarray  # [Q,depth] int64, -1 where still empty
+    bound: np.ndarray  # [Q] float32: no document that is not here scores higher
+
+    def add(self, part: slice, found: Found, first_row: int) -> None:
+        """Merges what was found for queries `part` in the block that starts at global row `first_row`."""
+        floor = self.scores[part].min(axis=1, keepdims=True)
+        width = int((found.scores > floor).sum(axis=1).max())  # descending: no later column can enter
+        bounds = [self.bound[part], found.bound]
+        if width < found.scores.shape[1]:
+            bounds.append(found.scores[:, width])
+        if width:
+            scores = np.concatenate([self.scores[part], found.scores[:, :width]], axis=1)
+            rows = np.concatenate([self.rows[part], found.documents[:, :width] + first_row], axis=1)
+            kept, left_out = keep_best(scores, self.scores.shape[1])
+            self.scores[part] = np.take_along_axis(scores, kept, axis=1)
+            self.rows[part] = np.take_along_axis(rows, kept, axis=1)
+            bounds.append(left_out)
+        self.bound[part] = np.max(bounds, axis=0)
+
+
+def empty_candidates(queries: int, depth: int) -> Candidates:
+    return Candidates(
+        np.full((queries, depth), -np.inf, np.float32),
+        np.full((queries, depth), -1, np.int64),
+        np.full(queries, -np.inf, np.float32),
+    )
+
+
+def search_until_proven(
+    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray]],
+    queries: int,
+    total_rows: int,
+    k: int,
+    description: str,
+) -> SearchResult:
+    """Looks for `k` and some more candidates of every query, and deeper where that proves nothing.
+
+    look(queries, depth): the best candidates with exact scores, in the order of the tie rule; how high documents that
+    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one.
+    """
+    wanted = min(k, total_rows)
+    scores = np.empty((queries, wanted), np.float32)
+    rows = np.empty((queries, wanted), np.int64)
+    todo, depth, rounds = np.arange(queries), k + max(MARGIN, k // 8), []
+    while todo.size:
+        rounds.append(len(todo))
+        depth = min(depth, total_rows)
+        unproven = []
+        for part in _parts(todo, max(1, PASS_CANDIDATES // depth)):
+            candidates, error = look(part, depth)
+            scores[part], rows[part] = candidates.scores[:, :wanted], candidates.rows[:, :wanted]
+            highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
+            unproven.append(part[highest_left_out >= scores[part, -1]])
+        todo = np.concatenate(unproven)
+        if todo.size and depth == total_rows:
+            raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
+        depth *= 2
+    return SearchResult(scores, rows, description, tuple(rounds))
+
+
+def _parts(indices: np.ndarray, size: int) -> Iterable[np.ndarray]:
+    for start in range(0, len(indices), size):
+        yield indices[start : start + size]

@@ -1,0 +1,118 @@
+"""Many texts -> vectors on the host: sorted by length, in batches of few static shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from jaxret.data.tokenizer import Ragged
+from jaxret.distributed import Program, by_row, place_rows, replicated, shardings
+from jaxret.models.heads.head import Side
+from jaxret.models.retriever import Retriever
+from jaxret.types import Tokens, VectorLists
+
+SMALLEST_BATCH = 8
+
+
+def padded_length(length: int) -> int:
+    """The next length a batch may have: steps of 8 to 128, of 16 to 256, then of 32 (at most an eighth wasted from 64
+    tokens up, and few programs)."""
+    step = 8 if length <= 128 else 16 if length <= 256 else 32
+    return max(-(-length // step) * step, 8)
+
+
+def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yields (rows, padded rows, padded length), longest texts first, ties in the order given.
+
+    A batch holds about `tokens_per_batch` tokens; its number of rows is a power of two times `multiple` (the number of
+    devices) and depends on its length only, except for the last batch, which shrinks.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        length = padded_length(int(lengths[order[start]]))
+        smallest = -(-SMALLEST_BATCH // multiple) * multiple
+        size = smallest
+        while size * 2 * length <= tokens_per_batch:
+            size *= 2
+        rows = order[start : start + size]
+        while size // 2 >= max(len(rows), smallest):
+            size //= 2
+        yield rows, size, length
+        start += len(rows)
+
+
+@dataclass
+class Embedder:
+    """`Retriever.encode` over any number of texts. Keeps the compiled programs, and counts padding."""
+
+    retriever: Retriever
+    params: Any
+    mesh: Mesh
+    pad_id: int
+    max_lengths: dict[Side, int]
+    tokens_per_batch: int
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    _programs: dict[Side, Program] = field(default_factory=dict)
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled so far."""
+        return sum(program.count for program in self._programs.values())
+
+    @property
+    def padding_ratio(self) -> float:
+        """Tokens computed for each real one."""
+        return self.padded_tokens / max(self.real_tokens, 1)
+
+    def _program(self, side: Side) -> Program:
+        if side not in self._programs:
+
+            def encode(params: Any, tokens: Tokens) -> jax.Array:
+                found = self.retriever.encode(params, tokens, side)
+                # A short text may lack some of its V vectors; the first one again changes no maximum.
+                return jnp.where(found.mask[..., None], found.vectors, found.vectors[:, :1])
+
+            self._programs[side] = Program(
+                encode,
+                in_shardings=(shardings(self.mesh, self.params), by_row(self.mesh)),
+                out_shardings=replicated(self.mesh),
+            )
+        return self._programs[side]
+
+    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> VectorLists:
+        """The vectors of every text, float32, in the order of `texts`."""
+        counts = self.retriever.vector_counts(texts.lengths, side)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        result = VectorLists(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
+
+        def store(rows: np.ndarray, vectors: Any) -> None:
+            there = np.arange(vectors.shape[1]) < counts[rows][:, None]
+            place = (offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
+            result.flat[place] = np.asarray(vectors)[: len(rows)][there]
+
+        program = self._program(side)
+        pending: tuple[np.ndarray, Any] | None = None
+        with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
+            for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
+                length = min(length, self.max_lengths[side])
+                padding = np.full(size - len(rows), -1)
+                tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
+                encoded = program(self.params, place_rows(self.mesh, tokens))
+                if pending:  # the device works on this batch while the host stores the one before
+                    store(*pending)
+                pending = rows, encoded
+                self.real_tokens += int(texts.lengths[rows].sum())
+                self.padded_tokens += size * length
+                bar.update(len(rows))
+            if pending:
+                store(*pending)
+        return result

@@ -1,0 +1,137 @@
+"""Many texts -> vectors: every text once, few shapes, little padding, the same vectors as one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.tokenizer import Ragged
+from jaxret.distributed import make_mesh
+from jaxret.runs.embedder import Embedder, padded_length, plan_batches
+from jaxret.models.heads.head import Side
+from jaxret.models.encoders.pretrained import Params, load_pretrained
+from jaxret.models.retriever import Retriever, build_retriever, with_pretrained
+from jaxret.types import Tokens
+from tests.pipeline import TINY_BERT, tiny_config
+
+PAD, LIMIT = 0, 30
+
+
+def passage_lengths(count: int, limit: int = 256) -> np.ndarray:
+    """Log-normal, as text lengths are: a median of 90 tokens, a few percent cut at the limit."""
+    return np.clip(np.random.default_rng(0).lognormal(4.5, 0.6, count).astype(int), 3, limit)
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 8])
+def test_every_text_once_in_few_shapes(multiple: int) -> None:
+    lengths = passage_lengths(3000)
+    batches = list(plan_batches(lengths, 16384, multiple))
+    rows = np.concatenate([rows for rows, _, _ in batches])
+    assert sorted(rows.tolist()) == list(range(3000))
+    assert (np.diff(lengths[rows]) <= 0).all()
+    for rows, size, length in batches:
+        assert lengths[rows].max() <= length
+        assert len(rows) <= size
+        assert size % multiple == 0
+        assert size * length <= 16384
+    shapes = {(size, length) for _, size, length in batches}
+    assert len(shapes) <= 20  # every one is a program to compile
+    per_length = [size for size, length in shapes if length == batches[0][2]]
+    assert len(per_length) == 1  # a length has one size; only the last batch may shrink
+
+
+@pytest.mark.parametrize(("mean", "limit"), [(4.5, 256), (3.8, 128), (5.2, 512)])
+def test_little_padding(mean: float, limit: int) -> None:
+    lengths = np.clip(np.random.default_rng(1).lognormal(mean, 0.5, 5000).astype(int), 3, limit)
+    batches = list(plan_batches(lengths, 8192, 1))
+    computed = sum(size * min(length, limit) for _, size, length in batches)
+    assert computed / lengths.sum() <= 1.10
+    # Control: the same texts in the order they came.
+    unsorted = sum(32 * padded_length(int(lengths[i : i + 32].max())) for i in range(0, len(lengths), 32))
+    assert unsorted / lengths.sum() > 1.5
+
+
+def test_few_texts_make_one_small_batch() -> None:
+    ((rows, size, length),) = plan_batches(np.array([5, 9, 9]), 16384, 1)
+    assert (rows.tolist(), size, length) == ([1, 2, 0], 8, 16)
+    assert list(plan_batches(np.array([], int), 16384, 1)) == []
+
+
+def test_padded_lengths() -> None:
+    lengths = [padded_length(n) for n in range(1, 600)]
+    assert all(n <= padded <= max(n * 1.125 + 1, n + 7) for n, padded in enumerate(lengths, 1))
+    assert [padded_length(n) for n in (1, 8, 9, 128, 129, 256, 257)] == [8, 8, 16, 128, 144, 256, 288]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Retriever, Params]:
+    bert, encoder = load_pretrained(TINY_BERT)
+    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers=(1, 3), normalize=True)
+    retriever = build_retriever(config, bert)
+    return retriever, with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
+
+
+def embedder(model: tuple[Retriever, Params]) -> Embedder:
+    retriever, params = model
+    return Embedder(retriever, params, make_mesh(), PAD, {"query": LIMIT, "passage": LIMIT}, tokens_per_batch=512)
+
+
+def some_texts(count: int = 45) -> Ragged:
+    random = np.random.default_rng(3)
+    return Ragged.from_lists([random.integers(5, 99, random.integers(2, LIMIT)).tolist() for _ in range(count)])
+
+
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[Retriever, Params], side: Side) -> None:
+    retriever, params = model
+    texts = some_texts()
+    found = embedder(model)(texts, side).stacked()
+    encode = jax.jit(lambda tokens: retriever.encode(params, tokens, side).vectors)
+    for i in range(len(texts)):
+        ids = np.zeros((1, LIMIT), np.int32)
+        ids[0, : texts.lengths[i]] = texts[i]
+        alone = encode(Tokens(jnp.asarray(ids), jnp.arange(LIMIT)[None] < int(texts.lengths[i])))[0]
+        np.testing.assert_allclose(found[i], alone, atol=1e-6, rtol=0)  # of vectors of length 1
+    assert found.dtype == np.float32
+    assert found.shape == (45, retriever.vectors_per_passage if side == "passage" else 1, 32)
+    assert np.abs(found[1:] - found[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
+
+
+def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, Params]) -> None:
+    texts, once = some_texts(), embedder(model)
+    first = once(texts, "passage").stacked()
+    programs = once.programs
+    assert programs == len({(size, min(length, LIMIT)) for _, size, length in plan_batches(texts.lengths, 512, 8)})
+    order = np.random.default_rng(0).permutation(len(texts))
+    shuffled = Ragged.from_lists([texts[i].tolist() for i in order.tolist()])
+    np.testing.assert_allclose(once(shuffled, "passage").stacked(), first[order], atol=1e-6, rtol=0)
+    assert once.programs == programs
+    once(some_texts(), "query")
+    assert once.programs > programs  # control
+
+
+def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
+    texts, once = some_texts(), embedder(model)
+    assert once(Ragged.from_lists([]), "passage").stacked().shape == (0, 1, 32)
+    once(texts, "passage")
+    computed = sum(size * min(length, LIMIT) for _, size, length in plan_batches(texts.lengths, 512, 8))
+    assert once.real_tokens == texts.lengths.sum()
+    assert once.padding_ratio == computed / texts.lengths.sum()
+
+
+def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
+    """ME-BERT: what does not exist must not win a maximum."""
+    encoder_config, encoder = load_pretrained(TINY_BERT)
+    config = tiny_config(Path("unused"), "unused", head__name="first_tokens", head__count=6)
+    retriever = build_retriever(config, encoder_config)
+    params = with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
+    texts = Ragged.from_lists([[5, 9, 7], list(range(10, 20))])
+    short, whole = embedder((retriever, params))(texts, "passage").stacked()
+    assert short.shape == (6, 32)
+    np.testing.assert_array_equal(short[3:], np.broadcast_to(short[0], (3, 32)))
+    assert np.abs(short[1:3] - short[0]).max(axis=1).min() > 1e-3
+    assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long one has all of its own"
