@@ -65,7 +65,7 @@ def digests(tree: Tree) -> dict[str, str]:
     return {name: np.asarray(value).tobytes().hex() for name, value in _digests(tree).items()}
 
 
-def fingerprint(tree: Tree) -> str:
+def digest(tree: Tree) -> str:
     """One short hex string for a whole tree of arrays; what shards and results name as their checkpoint."""
     return sha256_json(digests(tree))[:16]
 

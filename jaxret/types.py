@@ -1,4 +1,4 @@
-"""The four types that carry everything: Tokens -> HiddenStates -> Embeddings, and a training Batch.
+"""What carries everything: on devices Tokens -> HiddenStates -> Embeddings and a training Batch, on the host Ragged.
 
 Axes have one letter everywhere: B queries, G documents per query, N = B * G documents in a step, T tokens,
 L layers, H hidden size, K kept positions, V vectors per text, D vector size.
@@ -6,7 +6,9 @@ L layers, H hidden size, K kept positions, V vectors per text, D vector size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,53 +64,66 @@ VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
 
 
 @dataclass(frozen=True)
-class VectorLists:
-    """Texts with their own numbers of vectors, on the host: those of text i are `flat[offsets[i]:offsets[i + 1]]`."""
+class Ragged:
+    """Rows of different lengths in one array on the host: row i is `flat[offsets[i]:offsets[i + 1]]`. Token ids of
+    many texts (flat: int32 [R]), or a list of vectors for each text (flat: [R,D])."""
 
-    flat: np.ndarray  # [R,D]
-    offsets: np.ndarray  # int64 [texts + 1]
+    flat: np.ndarray  # [R] or [R,D]
+    offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, vectors: np.ndarray) -> VectorLists:
-        """[texts,V,D] as lists of V."""
-        texts, count, dimension = vectors.shape
-        return cls(vectors.reshape(-1, dimension), np.arange(texts + 1) * count)
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """Lists of whole numbers, as int32."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return cls(np.fromiter((item for row in rows for item in row), np.int32, count=int(offsets[-1])), offsets)
+
+    @classmethod
+    def from_stacked(cls, vectors: np.ndarray) -> Ragged:
+        """[rows,V,D] as lists of V vectors."""
+        rows, count, dimension = vectors.shape
+        return cls(vectors.reshape(-1, dimension), np.arange(rows + 1) * count)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, text: int | np.integer) -> np.ndarray:
-        """[V,D] of one text."""
-        return self.flat[self.offsets[text] : self.offsets[text + 1]]
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
+        return self.flat[self.offsets[row] : self.offsets[row + 1]]
 
-    @property
-    def counts(self) -> np.ndarray:
-        """V of each text, int64 [texts]."""
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]."""
         return np.diff(self.offsets)
 
     def stacked(self) -> np.ndarray:
-        """[texts,V,D] of texts that all have V vectors. Raises ValueError if they do not."""
-        counts = np.unique(self.counts) if len(self) else np.ones(1, np.int64)
-        if len(counts) > 1:
-            raise ValueError(f"texts have {counts[0]} to {counts[-1]} vectors; they cannot be stacked")
-        return self.flat.reshape(len(self), counts[0], self.flat.shape[1])
+        """[rows,V,...] of rows that all have V items. Raises ValueError if they do not."""
+        lengths = np.unique(self.lengths) if len(self) else np.ones(1, np.int64)
+        if len(lengths) > 1:
+            raise ValueError(f"rows have {lengths[0]} to {lengths[-1]} items; they cannot be stacked")
+        return self.flat.reshape(len(self), lengths[0], *self.flat.shape[1:])
 
-    def take(self, texts: np.ndarray) -> VectorLists:
-        """The lists of some texts, copied, in the order given."""
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(self.counts[texts], out=offsets[1:])
-        flat = np.empty((int(offsets[-1]), self.flat.shape[1]), self.flat.dtype)
-        for i, text in enumerate(texts):
-            flat[offsets[i] : offsets[i + 1]] = self[text]
-        return VectorLists(flat, offsets)
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Some rows, copied, in the order given."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(self.lengths[rows], out=offsets[1:])
+        flat = np.empty((int(offsets[-1]), *self.flat.shape[1:]), self.flat.dtype)
+        for i, row in enumerate(rows):
+            flat[offsets[i] : offsets[i + 1]] = self[row]
+        return Ragged(flat, offsets)
 
-    def padded(self, length: int, texts: int) -> tuple[np.ndarray, np.ndarray]:
-        """(float32 [texts,length,D], mask [texts,length]), padded with zeros and with empty texts."""
-        mask = np.zeros((texts, length), bool)
-        mask[: len(self)] = np.arange(length) < self.counts[:, None]
-        vectors = np.zeros((texts, length, self.flat.shape[1]), np.float32)
-        vectors[mask] = self.flat
-        return vectors, mask
+    def padded(self, rows: Sequence[int] | np.ndarray, length: int, fill: float = 0) -> tuple[np.ndarray, np.ndarray]:
+        """(items [rows,length,...], mask [rows,length]), padded with `fill`. Row -1 is empty, all padding; what is
+        longer is cut."""
+        rows = np.asarray(rows, np.int64)
+        sizes = np.where(rows >= 0, self.lengths[rows], 0) if len(self) else np.zeros(len(rows), np.int64)
+        mask = np.arange(length) < sizes[:, None]
+        items = np.full((len(rows), length, *self.flat.shape[1:]), fill, self.flat.dtype)
+        if mask.any():
+            items[mask] = np.concatenate([self[row][:length] for row in rows if row >= 0])
+        return items, mask
 
-    def astype(self, dtype: Any) -> VectorLists:
-        return VectorLists(self.flat.astype(dtype), self.offsets)
+    def astype(self, dtype: Any) -> Ragged:
+        return Ragged(self.flat.astype(dtype), self.offsets)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxret.checkpoint import CheckpointError, Checkpoints, digests, fingerprint
+from jaxret.checkpoint import CheckpointError, Checkpoints, digest, digests
 from jaxret.distributed import make_mesh, shardings
 
 RANDOM = np.random.default_rng(0)
@@ -156,7 +156,7 @@ def test_digests_do_not_depend_on_the_mesh() -> None:
     }
     on_one = digests(placed(everything, devices=1))
     assert on_one == digests(placed(everything)) == digests(placed(everything, fsdp=4))
-    assert fingerprint(placed(HOST, devices=1)) == fingerprint(placed(HOST, fsdp=2))
+    assert digest(placed(HOST, devices=1)) == digest(placed(HOST, fsdp=2))
     assert set(on_one) == {"encoder/layers/kernel", "encoder/embeddings/word/embedding", "encoder/norm/bias"} | {
         "half",
         "flags",
@@ -168,28 +168,28 @@ def test_a_digest_sees_every_bit_and_every_place(dtype: str) -> None:
     size = {"float32": 4, "bfloat16": 2, "int32": 4, "bool": 1}[dtype]
     leaf = RANDOM.integers(0, 2 if dtype == "bool" else 256, 16 * size, np.uint8)
     one = jax.jit(lambda tree: tree)({"x": jnp.asarray(leaf.view(jnp.dtype(dtype)))})
-    seen = {fingerprint(one)}
+    seen = {digest(one)}
     changes = 1
     for word in range(16):
         for bit in range(1 if dtype == "bool" else 8 * size):
             other = leaf.copy()
             other[word * size + bit // 8] ^= 1 << bit % 8
             if word % 5 == 0:
-                seen.add(fingerprint({"x": jnp.asarray(other.view(jnp.dtype(dtype)))}))
+                seen.add(digest({"x": jnp.asarray(other.view(jnp.dtype(dtype)))}))
                 changes += 1
     assert len(seen) == changes
     reverse = leaf.view(jnp.dtype(dtype))[::-1]
-    assert fingerprint({"x": jnp.asarray(reverse)}) not in seen
-    assert fingerprint({"y": one["x"]}) not in seen
+    assert digest({"x": jnp.asarray(reverse)}) not in seen
+    assert digest({"y": one["x"]}) not in seen
 
 
 def test_digests_on_a_mesh_see_a_change_in_any_shard() -> None:
     sharding = NamedSharding(make_mesh(), P("data"))
     zeros = np.zeros(64, np.float32)
     changed = zeros.copy()
-    found = {fingerprint({"x": jax.device_put(zeros, sharding)})}
+    found = {digest({"x": jax.device_put(zeros, sharding)})}
     for i in range(0, 64, 7):
         changed[:] = 0
         changed[i] = 1
-        found.add(fingerprint({"x": jax.device_put(changed, sharding)}))
+        found.add(digest({"x": jax.device_put(changed, sharding)}))
     assert len(found) == 11

@@ -11,14 +11,13 @@ import numpy as np
 import optax
 import pytest
 
-from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import make_mesh, shard_batch, shardings
 from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.dense import search
 from jaxret.retrieval.late import ListsInMemory, search_lists
 from jaxret.runs.embedder import Embedder
 from jaxret.training.step import TrainState, make_train_step
-from jaxret.types import VectorLists
+from jaxret.types import Ragged
 from tests import tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -141,15 +140,15 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     assert passages.flat.shape[1] == queries.flat.shape[1] == retriever.dimension
     if expected is None:
         extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
-        np.testing.assert_array_equal(passages.counts, texts.lengths + extra)
+        np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
         found = search_lists(queries, ListsInMemory((passages,)), 10)
     else:
-        assert (passages.counts == expected).all()
+        assert (passages.lengths == expected).all()
         found = search(queries.stacked()[:, 0], [passages.stacked()], 10, select_backend("faiss-cpu"))
     assert_ranking(found.scores, found.rows, queries, passages)
 
 
-def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: VectorLists, passages: VectorLists) -> None:
+def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: Ragged, passages: Ragged) -> None:
     """Every passage once, with the score that a loop finds."""
     for i in range(len(queries)):
         assert sorted(rows[i]) == list(range(10))

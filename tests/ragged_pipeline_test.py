@@ -52,7 +52,7 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
     assert shards.ragged
     assert len(shards.shards) > 1
     tokens = run.tokenizer.passages(read_corpus(data))
-    assert [int(count) for _, block in shards for count in block.counts] == tokens.lengths.tolist()
+    assert [int(count) for _, block in shards for count in block.lengths] == tokens.lengths.tolist()
     before = contents(encoded.folder)
     next(encoded.folder.glob("offsets-00001*")).unlink()
     assert encode_corpus(run, data, progress=False).shards_written == 1
@@ -66,7 +66,7 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
     for i, query in enumerate(queries):
         scores = [float((passage @ vectors[i].astype(np.float64).T).max(axis=0).sum()) for passage in passages]
         best = np.argsort(-np.array(scores, np.float32), kind="stable")[:10]
-        assert [passage for passage, _ in found.ranking[query.id]] == [ids[row] for row in best]
+        assert [passage for passage, _ in found.rankings[query.id]] == [ids[row] for row in best]
     with pytest.raises(ValueError, match="has no lists of vectors"):
         retrieve(run, queries, encoded.folder, 10, "faiss-cpu", progress=False)
 

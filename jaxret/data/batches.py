@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.records import Example, Passage
-from jaxret.data.tokenizer import Ragged, TextTokenizer
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.storage import sha256_json
-from jaxret.types import Batch, Tokens
+from jaxret.types import Batch, Ragged, Tokens
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TrainingSet:
     query_ids: tuple[str, ...]
     pad_id: int
     marker_ids: tuple[int, ...]  # [CLS] and [SEP]
-    fingerprint: str  # of the text
+    digest: str  # of the text
     # Queries to imagine (I3): one for each passage, empty where there is none [P]; or, if `imagine_queries`, the
     # training query for its positive.
     pseudo_queries: Ragged | None = None
@@ -84,7 +84,7 @@ def tokenize_examples(
         query_ids=tuple(e.query.id for e in examples),
         pad_id=tokenizer.pad_id,
         marker_ids=tokenizer.marker_ids,
-        fingerprint=sha256_json(text),
+        digest=sha256_json(text),
         pseudo_queries=imagined,
         imagine_queries=imagine_queries,
     )

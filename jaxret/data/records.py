@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -39,3 +40,7 @@ class Example:
     query: Query
     positives: tuple[Passage, ...]
     negatives: tuple[Passage, ...] = ()
+
+
+Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first
+Rankings = dict[str, list[tuple[str, float]]]  # query id -> its ranking: what a TREC run file holds

@@ -6,15 +6,14 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from jaxret.data.records import Passage
+from jaxret.types import Ragged
 
 # What turns T5's spiece.model into tokenizer.json; it needs sentencepiece, which this package does not.
 SPIECE_REMEDY = (
@@ -22,46 +21,6 @@ SPIECE_REMEDY = (
     "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""
 )
 _BLOCK = 2048  # texts handed to the Rust tokenizer at a time
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Token ids of many texts in one array: text i is `ids[offsets[i]:offsets[i + 1]]`."""
-
-    ids: np.ndarray  # int32 [sum of lengths]
-    offsets: np.ndarray  # int64 [texts + 1]
-
-    @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        ids = np.fromiter((token for row in rows for token in row), np.int32, count=int(offsets[-1]))
-        return cls(ids, offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int | np.integer) -> np.ndarray:
-        return self.ids[self.offsets[row] : self.offsets[row + 1]]
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """int64 [texts]."""
-        return np.diff(self.offsets)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[row] for row in range(len(self)))
-
-    def padded(self, rows: Sequence[int] | np.ndarray, length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids [rows, length] int32, mask [rows, length] bool). Row -1 is an empty text, all padding; what is longer
-        is cut."""
-        rows = np.asarray(rows, np.int64)
-        sizes = np.where(rows >= 0, self.lengths[rows], 0)
-        mask = np.arange(length) < sizes[:, None]
-        ids = np.full((len(rows), length), pad_id, np.int32)
-        if mask.any():
-            ids[mask] = np.concatenate([self[row][:length] for row in rows if row >= 0])
-        return ids, mask
 
 
 @dataclass
@@ -150,7 +109,7 @@ class TextTokenizer:
         return "title [SEP] text [SEP]" if self.cls_id is None else "[CLS] title [SEP] text [SEP]"
 
     @property
-    def fingerprint(self) -> str:
+    def digest(self) -> str:
         """SHA-256 of vocabulary and rules."""
         return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
 

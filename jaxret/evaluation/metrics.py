@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxret.data.records import Judgement
+from jaxret.data.records import Judgement, Ranking
 
 MEAN_DECIMALS = 4  # how finely means are stored and printed
-
-Ranking = Sequence[tuple[str, float]]  # (passage id, score), best first
 
 
 @dataclass(frozen=True, slots=True)

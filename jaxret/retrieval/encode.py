@@ -58,7 +58,7 @@ def encode_corpus(
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
     folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
-    produced_by = fingerprint(run, scan.sha256, scan.passages)
+    produced_by = made_from(run, scan.sha256, scan.passages)
     writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
     where = {"path": str(Path(corpus).absolute()), **stat_corpus(corpus)}
     write_json(folder / "corpus.json", where)  # where to find the text again
@@ -109,7 +109,7 @@ def vector_dtype(name: str) -> Any:
     return np.dtype(name).type
 
 
-def fingerprint(run: Run, sha256: str, passages: int) -> dict[str, Any]:
+def made_from(run: Run, sha256: str, passages: int) -> dict[str, Any]:
     """Everything that the bytes of the shards depend on."""
     return {
         "contract": run.contract,

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from jaxret.retrieval.backends import BLOCK_ROWS, QUERY_ROWS, UNIT, Found, rounding_error, upper_norms
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
 from jaxret.runs.embedder import plan_batches
-from jaxret.types import VectorLists
+from jaxret.types import Ragged
 
 
 @runtime_checkable
@@ -32,14 +32,14 @@ class Lists(Protocol):
     def total_rows(self) -> int: ...
     @property
     def dimension(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[int, VectorLists]]: ...
+    def __iter__(self) -> Iterator[tuple[int, Ragged]]: ...
 
 
 @dataclass(frozen=True)
 class ListsInMemory:
-    """VectorLists as a corpus of several shards."""
+    """Ragged as a corpus of several shards."""
 
-    blocks: tuple[VectorLists, ...]
+    blocks: tuple[Ragged, ...]
 
     @property
     def total_rows(self) -> int:
@@ -49,14 +49,14 @@ class ListsInMemory:
     def dimension(self) -> int:
         return self.blocks[0].flat.shape[1]
 
-    def __iter__(self) -> Iterator[tuple[int, VectorLists]]:
+    def __iter__(self) -> Iterator[tuple[int, Ragged]]:
         first = 0
         for block in self.blocks:
             yield first, block
             first += len(block)
 
 
-def search_lists(queries: VectorLists, corpus: Lists, k: int, progress: bool = False) -> SearchResult:
+def search_lists(queries: Ragged, corpus: Lists, k: int, progress: bool = False) -> SearchResult:
     """The k best documents of float32 queries, each a list of one or more vectors.
 
     Reads shard by shard; what is on disk without padding is padded a block at a time, documents of like length
@@ -100,10 +100,10 @@ def self_check_lists() -> None:
     for n_queries, users, n, n_vectors, dimension in ((1, 1, 50, 3, 8), (4, 8, 60, 5, 128), (2, 32, 40, 20, 768)):
         numbers = random.standard_normal((n_queries * users + n * n_vectors, dimension), dtype=np.float32)
         numbers[[0, -1]] = 1 + 2.0**-12  # the last bits are those that TF32 or bfloat16 would lose
-        queries = VectorLists(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
-        documents = VectorLists(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
-        q, exists = queries.padded(2 * users, n_queries)
-        vectors, mask = (jnp.asarray(x) for x in documents.padded(n_vectors + 1, n + 4))
+        queries = Ragged(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
+        documents = Ragged(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
+        q, exists = queries.padded(np.arange(n_queries), 2 * users)
+        vectors, mask = (jnp.asarray(x) for x in documents.padded(_rows(np.arange(n), n + 4), n_vectors + 1))
         found = _top(q, exists, vectors, mask, n, n)
         products = queries.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
         best = products.reshape(n_queries, users, n, n_vectors).max(axis=-1).sum(axis=1)
@@ -118,23 +118,23 @@ def self_check_lists() -> None:
             )
 
 
-def _candidates(queries: VectorLists, corpus: Lists, depth: int, progress: bool) -> tuple[Candidates, float]:
+def _candidates(queries: Ragged, corpus: Lists, depth: int, progress: bool) -> tuple[Candidates, float]:
     candidates = empty_candidates(len(queries), depth)
-    longest = int(queries.counts.max())
+    longest = int(queries.lengths.max())
     width = 1 << (longest - 1).bit_length()  # few sizes, so few programs are compiled
     rows_at_once = max(1, QUERY_ROWS // width)
     parts = [
         np.arange(start, min(start + rows_at_once, len(queries))) for start in range(0, len(queries), rows_at_once)
     ]
-    padded = [queries.take(part).padded(width, min(rows_at_once, 1 << (len(part) - 1).bit_length())) for part in parts]
+    padded = [queries.padded(_rows(part, min(rows_at_once, _round_up(len(part)))), width) for part in parts]
     largest_norm = 0.0
     with tqdm(total=corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress) as bar:
         for first_row, shard in corpus:
-            for rows, size, length in plan_batches(shard.counts, BLOCK_ROWS, 1):
+            for rows, size, length in plan_batches(shard.lengths, BLOCK_ROWS, 1):
                 rows = np.sort(rows)
-                block = shard.take(rows)
+                block = shard.take(rows).astype(np.float32)
                 largest_norm = max(largest_norm, _largest_norm(block, first_row + rows))
-                vectors, mask = (jnp.asarray(x) for x in block.padded(length, size))
+                vectors, mask = (jnp.asarray(x) for x in block.padded(_rows(np.arange(len(rows)), size), length))
                 for part, (q, exists) in zip(parts, padded, strict=True):
                     found = _top(q, exists, vectors, mask, min(depth, len(rows)), len(rows))
                     candidates.add(slice(part[0], part[-1] + 1), _global(found, len(part), rows), first_row)
@@ -150,6 +150,11 @@ def _top(q: np.ndarray, exists: np.ndarray, vectors: jax.Array, mask: jax.Array,
     # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
     assert (place[:, :k] < documents).all()
     return Found(scores[:, :k], place[:, :k].astype(np.int64), bound)
+
+
+def _rows(rows: np.ndarray, size: int) -> np.ndarray:
+    """The rows, and empty ones (-1) up to `size`."""
+    return np.concatenate([rows, np.full(size - len(rows), -1)])
 
 
 def _round_up(k: int) -> int:
@@ -172,8 +177,8 @@ def _global(found: Found, queries: int, rows: np.ndarray) -> Found:
     return Found(found.scores[:queries], rows[found.documents[:queries]], found.bound[:queries])
 
 
-def _largest_norm(block: VectorLists, rows: np.ndarray) -> float:
-    norms = upper_norms(np.asarray(block.flat, np.float32))
+def _largest_norm(block: Ragged, rows: np.ndarray) -> float:
+    norms = upper_norms(block.flat)
     largest = float(norms.max())
     if not math.isfinite(largest):
         place = int(np.argmin(np.isfinite(norms)))
@@ -186,7 +191,7 @@ def _largest_norm(block: VectorLists, rows: np.ndarray) -> float:
 
 
 def _score_exactly(
-    candidates: Candidates, queries: VectorLists, norms: list[np.ndarray], largest_norm: float, corpus: Lists
+    candidates: Candidates, queries: Ragged, norms: list[np.ndarray], largest_norm: float, corpus: Lists
 ) -> None:
     """Replaces the float32 scores by exact ones and sorts the candidates by the tie rule, in place."""
     scores = np.full(candidates.rows.shape, -np.inf, np.float32)

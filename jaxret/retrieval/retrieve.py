@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxret.contract import require_equal
 from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
-from jaxret.data.records import Judgement, Passage, Query
+from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend, self_check
 from jaxret.retrieval.dense import search
@@ -19,14 +19,12 @@ from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.runs.run import Run
 from jaxret.storage import read_json
 
-Ranking = dict[str, list[tuple[str, float]]]
-
 
 @dataclass(frozen=True)
 class Retrieved:
     """A ranking of passages for every query, and how it was found."""
 
-    ranking: Ranking
+    rankings: Rankings
     result: SearchResult
     shards: ShardSet
 
@@ -89,19 +87,19 @@ def retrieve(
         result = search(vectors, shards, k, chosen, progress=progress)
     ids = shards.ids(result.rows.reshape(-1))
     width = result.rows.shape[1]
-    ranking = {
+    rankings = {
         query.id: [
             (passage, float(score))
             for passage, score in zip(ids[i * width : (i + 1) * width], result.scores[i], strict=True)
         ]
         for i, query in enumerate(queries)
     }
-    return Retrieved(ranking, result, shards)
+    return Retrieved(rankings, result, shards)
 
 
 def evaluate_retrieved(retrieved: Retrieved, judgements: Sequence[Judgement], measures: Sequence[str]) -> Evaluation:
     """The measures over all judged queries; a query that was not searched for counts as zero."""
-    return evaluate(retrieved.ranking, judgements, measures)
+    return evaluate(retrieved.rankings, judgements, measures)
 
 
 def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from jaxret.retrieval.shards import DTYPES, LAYOUTS, Manifest, Shard, ShardError, check_files, plan_shards
 from jaxret.storage import read_json
-from jaxret.types import VectorLists
+from jaxret.types import Ragged
 
 
 class ShardSet:
     """A finished folder of vectors. Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D], or
-    VectorLists under the layout "ragged"."""
+    Ragged under the layout "ragged"."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class ShardSet:
     def _map(self, shard: Shard) -> Any:
         entry = self.manifest.shards[shard.index]
         vectors = _map_vectors(self.folder, shard, entry)
-        return VectorLists(vectors, _read_offsets(self.folder, shard, entry)) if self.ragged else vectors
+        return Ragged(vectors, _read_offsets(self.folder, shard, entry)) if self.ragged else vectors
 
 
 def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxret.contract import require_equal
 from jaxret.storage import atomic_write, read_json, sha256_file, write_json
-from jaxret.types import VECTOR_DTYPES, VectorLists
+from jaxret.types import VECTOR_DTYPES, Ragged
 
 LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
 # Little-endian, so that the bytes are the same on every machine.
@@ -118,18 +118,18 @@ class ShardWriter:
         """The shards still to write: those without a sidecar, or whose files do not match it."""
         return [shard for shard in self.shards if not self._is_whole(shard)]
 
-    def write(self, shard: Shard, vectors: np.ndarray | VectorLists, ids: Sequence[str]) -> None:
+    def write(self, shard: Shard, vectors: np.ndarray | Ragged, ids: Sequence[str]) -> None:
         """Writes one shard: `vectors` [rows,V,D] float32 or float16, or a list of vectors for each row; and the passage
         id of each row."""
-        layout = "ragged" if isinstance(vectors, VectorLists) else "fixed"
-        flat = vectors.flat if isinstance(vectors, VectorLists) else np.asarray(vectors)
+        layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
+        flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
         dtype = _check_vectors(shard, vectors, flat)
         _check_ids(shard, ids)
         (self.folder / "manifest.json").unlink(missing_ok=True)  # it describes the shards that were there before
         self._whole.discard(shard.index)
         with atomic_write(shard.vectors(self.folder), "wb") as file:
             np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
-        if isinstance(vectors, VectorLists):
+        if isinstance(vectors, Ragged):
             with atomic_write(shard.offsets(self.folder), "wb") as file:
                 np.save(file, np.ascontiguousarray(vectors.offsets, "<i8"), allow_pickle=False)
         with atomic_write(shard.ids(self.folder)) as file:
@@ -208,20 +208,20 @@ def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bo
             raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
 
 
-def _check_vectors(shard: Shard, vectors: np.ndarray | VectorLists, flat: np.ndarray) -> str:
+def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray) -> str:
     """The name of their dtype."""
-    lists = isinstance(vectors, VectorLists)
+    lists = isinstance(vectors, Ragged)
     if flat.ndim != (2 if lists else 3) or len(vectors) != shard.rows or 0 in flat.shape:
         raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(flat.shape)}")
-    if isinstance(vectors, VectorLists) and not (vectors.counts > 0).all():
-        raise ValueError(f"row {shard.start + int((vectors.counts > 0).argmin())} has no vector")
+    if isinstance(vectors, Ragged) and not (vectors.lengths > 0).all():
+        raise ValueError(f"row {shard.start + int((vectors.lengths > 0).argmin())} has no vector")
     dtype = flat.dtype.name
     if dtype not in DTYPES:
         raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(DTYPES)}")
     finite = np.isfinite(flat).reshape(len(flat), -1).all(axis=1)
     if not finite.all():
         place = int(finite.argmin())
-        row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, VectorLists) else place
+        row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, Ragged) else place
         hint = "; float16 holds nothing above 65504, so try encode.dtype=float32" if dtype == "float16" else ""
         raise ValueError(f"row {shard.start + row} has a NaN or an infinity in its vectors{hint}")
     return dtype

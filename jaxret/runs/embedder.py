@@ -12,11 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import Program, by_row, place_rows, replicated, shardings
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
-from jaxret.types import Tokens, VectorLists
+from jaxret.types import Ragged, Tokens
 
 SMALLEST_BATCH = 8
 
@@ -88,11 +87,11 @@ class Embedder:
             )
         return self._programs[side]
 
-    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> VectorLists:
+    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> Ragged:
         """The vectors of every text, float32, in the order of `texts`."""
         counts = self.retriever.vector_counts(texts.lengths, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        result = VectorLists(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
+        result = Ragged(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
 
         def store(rows: np.ndarray, vectors: Any) -> None:
             there = np.arange(vectors.shape[1]) < counts[rows][:, None]

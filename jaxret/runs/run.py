@@ -17,13 +17,13 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.checkpoint import CheckpointError, Checkpoints, fingerprint
+from jaxret.checkpoint import CheckpointError, Checkpoints, digest
 from jaxret.contract import ContractError, require_equal
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shardings
-from jaxret.runs.embedder import Embedder
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.runs.embedder import Embedder
 from jaxret.storage import atomic_write, read_json, write_json
 
 LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
@@ -47,7 +47,7 @@ def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextToken
     encoder = retriever.module.config
     return {
         "text": tokenizer.markers,
-        "tokenizer": tokenizer.fingerprint,
+        "tokenizer": tokenizer.digest,
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
         "encoder": {
@@ -175,9 +175,7 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     with open_checkpoints(workdir, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, workdir)
         params, _ = checkpoints.restore(step, placed)
-    return Run(
-        workdir, config, retriever, tokenizer, params, contract, {"step": step, "digest": fingerprint(params)}, mesh
-    )
+    return Run(workdir, config, retriever, tokenizer, params, contract, {"step": step, "digest": digest(params)}, mesh)
 
 
 def open_checkpoints(workdir: Path, config: ConfigDict, writing: bool = False) -> Checkpoints:

@@ -60,13 +60,13 @@ def search_files(
     print(f"exact search of {retrieved.corpus['passages']:,} passages for {len(asked):,} queries by {result.backend}")
     name = f"{dataset_name(queries)}.{split}" if qrels else dataset_name(queries)
     path = run.workdir / "runs" / f"{name}.trec"
-    write_run(path, retrieved.ranking, tag=f"jaxret-{run.workdir.name}")
+    write_run(path, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {path}")
 
     accuracy: dict[str, float] = {}
     if any(query.answers for query in asked):
         try:
-            accuracy = answers_found(folder, retrieved.ranking, [q for q in asked if q.answers], k)
+            accuracy = answers_found(folder, retrieved.rankings, [q for q in asked if q.answers], k)
             print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in accuracy.items()))
         except (FileNotFoundError, ContractError) as error:  # the judgements can be used all the same
             print(f"answer strings cannot be looked for: {error}")
@@ -105,7 +105,7 @@ def answer(run: Run, question: str, k: int, corpus: str = "", backend: str = "au
     """Prints the k best passages for a question."""
     folder = choose_corpus(run, corpus)
     retrieved = retrieve(run, [Query("0", question)], folder, k, backend, progress)
-    found = retrieved.ranking["0"]
+    found = retrieved.rankings["0"]
     passages: dict[str, Passage] = {}
     try:
         passages = passage_texts(folder, {passage for passage, _ in found})

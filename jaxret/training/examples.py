@@ -52,7 +52,7 @@ def load_examples(
 def record_data(workdir: Path, sets: dict[str, TrainingSet | None]) -> None:
     """Writes data.json, or checks that a resumed run reads the same text as before."""
     found = {
-        name: {"examples": len(data), "passages": len(data.passages), "sha256": data.fingerprint}
+        name: {"examples": len(data), "passages": len(data.passages), "sha256": data.digest}
         for name, data in sets.items()
         if data is not None
     }

@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.records import Judgement
-from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import Program, place_rows
 from jaxret.evaluation.metrics import evaluate
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import LESS_IS_BETTER
+from jaxret.types import Ragged
 
 POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
 METRICS = (*LESS_IS_BETTER, *POOL_MEASURES)

@@ -50,13 +50,13 @@ def test_passages_are_stored_once(data: TrainingSet) -> None:
         assert data.known_positives[i].tolist() == expected
 
 
-def test_the_fingerprint_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
+def test_the_digest_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
     examples = [example(i) for i in range(EXAMPLES)]
-    assert tokenize_examples(examples, tokenizer).fingerprint == data.fingerprint
-    assert tokenize_examples(examples[::-1], tokenizer).fingerprint != data.fingerprint
+    assert tokenize_examples(examples, tokenizer).digest == data.digest
+    assert tokenize_examples(examples[::-1], tokenizer).digest != data.digest
     examples[3] = replace(examples[3], query=Query("q3", "river."))
-    assert tokenize_examples(examples, tokenizer).fingerprint != data.fingerprint
+    assert tokenize_examples(examples, tokenizer).digest != data.digest
     with pytest.raises(ValueError, match="no training example"):
         tokenize_examples([], tokenizer)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Passage
-from jaxret.data.tokenizer import Ragged, TextTokenizer
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.storage import read_json
+from jaxret.types import Ragged
 
 GOLDEN = read_json(Path(__file__).parents[1] / "goldens" / "minilm" / "tokens.json")
 ROWS: list[dict[str, Any]] = GOLDEN["passages"]
@@ -40,7 +41,7 @@ def test_special_ids(minilm_dir: Path) -> None:
 
 def test_passages_have_the_ids_of_the_pair(minilm_dir: Path) -> None:
     found = load(minilm_dir).passages(PASSAGES)
-    assert found.ids.dtype == np.int32
+    assert found.flat.dtype == np.int32
     assert lists(found) == [whole(row) for row in ROWS]
     # More than 128 ids: the truncation and padding stored in MiniLM's tokenizer.json are off.
     assert found.lengths.max() > 128

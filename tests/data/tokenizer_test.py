@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Passage
-from jaxret.data.tokenizer import Ragged, TextTokenizer, Truncation
+from jaxret.data.tokenizer import TextTokenizer, Truncation
 from jaxret.storage import read_json, write_json
+from jaxret.types import Ragged
 from tests.pipeline import write_encoder, write_t5
 
 RAGGED = Ragged.from_lists([[5, 6, 7], [], [8]])
@@ -21,7 +22,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_padded_rows_in_any_order_with_empty_ones() -> None:
-    ids, mask = RAGGED.padded([2, -1, 0, 1, 0], 4, pad_id=9)
+    ids, mask = RAGGED.padded([2, -1, 0, 1, 0], 4, fill=9)
     assert ids.tolist() == [[8, 9, 9, 9], [9, 9, 9, 9], [5, 6, 7, 9], [9, 9, 9, 9], [5, 6, 7, 9]]
     assert mask.sum(axis=1).tolist() == [1, 0, 3, 0, 3]
     assert (mask == (ids != 9)).all()
@@ -30,10 +31,10 @@ def test_padded_rows_in_any_order_with_empty_ones() -> None:
 
 
 def test_padded_with_nothing_but_empty_rows() -> None:
-    ids, mask = RAGGED.padded([-1, -1], 3, pad_id=9)
+    ids, mask = RAGGED.padded([-1, -1], 3, fill=9)
     assert (ids == 9).all()
     assert not mask.any()
-    assert RAGGED.padded([], 3, pad_id=9)[0].shape == (0, 3)
+    assert RAGGED.padded([], 3, fill=9)[0].shape == (0, 3)
 
 
 def test_ragged_knows_its_rows() -> None:
@@ -65,14 +66,14 @@ def test_truncation_report(encoder: Path) -> None:
     assert str(Truncation("passages", 10)) == "0 passages: 0.0% cut at 10 tokens, 0.0% of tokens lost"
 
 
-def test_the_fingerprint_is_of_the_rules(encoder: Path, tmp_path: Path) -> None:
+def test_the_digest_is_of_the_rules(encoder: Path, tmp_path: Path) -> None:
     same, other = write_encoder(tmp_path / "same"), write_encoder(tmp_path / "other")
     tokenizer_json = read_json(other / "tokenizer.json")
     tokenizer_json["normalizer"]["lowercase"] = False
     write_json(other / "tokenizer.json", tokenizer_json)
-    first, second, third = (TextTokenizer.load(d, 8, 8).fingerprint for d in (encoder, same, other))
+    first, second, third = (TextTokenizer.load(d, 8, 8).digest for d in (encoder, same, other))
     assert first == second != third
-    assert TextTokenizer.load(encoder, 16, 24).fingerprint == first  # lengths are in the contract on their own
+    assert TextTokenizer.load(encoder, 16, 24).digest == first  # lengths are in the contract on their own
 
 
 @pytest.mark.parametrize(("lengths", "key"), [((2, 8), "query_length is 2"), ((8, 0), "passage_length is 0")])

@@ -15,21 +15,21 @@ from jaxret.retrieval import late
 from jaxret.retrieval.late import ListsInMemory, exact_score, search_lists
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
-from jaxret.types import VectorLists
+from jaxret.types import Ragged
 
 D, K = 8, 7
 
 
-def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> VectorLists:
+def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> Ragged:
     """Random vectors; small integers make many exact ties."""
     generator = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     shape = (int(offsets[-1]), D)
     flat = generator.integers(-2, 3, shape) if integers else generator.standard_normal(shape)
-    return VectorLists(flat.astype(np.float32), offsets)
+    return Ragged(flat.astype(np.float32), offsets)
 
 
-def brute_force(queries: VectorLists, documents: VectorLists, k: int) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(queries: Ragged, documents: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
     """By `math.fsum` over all pairs; score descending, then row ascending."""
     scores = np.array(
         [
@@ -44,7 +44,7 @@ def brute_force(queries: VectorLists, documents: VectorLists, k: int) -> tuple[n
     return np.take_along_axis(scores, rows, axis=1).astype(np.float32) + np.float32(0), rows
 
 
-def blocks(documents: VectorLists, size: int) -> ListsInMemory:
+def blocks(documents: Ragged, size: int) -> ListsInMemory:
     parts = [np.arange(start, min(start + size, len(documents))) for start in range(0, len(documents), size)]
     return ListsInMemory(tuple(documents.take(part) for part in parts))
 
@@ -88,7 +88,7 @@ def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPa
 def test_duplicated_documents_are_looked_for_deeper() -> None:
     """More equal documents than the margin: the first rows win."""
     one = lists([5], 5)
-    documents = VectorLists(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
+    documents = Ragged(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
     found = search_lists(lists([3], 6), blocks(documents, 50), K)
     assert found.rows.tolist() == [list(range(K))]
     assert len(found.rounds) > 1
@@ -96,7 +96,7 @@ def test_duplicated_documents_are_looked_for_deeper() -> None:
 
 def test_a_control_without_the_proof_misses_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     one = lists([5], 5)
-    documents = VectorLists(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
+    documents = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
     documents.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
     queries = lists([3], 7)
     expected = brute_force(queries, documents, K)
@@ -162,7 +162,7 @@ def test_wrong_shapes_are_errors() -> None:
     documents = blocks(lists([3], 1), 2)
     with pytest.raises(ValueError, match=r"k is 0"):
         search_lists(lists([1], 1), documents, 0)
-    narrow = VectorLists(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
+    narrow = Ragged(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
     with pytest.raises(ValueError, match=r"queries are float32 of 7 numbers; the documents want float32 of 8"):
         search_lists(narrow, documents, 1)
     with pytest.raises(ValueError, match=r"float64 of 8"):

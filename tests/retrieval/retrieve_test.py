@@ -55,7 +55,7 @@ def test_the_ranking_is_that_of_a_full_product(root: Path, run: Run) -> None:
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query").stacked()[:, 0]
     for query, vector in zip(queries, vectors, strict=True):
         scores = passages @ vector.astype(np.float64)
-        ranking = found.ranking[query.id]
+        ranking = found.rankings[query.id]
         assert len({key for key, _ in ranking}) == len(ranking) == K
         by_id = dict(zip(ids, scores.tolist(), strict=True))
         np.testing.assert_allclose([score for _, score in ranking], np.sort(scores)[::-1][:K], atol=1e-5)
@@ -163,7 +163,7 @@ def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureF
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith(question.text)
     assert [line.split(".")[0].strip() for line in lines] == ["1", "2", "3"]
-    best = retrieve(run, [question], choose_corpus(run), 1, progress=False).ranking[question.id][0][1]
+    best = retrieve(run, [question], choose_corpus(run), 1, progress=False).rankings[question.id][0][1]
     assert f"{best:.4f}" in lines[0]
 
 

@@ -14,7 +14,7 @@ from jaxret.retrieval import shards as shards_module
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, plan_shards
 from jaxret.storage import read_json, write_json
-from jaxret.types import VectorLists
+from jaxret.types import Ragged
 
 ROWS, PER_SHARD, V, D = 25, 10, 2, 6
 FINGERPRINT = {"contract": {"family": "mlr", "layers": (12, 11)}, "checkpoint": {"step": 10, "sha256": "ab"}}
@@ -290,13 +290,13 @@ def test_shards_of_different_shape_cannot_be_finished(tmp_path: Path) -> None:
         to.finish()
 
 
-def ragged(rows: int, seed: int = 0) -> VectorLists:
+def ragged(rows: int, seed: int = 0) -> Ragged:
     generator = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(generator.integers(1, 6, rows))])
-    return VectorLists(generator.standard_normal((int(offsets[-1]), 3)).astype(np.float32), offsets)
+    return Ragged(generator.standard_normal((int(offsets[-1]), 3)).astype(np.float32), offsets)
 
 
-def write_ragged(folder: Path) -> tuple[VectorLists, ShardWriter]:
+def write_ragged(folder: Path) -> tuple[Ragged, ShardWriter]:
     lists, writer = ragged(7), ShardWriter(folder, 7, 3, {"made": "here"})
     for shard in writer.pending():
         part = np.arange(shard.start, shard.stop)
@@ -340,9 +340,9 @@ def test_offsets_that_cut_wrongly_are_found_without_digests(tmp_path: Path) -> N
 
 def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, 2, 3, {})
-    empty = VectorLists(np.ones((2, 3), np.float32), np.array([0, 2, 2]))
+    empty = Ragged(np.ones((2, 3), np.float32), np.array([0, 2, 2]))
     with pytest.raises(ValueError, match="row 1 has no vector"):
         writer.write(writer.pending()[0], empty, ["a", "b"])
-    nan = VectorLists(np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), np.array([0, 1, 2]))
+    nan = Ragged(np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), np.array([0, 1, 2]))
     with pytest.raises(ValueError, match="row 1 has a NaN"):
         writer.write(writer.pending()[0], nan, ["a", "b"])

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.tokenizer import Ragged
 from jaxret.distributed import make_mesh
-from jaxret.runs.embedder import Embedder, padded_length, plan_batches
-from jaxret.models.heads.head import Side
 from jaxret.models.encoders.pretrained import Params, load_pretrained
+from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, with_pretrained
-from jaxret.types import Tokens
+from jaxret.runs.embedder import Embedder, padded_length, plan_batches
+from jaxret.types import Ragged, Tokens
 from tests.pipeline import TINY_BERT, tiny_config
 
 PAD, LIMIT = 0, 30

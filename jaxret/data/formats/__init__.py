@@ -22,14 +22,13 @@ from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, missin
 from jaxret.data.formats import beir, dpr, trec
 from jaxret.data.formats.beir import duplicate_error, refuse_duplicate, write_beir
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
-from jaxret.data.formats.trec import Run, read_run, write_run
+from jaxret.data.formats.trec import read_run, write_run
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 __all__ = [
     "CorpusScan",
     "DataError",
     "Policy",
-    "Run",
     "read_corpus",
     "read_examples",
     "read_judgements",

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
 from jaxret.data.files import DataError, PathLike, Policy, Where, decode, read_lines, require_id, write_text
-from jaxret.data.records import Judgement
-
-Run = dict[str, list[tuple[str, float]]]  # query id -> [(passage id, score)], best first
+from jaxret.data.records import Judgement, Rankings
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _SCORE_HEADERS = ("score", "relevance", "rel", "label")
@@ -159,14 +157,14 @@ def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Wher
     first[line.passage_id] = line.where
 
 
-def read_run(path: PathLike, policy: Policy | None = None) -> Run:
+def read_run(path: PathLike, policy: Policy | None = None) -> Rankings:
     """Reads a TREC run: query id -> [(passage id, score)] in rank order."""
     ranked = ranked_lines(path, policy or Policy())
     return {query: [(line.passage_id, line.score) for line in lines] for query, lines in ranked.items()}
 
 
-def write_run(path: PathLike, run: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
-    """Writes a TREC run, ranks from 1. `run` holds passages best first; what `read_run` would refuse is refused.
+def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
+    """Writes a TREC run, ranks from 1. `rankings` hold passages best first; what `read_run` would refuse is refused.
 
     Scores are written so that both float32 and float64 read back exactly.
     """
@@ -174,7 +172,7 @@ def write_run(path: PathLike, run: Mapping[str, Sequence[tuple[str, SupportsFloa
     with write_text(path) as file:
         number = 0
         require_id(tag, "the tag", Where(path))
-        for query_id, ranking in run.items():
+        for query_id, ranking in rankings.items():
             previous = None
             first: dict[str, Where] = {}
             for rank, (passage_id, score) in enumerate(ranking, 1):

@@ -1,0 +1,70 @@
+"""What an encoder is to the rest of the project. One file an architecture says all of it; a new one is a new file and a
+line in the table of `encoders/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+from jaxtyping import Float, Int
+
+from jaxret.models.encoders.keep import Keep
+from jaxret.types import HiddenStates, Tokens
+
+# What a head may ask of an encoder, by name. An encoder that cannot says why (`EncoderConfig.lacks`).
+ABILITIES = (
+    "cls",  # the first token is [CLS], whose state stands for the text
+    "leading",  # `leading` may take the place of the first token
+    "mlm_head",  # a pre-trained head of masked language modelling may come along
+    "positioned_masks",  # `embed` tells several [MASK]s apart, by their positions
+)
+
+
+class EncoderConfig(Protocol):
+    """Shapes and constants of an encoder: a frozen dataclass, read from config.json, that says everything about the
+    computation but its parameters. Optional fields, which the config of a run may set: `num_layers` (fewer: the first
+    ones), `mlm_head` (bool), `normalize_intermediate` (bool; where layers below the last come out raw)."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a text may have."""
+        ...
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """Those of ABILITIES that it does not have -> why, as the end of a sentence."""
+        ...
+
+
+class Encoder(Protocol):
+    """A Linen module `Encoder(config, dtype, remat)`. `dtype` is the compute type (parameters stay float32); `remat`
+    recomputes each layer in the backward pass."""
+
+    config: Any
+    dtype: Any
+    remat: bool
+
+    def __call__(
+        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+    ) -> HiddenStates:
+        """Encodes a batch; state 0 is the output of the embeddings. `leading` [n] (ids) or [n,H] (word embeddings)
+        replaces the first token by n slots, all at position 0; the T of the states is then T - 1 + n. None where the
+        encoder lacks "leading"."""
+        ...
+
+    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+        """What the first layer reads, position and all."""
+        ...
+
+    @property
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]: ...
+
+    # A module (hidden [*,H], word_table) -> logits [*,vocabulary]; there if config.mlm_head.
+    mlm_head: Any
