@@ -114,7 +114,9 @@ class Ragged:
             flat[offsets[i] : offsets[i + 1]] = self[row]
         return Ragged(flat, offsets)
 
-    def padded(self, rows: Sequence[int] | np.ndarray, length: int, fill: float | int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def padded(
+        self, rows: Sequence[int] | np.ndarray, length: int, fill: float | int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(items [rows,length,...], mask [rows,length]), padded with `fill`. Row -1 is empty, all padding; what is
         longer is cut."""
         rows = np.asarray(rows, np.int64)

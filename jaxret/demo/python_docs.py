@@ -169,7 +169,7 @@ def load_questions(corpus_ids: Container[str]) -> tuple[list[Query], list[Judgem
     queries: list[Query] = []
     judgements: list[Judgement] = []
     skipped: list[str] = []
-    lines = resources.files("jaxret.data").joinpath(QUESTIONS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = resources.files("jaxret.demo").joinpath(QUESTIONS_FILE).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         question, relevant = parse_question(line, number)
         query_id = f"q{number:03d}"
