@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "late_interaction": tiny.LATE_INTERACTION,
     "mvr": tiny.MVR,
     "aggretriever": tiny.AGGRETRIEVER,
-    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.mlm": False},
+    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.lexical.mlm": False},
     "i3": tiny.I3,
 }
 POOLINGS = ("none", "average", "scalar_mix", "self_contrastive")

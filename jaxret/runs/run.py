@@ -44,44 +44,22 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
 
 def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextTokenizer) -> dict[str, Any]:
     """What training, encoding and search must agree on for vectors to be comparable."""
-    encoder = retriever.module.config
     return {
         "text": tokenizer.markers,
         "tokenizer": tokenizer.digest,
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
-        "encoder": {
-            "type": encoder.model_type,
-            "layers": encoder.num_layers,
-            "hidden_size": encoder.hidden_size,
-            "tied": config.encoder.tied,
-            "dtype": config.encoder.dtype,
-            "normalize_intermediate": getattr(encoder, "normalize_intermediate", None),
-        },
-        "head": config_json(config)["head"],
-        "pooling": config.pooling,
-        "normalize": config.normalize,
+        **retriever.contract(),
     }
 
 
-def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if it lacks the [CLS] to be read."""
+def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
+    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head cannot do with it."""
     tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
-    if tokenizer.cls_id is None and config.head.token == "cls":
-        raise ValueError(f"head.token is 'cls', but the tokenizer in {directory} has no [CLS]; set head.token='mean'")
-    if config.head.name == "implicit" and tokenizer.mask_id != config.head.mask_id:
-        raise ValueError(
-            f"head.mask_id is {config.head.mask_id}, but [MASK] is {tokenizer.mask_id} in the tokenizer of {directory}"
-        )
-    if config.head.name == "viewers" and config.head.first_viewer_id >= 0:
-        first = config.head.first_viewer_id
-        words = [tokenizer.backend.id_to_token(first + i) for i in range(config.head.count)]
-        taken = [word for word in words if word is not None and not word.startswith("[unused")]
-        if taken:
-            raise ValueError(
-                f"head.first_viewer_id is {first}, but in the tokenizer of {directory} that is {taken[0]!r}: viewers "
-                "need words that no text has; choose others, or -1 for a table of their own"
-            )
+    try:
+        retriever.module.head.check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{error} (tokenizer of {directory})") from error
     return tokenizer
 
 
@@ -153,7 +131,7 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
     config = ConfigDict(read_json(workdir / "config.json"))
     try:
         retriever = build_retriever(config, encoder_config(config, workdir / "encoder"))
-        tokenizer = load_tokenizer(config, workdir / "encoder")
+        tokenizer = load_tokenizer(config, workdir / "encoder", retriever)
         contract = make_contract(config, retriever, tokenizer)
     except AttributeError as error:
         if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing

@@ -24,7 +24,7 @@ from jaxret.models.encoders.pretrained import Params, stores_mlm_head
 from jaxret.models.retriever import Retriever, build_retriever, load_encoder
 from jaxret.runs import run
 from jaxret.runs.embedder import Embedder
-from jaxret.training.check import check, check_lengths, reference_options
+from jaxret.training.check import check, check_model, reference_options
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.examples import load_examples, record_data
 from jaxret.training.logging import MetricsLog
@@ -68,8 +68,8 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
 
     directory, encoder, pretrained = load_encoder(config)
     retriever = build_retriever(config, encoder)
-    tokenizer = run.load_tokenizer(config, directory)
-    check_lengths(config, retriever)
+    tokenizer = run.load_tokenizer(config, directory, retriever)
+    check_model(config, retriever)
     announce(config, retriever, directory, say)
     contract = run.make_contract(config, retriever, tokenizer)
     new = run.is_new(workdir, config, contract)
@@ -102,7 +102,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
         log = MetricsLog(workdir, start or 0)
         train_step = make_train_step(objective, optimizer, state, dropout_key)
         validate = make_validation(config, objective, state.params, dev, data, tokenizer, progress) if dev else None
-        plan = batch_plan(config, config.train.batch_size)
+        plan = batch_plan(config, retriever, config.train.batch_size)
         inspector = Inspector(objective, plan, data, dropout_key)
         recorder = Recorder(checkpoints, log, inspector, validate, say)
 
@@ -226,14 +226,14 @@ def schedule_steps(config: ConfigDict, examples: int) -> tuple[int, int]:
     return total, config.train.checkpoint_every or max(math.ceil(an_epoch), 1)
 
 
-def batch_plan(config: ConfigDict, batch_size: int) -> BatchPlan:
+def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> BatchPlan:
     return BatchPlan(
         batch_size=batch_size,
         negatives=config.data.negatives,
         length_multiple=config.tokens.length_multiple,
         max_query_length=config.tokens.query_length,
         max_passage_length=config.tokens.passage_length,
-        pseudo_length=config.head.pseudo_length,
+        pseudo_length=retriever.module.head.pseudo_query_length(),
         data_seed=config.seed.data,
         negatives_seed=config.seed.negatives,
     )
@@ -257,7 +257,7 @@ def make_validation(
         tokens_per_batch=config.encode.tokens_per_batch,
     )
     pool, places = make_pool(dev, data, config.validation.pool_size, config.seed.data)
-    plan = batch_plan(config, config.validation.batch_size)
+    plan = batch_plan(config, objective.retriever, config.validation.batch_size)
     return Validation(dev, pool, places, plan, make_eval_step(objective, params), embedder, progress)
 
 

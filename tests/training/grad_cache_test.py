@@ -17,7 +17,7 @@ from jaxret.models.retriever import Retriever
 from jaxret.scoring import similarities
 from jaxret.training import grad_cache
 from jaxret.training.grad_cache import encode_in_chunks, join, split
-from jaxret.training.losses import candidates, contrastive_loss
+from jaxret.training.losses import Scores, candidates, total_loss
 from jaxret.training.step import Objective
 from jaxret.types import Batch, Embeddings, Tokens
 from tests.tiny import (
@@ -74,7 +74,7 @@ def plain(objective: Objective, chunks: int) -> Callable[[Any, Batch, jax.Array]
         q = encode_all(params, batch.queries, "query", query_key)
         d = encode_all(params, batch.documents, "passage", document_key)
         scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
-        return contrastive_loss(scores, batch.positives, candidates(batch), objective.settings).loss
+        return total_loss(Scores(lambda _: scores, batch.positives, candidates(batch), objective.settings)).loss
 
     return loss
 

@@ -6,6 +6,7 @@ leading layer axis. `Keep` decides what leaves the scan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +52,10 @@ class BertConfig:
     def longest(self) -> int:
         """Tokens that a text may have."""
         return self.max_positions - self.first_position
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        return {}
 
 
 def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
@@ -177,6 +182,10 @@ class Bert(nn.Module):
         self.embeddings = BertEmbeddings(self.config, self.dtype)
         if self.config.mlm_head:
             self.mlm_head = MlmHead(self.config, self.dtype)
+
+    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+        """What the first layer reads."""
+        return self.embeddings(ids, train)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:

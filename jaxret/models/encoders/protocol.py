@@ -5,7 +5,7 @@ line in the table of `encoders/__init__.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Float, Int
@@ -22,15 +22,20 @@ ABILITIES = (
 )
 
 
+@runtime_checkable
 class EncoderConfig(Protocol):
     """Shapes and constants of an encoder: a frozen dataclass, read from config.json, that says everything about the
     computation but its parameters. Optional fields, which the config of a run may set: `num_layers` (fewer: the first
     ones), `mlm_head` (bool), `normalize_intermediate` (bool; where layers below the last come out raw)."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
 
     @property
     def longest(self) -> int:
@@ -43,6 +48,7 @@ class EncoderConfig(Protocol):
         ...
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A Linen module `Encoder(config, dtype, remat)`. `dtype` is the compute type (parameters stay float32); `remat`
     recomputes each layer in the backward pass."""

@@ -8,6 +8,7 @@ block's output the final norm instead, so that layers can be compared; it is off
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +46,15 @@ class T5Config:
     def longest(self) -> int:
         """Tokens that a text may have: positions are relative, so there is no limit."""
         return 2**31 - 1
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        return {
+            "cls": "T5 has no [CLS]; set head.token='mean'",
+            "leading": "T5 has no [CLS] that others could take the place of",
+            "mlm_head": "T5 has no head of masked language modelling",
+            "positioned_masks": "T5 has no [MASK]",
+        }
 
     @property
     def gated(self) -> bool:
