@@ -272,6 +272,23 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
+    config = shipped("recipes/i3_msmarco", "retromae").lock()
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
+    places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
+    small = {key: value for key, value in SHRUNKEN.items() if key not in ("train.chunk_size", "train.batch_size")}
+    config.update_from_flattened_dict(small | places | {"validation.batch_size": 8})
+    assert (config.train.chunk_size, config.train.batch_size) == (1, 16)
+    result = loop.train(config, tmp_path / "run", progress=False)
+    assert result.step == 1
+    assert np.isfinite(result.metrics["nll"])
+
+
+@pytest.mark.exhaustive
 def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

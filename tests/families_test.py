@@ -49,15 +49,15 @@ ERRORS = {
     **{("mvr", pooling): r"MVR keeps every viewer's vector" for pooling in POOLINGS[1:]},
     ("colbert", "scalar_mix"): r"no fixed number of weights",
     ("late_interaction", "scalar_mix"): r"no fixed number of weights",
-    ("late_interaction", "average"): r"late interaction needs every token's vector",
-    ("late_interaction", "self_contrastive"): r"late interaction needs every token's vector",
+    ("late_interaction", "average"): r"needs every token's vector under late interaction",
+    ("late_interaction", "self_contrastive"): r"needs every token's vector under late interaction",
 }
 
 
 def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
     if encoder == "t5" and family in ("mvr", "aggretriever", "i3"):
-        return r"which T5 cannot have"
+        return r"which t5 cannot have"
     return ERRORS.get((family, pooling))
 
 
@@ -81,7 +81,9 @@ def test_what_means_nothing_is_an_error(family: str, pooling: str, encoder: str)
 
 
 def test_t5_has_no_cls() -> None:
-    with pytest.raises(ValueError, match=r"head.token is 'cls', which T5 does not have; set head.token='mean'"):
+    with pytest.raises(
+        ValueError, match=r"with head.token 'cls', which t5 cannot have: .*no \[CLS\]; set head.token='mean'"
+    ):
         tiny.make_retriever({}, tiny.T5)
 
 

@@ -51,10 +51,15 @@ def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str
     found = measure(run, data, split, progress)
     names = run.retriever.module.head.vector_names()
     path = run.workdir / "eval" / f"{Path(data).name}.{split}.diversity.json"
-    write_json(path, {**vars(found), "wins": dict(zip(names, found.wins, strict=True)), "checkpoint": run.checkpoint})
+    winners = dict(zip(names, found.wins, strict=True))
+    write_json(path, {**vars(found), "wins": winners, "equal": found.equal, "checkpoint": run.checkpoint})
     lines = [
         f"{found.pairs:,} pairs of a query and a relevant passage; {found.passages:,} passages have several queries"
     ]
+    lines.append(f"1 - cos of two vectors of a passage, on average: {found.distance:.2g}")
+    if found.equal:
+        lines.append("these vectors are equal but for rounding: which of them wins means nothing, and is not shown")
+        return "\n".join([*lines, f"written to {path}"])
     lines += [f"local variation ({norm}): {value:.4f}" for norm, value in found.local_variation.items()]
     if found.perplexity is None:
         lines.append("perplexity of the winner: no passage has two queries")

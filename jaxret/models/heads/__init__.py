@@ -42,5 +42,8 @@ def make_head(config: ConfigDict, encoder: EncoderConfig) -> Head:
     )
     for need in head.needs():
         if need in encoder.lacks:
-            raise ValueError(f"head.name is {name!r}, which {encoder.model_type} cannot have: {encoder.lacks[need]}")
+            with_token = " with head.token 'cls'" if need == "cls" else ""
+            raise ValueError(
+                f"head.name is {name!r}{with_token}, which {encoder.model_type} cannot have: {encoder.lacks[need]}"
+            )
     return head
