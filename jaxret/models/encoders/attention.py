@@ -28,7 +28,7 @@ def attend(
     """softmax(query·key + bias) over the keys that `mask` has, in float32; `drop` is the weights' dropout; heads are
     concatenated. A scale, where there is one, is the caller's: T5 has none."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
-    scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, precision=precision).astype(jnp.float32)
+    scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, precision=precision, preferred_element_type=jnp.float32)
     scores = scores if bias is None else scores + bias
     weights = jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, MASKED), axis=-1).astype(value.dtype)
     mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(weights), value, precision=precision)
