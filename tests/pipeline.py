@@ -6,11 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -47,16 +45,6 @@ WORDS = [
     "castle",
 ]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-# The same few programs are compiled again and again here, in this process and in those it starts: keep them.
-_COMPILED = tempfile.TemporaryDirectory(prefix="jaxret-compiled-")
-_CACHE = {
-    "jax_compilation_cache_dir": _COMPILED.name,
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-for _key, _value in _CACHE.items():
-    jax.config.update(_key, _value)
-
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
 
 
@@ -167,8 +155,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """What a script is started with: the devices of this process, errors as a user sees them."""
-    cache = {key.upper(): str(value) for key, value in _CACHE.items()}
-    return {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
