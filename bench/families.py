@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from configs.minilm import get_config
 from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import resolve, save_pretrained
 from jaxret.models.encoders.t5 import T5Config
@@ -55,7 +56,7 @@ def random_t5(folder: Path) -> str:
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     params = make_encoder(config).init(jax.random.key(0), tokens)["params"]
     save_pretrained(folder, config, params)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+    for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     return str(folder)

@@ -10,6 +10,7 @@ from typing import Any
 from jaxret.contract import require_equal
 from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query, Rankings
+from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend, self_check
 from jaxret.retrieval.dense import search
@@ -27,6 +28,7 @@ class Retrieved:
     rankings: Rankings
     result: SearchResult
     shards: ShardSet
+    truncation: Truncation  # of the queries
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -73,8 +75,8 @@ def retrieve(
     if not queries:
         raise ValueError("there is no query to search for")
     shards = open_corpus(run, folder)
-    run.tokenizer.truncation.clear()
-    tokens = run.tokenizer.queries((query.text for query in queries), progress)
+    cut = Truncation("queries", run.tokenizer.query_length)
+    tokens = run.tokenizer.queries((query.text for query in queries), progress, cut)
     if shards.ragged:
         if backend not in ("auto", "xla"):
             raise ValueError(f"search backend {backend!r} has no lists of vectors; {folder} needs xla, or auto")
@@ -94,7 +96,7 @@ def retrieve(
         ]
         for i, query in enumerate(queries)
     }
-    return Retrieved(rankings, result, shards)
+    return Retrieved(rankings, result, shards, cut)
 
 
 def evaluate_retrieved(retrieved: Retrieved, judgements: Sequence[Judgement], measures: Sequence[str]) -> Evaluation:
@@ -128,4 +130,5 @@ def passage_texts(folder: Path, wanted: set[str]) -> dict[str, Passage]:
         expected = read_json(folder / "manifest.json")["fingerprint"]["corpus"]["sha256"]
         found, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
         require_equal({"sha256": expected}, {"sha256": found}, str(folder / "manifest.json"), str(path), remedy)
-    return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+    texts = {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+    return {key: texts.get(key) or Passage(key, "") for key in wanted}  # one without text was encoded under "keep"
