@@ -89,6 +89,21 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
+def from_first_process(text: str) -> str:
+    """The text (of at most 4,096 bytes) that process 0 gives; all of them must ask."""
+    if jax.process_count() == 1:
+        return text
+    data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(data))
+    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def wait_for_all() -> None:
+    """Returns when every process has come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("wait_for_all")
+
+
 class Program:
     """A jitted function that counts how many programs it was compiled to: one for each shape of its input."""
 
