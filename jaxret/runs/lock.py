@@ -196,4 +196,5 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 
 def _sentence(found: dict[str, Any], path: Path) -> str:
-    return f"{path.parent} is in use: {found['job']}, process {found['process']} on {found['host']}, since {found['since']}"
+    who = f"{found['job']}, process {found['process']} on {found['host']}, since {found['since']}"
+    return f"{path.parent} is in use: {who}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -154,6 +155,20 @@ def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = write_lock(tmp_path)
     with pytest.raises(LockedError, match=f"gone: remove {path}"), hold(tmp_path, "train"):
         pass
+
+
+def test_a_lock_that_is_given_back_just_when_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is locked then is a file that has no name any more; it must not count."""
+    path, flock = write_lock(tmp_path), fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with hold(tmp_path, "train"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
 
 
 def test_leftovers_are_swept_under_the_lock(tmp_path: Path) -> None:
