@@ -7,7 +7,6 @@ best checkpoint (by a validation metric) and the last one are kept.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from orbax.checkpoint import v1 as ocp
 from jaxret.storage import sha256_json
 
 Tree = Any
-
-logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs a dozen lines for every save
 
 
 class CheckpointError(ValueError):

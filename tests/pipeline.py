@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,37 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         command(script, *arguments), cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
     )
+
+
+def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
+    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
+    called while they run."""
+    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
+    workers = [
+        subprocess.Popen(
+            arguments,
+            cwd=REPOSITORY,
+            env=environment() | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in commands
+    ]
+    try:
+        if stop:
+            stop(workers)
+        outputs = [worker.communicate(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
+
+
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def train_arguments(encoder: Path, data: Path, workdir: Path, **overrides: Any) -> list[str]:
