@@ -27,6 +27,10 @@ class Workdir:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __truediv__(self, name: str) -> Path:
+        """What is in the folder, under whatever name."""
+        return self.path / name
+
     @property
     def name(self) -> str:
         """What results call the run: the last part of its path."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.retriever import Retriever
+from jaxret.training.losses import loss_settings
+from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import METRICS
 from jaxret.types import VECTOR_DTYPES
 
@@ -42,8 +45,11 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.loss.contrastive_weight == 0 and config.data.dev:
         raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
-    if not config.data.train:
-        raise ValueError("data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH")
+    if not config.data.train and config.train.steps != 0:
+        raise ValueError(
+            "data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH "
+            "(or --config.train.steps=0, to encode with the model as it comes)"
+        )
 
 
 def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
@@ -67,6 +73,14 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
         ),
     }
     return [name for name, on in options.items() if on]
+
+
+def check_model(config: ConfigDict, retriever: Retriever) -> None:
+    """Raises ValueError for lengths, a loss or an optimizer that the model cannot have; needs its shapes alone."""
+    check_lengths(config, retriever)
+    loss_settings(config, retriever)
+    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
+    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
 
 
 def check_lengths(config: ConfigDict, retriever: Retriever) -> None:

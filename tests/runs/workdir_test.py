@@ -31,7 +31,7 @@ def test_it_is_made_of_any_path_and_of_itself(tmp_path: Path) -> None:
 
 def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
-    assert workdir.corpora == ()
+    assert not workdir.corpora
     for name in ("wiki", "news", "half"):
         workdir.embeddings(name).mkdir(parents=True)
     for name in ("wiki", "news"):

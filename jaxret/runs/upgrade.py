@@ -1,0 +1,34 @@
+"""Configs that an older jaxret wrote, as this one spells them: two tables, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.contract import flatten
+
+# Old key -> where its value is now; several where families shared it, none where nothing reads it any more.
+RENAMED: dict[str, tuple[str, ...]] = {}
+# Key -> what the code did while there was no such key.
+ABSENT: dict[str, Any] = {}
+
+
+def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored config (nested, from JSON) with today's keys. One that is up to date comes back as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in flatten(config).items():
+        for name in RENAMED.get(key, (key,)):
+            flat[name] = value
+    return nested(ABSENT | flat)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": 1} -> {"a": {"b": 1}}."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = key.split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+    return tree
