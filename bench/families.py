@@ -132,7 +132,7 @@ def main() -> None:
     print("| vectors / passage | bytes / passage | encode, ms / passage | search, ms / query |\n|:--|" + "--:|" * 9)
     for system, before, after in rows:
         run = open_run(workdir / system)
-        first, last = contrastive_loss(run.workdir)
+        first, last = contrastive_loss(run.workdir.path)
         vectors, stored = size(run)
         encode, searched = times(run, arguments.data)
         print(

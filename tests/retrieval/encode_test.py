@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
 from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, write_json
 from jaxret.types import Tokens
 from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
@@ -57,7 +59,7 @@ def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Pa
 
 def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
     """The same run, opened in another folder."""
-    return Run(**{**vars(run), "workdir": workdir, **changes})
+    return replace(run, workdir=Workdir(workdir), **changes)
 
 
 def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:

@@ -26,6 +26,7 @@ from jaxret.distributed import make_mesh
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
 from jaxret.runs.run import open_checkpoints, open_run
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.training.loop import NotFiniteError, TrainResult, train
 from jaxret.training.optimizers import make_optimizer
@@ -67,7 +68,7 @@ def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[st
     """Leaf -> bytes of the parameters and the optimiser's state in a checkpoint."""
     bert, _ = load_pretrained(config.encoder.checkpoint)
     optimizer, _ = make_optimizer(config.optimizer, STEPS)
-    with open_checkpoints(workdir, config) as checkpoints:
+    with open_checkpoints(Workdir(workdir), config) as checkpoints:
         state = restore_state(checkpoints, step, make_mesh(), build_retriever(config, bert), optimizer)
     leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state, state.step))
     return {path_name(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
