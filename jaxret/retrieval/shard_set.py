@@ -72,6 +72,10 @@ class ShardSet:
             found += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
         return [found[i] for i in inverse]
 
+    def describe(self, row: int) -> str:
+        """What a message calls a row: its number and its passage."""
+        return f"document row {row} (passage {self.ids([row])[0]!r} in {self.folder})"
+
     def without(self, wanted: set[str]) -> set[str]:
         """Those of the ids that no row has. Reads one id file at a time."""
         missing = set(wanted)
