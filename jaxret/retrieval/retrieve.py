@@ -12,10 +12,10 @@ from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.retrieval.backends import select_backend, self_check
-from jaxret.retrieval.dense import search
-from jaxret.retrieval.late import search_lists, self_check_lists
+from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.proof import SearchResult
+from jaxret.retrieval.search import search
+from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.runs.run import Run
 from jaxret.storage import read_json
@@ -77,16 +77,9 @@ def retrieve(
     shards = open_corpus(run, folder)
     cut = Truncation("queries", run.tokenizer.query_length)
     tokens = run.tokenizer.queries((query.text for query in queries), progress, cut)
-    if shards.ragged:
-        if backend not in ("auto", "xla"):
-            raise ValueError(f"search backend {backend!r} has no lists of vectors; {folder} needs xla, or auto")
-        self_check_lists()
-        result = search_lists(run.embedder()(tokens, "query", progress), shards, k, progress=progress)
-    else:
-        chosen = select_backend(backend)
-        self_check(chosen)
-        vectors = run.embedder()(tokens, "query", progress).stacked()[:, 0]
-        result = search(vectors, shards, k, chosen, progress=progress)
+    chosen = select_backend(backend, shards.ragged)
+    self_check(chosen, shards.ragged)
+    result = search(run.embedder()(tokens, "query", progress), shards, k, chosen, progress)
     ids = shards.ids(result.rows.reshape(-1))
     width = result.rows.shape[1]
     rankings = {

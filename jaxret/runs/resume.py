@@ -55,7 +55,7 @@ def _of_another_family(key: str, family: str) -> bool:
 
 
 def _may_change(key: str, family: str) -> bool:
-    memory = (f"head.{family}.{name}" for name in HEADS[family].MEMORY)
+    memory = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "MEMORY", ()))
     return key in (*SCHEDULE, MASKS, *memory) or bool(re.fullmatch(_FREE, key))
 
 

@@ -63,8 +63,8 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
 
 
 def check_model(config: ConfigDict, retriever: Retriever) -> None:
-    """Raises ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have; needs its shapes
-    alone."""
+    """Raises ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have; needs its
+    shapes alone."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     check_lengths(config, retriever)

@@ -49,7 +49,7 @@ class Head(nn.Module):
     vocab_size: int
     token: str = "cls"  # "cls": the first token stands for the text; "mean": the masked mean
 
-    # Fields that change no vector, as what the loss adds or how a weight begins; and those of them that change no result.
+    # Fields that change no vector: what the loss adds, how a weight begins; and fields that change no result: memory.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
     MEMORY: ClassVar[tuple[str, ...]] = ()
 
