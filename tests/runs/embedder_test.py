@@ -130,7 +130,7 @@ def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model
     once = embedder(model)
     with pytest.raises(FrozenInstanceError):
         once.retriever = model[0].unpooled()  # type: ignore[misc]
-    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers=(1, 3), pooling="average")
+    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), pooling="average")
     pooled = build_retriever(config, load_pretrained(TINY_BERT)[0])
     texts, first = some_texts(), replace(once, retriever=pooled)
     assert first(texts, "passage").stacked().shape == (45, 1, 32)
