@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from jaxret.data.records import Passage
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, replicated, shard_batch
 from jaxret.models.encoders.architectures import ARCHITECTURES, make_encoder, read_config, stored_tensors
 from jaxret.models.encoders.attention import attend, rotate
@@ -328,6 +331,52 @@ def test_modernbert_drops_where_transformers_does() -> None:
     survived = np.asarray(kept != 0)
     assert 0.4 < survived.mean() < 0.6
     np.testing.assert_allclose(np.asarray(kept)[survived], 2 * np.asarray(plain)[survived], rtol=1e-5)
+
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def write_xlm_roberta_tokenizer(folder: Path) -> Tokenizer:
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [*special, "▁", *CHARACTERS, "▁river", "<mask>"]
+    scores = [(piece, -10.0 + len(piece) if piece not in special else 0.0) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=3))  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([*special, "<mask>"])
+    names = {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", "eos_token": "</s>"}
+    names |= {"pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMRobertaTokenizer", **names}))
+    return tokenizer
+
+
+def write_modernbert_tokenizer(folder: Path) -> Tokenizer:
+    special = ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"]
+    vocabulary = {piece: i for i, piece in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.add_special_tokens(special)
+    names = dict(zip(("cls_token", "sep_token", "pad_token", "unk_token", "mask_token"), special, strict=True))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer", "markers"),
+    [
+        ("xlm-roberta", write_xlm_roberta_tokenizer, ("<s>", "</s>", "<pad>", "<mask>")),
+        ("modernbert", write_modernbert_tokenizer, ("[CLS]", "[SEP]", "[PAD]", "[MASK]")),
+    ],
+)
+def test_their_directories_tokenize(tmp_path: Path, kind: str, tokenizer: Any, markers: tuple[str, ...]) -> None:
+    backend = tokenizer(tmp_path)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_bytes((GOLDENS / FOLDERS[kind] / "config.json").read_bytes())
+    loaded = TextTokenizer.load(tmp_path, 16, 32)
+    cls, sep, pad, mask = (backend.token_to_id(marker) for marker in markers)
+    assert (loaded.cls_id, loaded.sep_id, loaded.pad_id, loaded.mask_id) == (cls, sep, pad, mask)
+    title, text = (backend.encode(words, add_special_tokens=False).ids for words in ("a title", "the river"))
+    found = loaded.passages([Passage("p", "the river", "a title")])
+    assert found.flat.tolist() == [cls, *title, sep, *text, sep]
 
 
 def test_a_mask_for_each_query() -> None:
