@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from jaxret.data import formats
 from jaxret.data.files import DataError, Policy, Where
@@ -27,6 +28,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.evaluation.metrics import evaluate
 
 NASTY = [
     "plain",
@@ -154,6 +156,50 @@ def test_run_round_trip_keeps_every_bit_of_a_score(tmp_path: Path, suffix: str) 
     first = (gzip.decompress(path.read_bytes()) if suffix else path.read_bytes()).decode().splitlines()[0]
     assert first.split()[:4] == ["q1", "Q0", "p0", "1"]
     assert first.endswith(" tag")
+
+
+def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> None:
+    """trec_eval sorts by float32 score, then by passage id, whatever the ranks say."""
+    random = np.random.default_rng(0)
+    ids = [f"p{i}" for i in range(40)]
+    rankings: dict[str, list[tuple[str, float]]] = {}
+    judged = []
+    for number in range(60):
+        passages = random.permutation(ids).tolist()
+        exact = np.sort(random.integers(-3, 3, len(ids)))[::-1] * 0.7  # many ties, on both sides of zero
+        near = exact - np.arange(len(ids)) * 1e-13  # no ties, but in float32
+        rankings[f"q{number}"] = list(zip(passages, (exact, near, exact * 1e-45, exact * 1e38)[number % 4].tolist()))
+        judged += [Judgement(f"q{number}", key, int(random.integers(0, 3))) for key in ids[::3]]
+    write_run(tmp_path / "a.trec", rankings, "t")
+    found = read_run(tmp_path / "a.trec")
+    assert {q: [key for key, _ in r] for q, r in found.items()} == {q: [p for p, _ in r] for q, r in rankings.items()}
+    for query, ranking in found.items():
+        scores = np.array([score for _, score in ranking], np.float32)
+        assert (scores[1:] < scores[:-1]).all()
+        assert scores.tolist() == [score for _, score in ranking]
+        np.testing.assert_allclose(scores, [score for _, score in rankings[query]], rtol=1e-5, atol=1e-43)
+
+    qrels: dict[str, dict[str, int]] = {}
+    for judgement in judged:
+        qrels.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    names = {"nDCG@10": "ndcg_cut_10", "RR": "recip_rank", "R@10": "recall_10", "AP": "map", "Success@1": "success_1"}
+    ours = evaluate(rankings, judged, list(names)).per_query
+
+    def differing(run: Mapping[str, Sequence[tuple[str, float]]]) -> int:
+        theirs = pytrec_eval.RelevanceEvaluator(qrels, set(names.values())).evaluate(
+            {q: dict(r) for q, r in run.items()}
+        )
+        pairs = [(ours[name][query], theirs[query][names[name]]) for name in names for query in qrels]
+        return sum(abs(one - two) > 1e-12 for one, two in pairs)
+
+    assert differing(found) == 0
+    assert differing(rankings) > 50  # control: the scores as they were
+
+
+def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
+    for score in (1e39, -1e39):
+        with pytest.raises(DataError, match=r"a\.trec:1: score .*inf.* is not a finite number"):
+            write_run(tmp_path / "a.trec", {"q": [("p", score)]}, "t")
 
 
 def test_compressed_files_carry_no_time_and_no_name(tmp_path: Path) -> None:
