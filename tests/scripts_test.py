@@ -81,6 +81,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None:
     """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
     second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""
@@ -103,7 +104,7 @@ def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None
     config = train_arguments(root / "encoder", root / "data", workdir, train__steps=1, train__checkpoint_every=1)
     trained = run("train.py", *config)
     patterns = [
-        r"train: 48 examples from ", r"  48 queries: ", r"  \d+ passages: ", r"dev: 14 examples", r"  14 queries: ",
+        r"train: 48 examples from ", r"  48 queries: ", r"  \d+ passages: ", r"dev: \d+ examples", r"  \d+ queries: ",
         r"  \d+ passages: ", r"step 1: ", r"1 of 1 steps done; ",
     ]  # fmt: skip
     assert len(trained) == len(patterns), trained
