@@ -17,7 +17,8 @@ def main() -> None:
     from jaxret.training.loop import train
 
     config = _CONFIG.value
-    distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
+    mesh = config.mesh
+    distributed.initialize(mesh.coordinator, mesh.num_processes, mesh.process_id, where="--config.mesh.")
     train(config, _WORKDIR.value).require_finished()
 
 
