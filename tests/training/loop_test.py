@@ -196,11 +196,16 @@ def test_other_data_cannot_resume(whole: tuple[Path, TrainResult], root: Path, t
 
 
 def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
+    """Neither under the seal nor, as in an older run, without one."""
     shutil.copytree(whole[0], tmp_path / "run")
     settings = (tmp_path / "run" / "encoder" / "tokenizer.json").read_text()
     (tmp_path / "run" / "encoder" / "tokenizer.json").write_text(settings.replace('"river"', '"rivet"'))
-    with pytest.raises(ContractError, match="tokenizer: '"):
+    with pytest.raises(ContractError, match=r"encoder/tokenizer\.json is damaged or was edited"):
         open_run(tmp_path / "run")
+    Workdir(tmp_path / "run").seal.unlink()
+    for use in (lambda: open_run(tmp_path / "run"), lambda: train(config_of(root), tmp_path / "run", progress=False)):
+        with pytest.raises(ContractError, match=r"tokenizer\.tokenizer\.json: '"):
+            use()
 
 
 def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
