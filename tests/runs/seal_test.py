@@ -93,7 +93,7 @@ def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir, mon
     new = {"optimizer": {"learning_rate": 0.5}}
     write = seal.write_json
     for kept in range(5):  # the seal, two files, the seal
-        written = []
+        written: list[Path] = []
 
         def dying(path: Path, value: Any, kept: int = kept, written: list[Path] = written) -> None:
             if len(written) == kept:
