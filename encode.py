@@ -6,7 +6,6 @@ Run the same command again to continue an interrupted job. On several hosts with
 
 from absl import flags
 
-from jaxret import distributed
 from jaxret.tools.cli import run_script
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
@@ -20,6 +19,7 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 
 
 def main() -> None:
+    from jaxret import distributed
     from jaxret.retrieval.encode import encode_corpus
     from jaxret.runs.run import open_run
 

@@ -55,9 +55,9 @@ def main() -> None:
     config = get_config("as_it_comes")
     config.tokens.passage_length = arguments.length
     directory, bert, encoder = load_encoder(config)
-    tokenizer = load_tokenizer(config, directory)
     mesh = make_mesh()
     retriever = build_retriever(config, bert)
+    tokenizer = load_tokenizer(config, directory, retriever)
     params = jax.device_put({"encoder": encoder}, replicated(mesh))
     lengths = {"query": 32, "passage": arguments.length}
     tokens_per_batch = config.encode.tokens_per_batch if arguments.device == "cpu" else 65536

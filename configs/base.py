@@ -29,36 +29,49 @@ def get_config() -> ConfigDict:
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
     c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
-    # T5: give every layer above the embeddings the final norm, so that layers can be compared. False: raw, as in the
-    # reference. BERT's layers are normed already.
-    c.encoder.normalize_intermediate = True
+    # T5 and ModernBERT: give every layer above the embeddings the final norm, so that layers can be compared. False:
+    # raw, as transformers gives them and as MLR's T5 runs had them. The layers of BERT and its kin are normed already.
+    c.encoder.normalize_intermediate = False
     c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time
 
-    # How hidden states become vectors: the family. Each name reads `token` and the keys of its own group.
+    # How hidden states become vectors: the family. It reads `token` and the keys of its own group, no others.
     c.head = ConfigDict()
     c.head.name = "last_layer"  # last_layer, layers, first_tokens, all_tokens, viewers, lexical or implicit
     c.head.token = "cls"  # cls: the first token stands for the text; mean: the mean over its tokens (needed for T5)
-    # layers (MLR): V = number of layers
-    c.head.layers = ()  # which, the last one included; 0 is the output of the embeddings
-    # first_tokens (ME-BERT) and viewers (MVR): V = count
-    c.head.count = 8
-    c.head.first_viewer_id = 1  # viewers are vocabulary ids from here on ([unused0] of BERT); -1: a table of their own
-    # all_tokens (ColBERT): V = number of tokens
-    c.head.projection = 0  # vector size after a linear layer; 0: the encoder's size
-    c.head.late_interaction = False  # True: every query token is a vector; score = sum of their maxima
-    # lexical (Aggretriever): V = 1, of lexical_dim + cls_dim numbers
-    c.head.lexical_dim = 640
-    c.head.cls_dim = 128
-    c.head.pruning = "full"  # of the vocabulary to lexical_dim: full (two halves with a sign), semi, linear (learned)
-    c.head.mlm = True  # False: a token stands for itself alone, instead of what the MLM head makes of it
-    c.head.term_weights = True
-    c.head.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
-    # implicit (I3): V = 1
-    c.head.variant = "paper"  # paper: cross-attention to all tokens; released: to [CLS], as in the published code
-    c.head.reconstructor_layers = 1
-    c.head.interactor_layers = 1
-    c.head.pseudo_length = 32  # tokens of the imagined query
-    c.head.mask_id = 103  # [MASK] in the vocabulary
+    # MLR: V = number of layers
+    c.head.layers = ConfigDict()
+    c.head.layers.chosen = ()  # which, the last one included; 0 is the output of the embeddings
+    # ME-BERT: V = count
+    c.head.first_tokens = ConfigDict()
+    c.head.first_tokens.count = 8
+    # ColBERT: V = number of tokens
+    c.head.all_tokens = ConfigDict()
+    c.head.all_tokens.projection = 0  # vector size after a linear layer; 0: the encoder's size
+    c.head.all_tokens.late = False  # True: late interaction: every query token is a vector; score = sum of their maxima
+    # MVR: V = count
+    c.head.viewers = ConfigDict()
+    c.head.viewers.count = 8
+    c.head.viewers.first_id = -1  # a table of their own; or vocabulary ids from here on that no text has
+    c.head.viewers.deviation = 1.0  # of the table at the start; small ones leave viewers alike (docs/methods.md)
+    # Aggretriever: V = 1, of lexical_dim + cls_dim numbers
+    c.head.lexical = ConfigDict()
+    c.head.lexical.lexical_dim = 640
+    c.head.lexical.cls_dim = 128
+    c.head.lexical.pruning = "full"  # of the vocabulary: full (two halves with a sign), semi, linear (learned)
+    c.head.lexical.mlm = True  # False: a token stands for itself alone, instead of what the MLM head makes of it
+    c.head.lexical.term_weights = True
+    c.head.lexical.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
+    c.head.lexical.parts_weight = 0.5  # of the losses of its two parts alone
+    # I3: V = 1
+    c.head.implicit = ConfigDict()
+    c.head.implicit.variant = "paper"  # paper: cross-attention to all tokens; released: to [CLS], as in its code
+    c.head.implicit.reconstructor_layers = 1
+    c.head.implicit.interactor_layers = 1
+    c.head.implicit.pseudo_length = 32  # tokens of the imagined query
+    c.head.implicit.mask_id = 103  # [MASK] in the vocabulary
+    # The reconstruction loss is multiplied by weight * decay^epoch, epochs counted from 0.
+    c.head.implicit.reconstruction_weight = 1.0
+    c.head.implicit.reconstruction_decay = 0.1
 
     c.pooling = "none"  # of the V vectors: none (score = max), average, scalar_mix, self_contrastive
     c.normalize = False  # scale every vector to length 1
@@ -77,29 +90,26 @@ def get_config() -> ConfigDict:
     c.data.dev_split = "dev"
     c.data.negatives = 1  # hard negatives per query, next to all other documents of the batch
     c.data.negatives_run = ""  # for BEIR: a TREC run; what it retrieved and nobody judged relevant are hard negatives
-    # Head implicit learns to imagine queries: "" (no loss), "query" (the training query, for its positive), or a JSONL
-    # file of {"_id": passage id, "text": query}.
+    # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
+    # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
     c.data.on_error = "error"  # bad records: error (stop with file and line) or skip (counted)
 
     c.loss = ConfigDict()
     c.loss.temperature = 1.0  # scores are divided by it; 1 for raw dot products, about 0.05 if normalize
     c.loss.local_temperature = 1.0  # the same for the softmax over one document's vectors
-    c.loss.local_weight = 0.0  # lambda of the local term (pooling self_contrastive, head viewers)
+    c.loss.local_weight = 0.0  # lambda of the local term, where pooling or head have one (self_contrastive, viewers)
     # Annealing: both temperatures are multiplied by max(floor, exp(-rate * epoch)), epochs counted from 0; rate 0: off.
     c.loss.annealing_rate = 0.0
     c.loss.annealing_floor = 0.3
-    c.loss.contrastive_weight = 1.0  # 0: only the reconstruction loss (I3's warm-up)
-    c.loss.parts_weight = 0.5  # head lexical: of the losses of its two parts alone
-    # Head implicit: the reconstruction loss is multiplied by weight * decay^epoch, epochs counted from 0.
-    c.loss.reconstruction_weight = 1.0
-    c.loss.reconstruction_decay = 0.1
+    c.loss.contrastive_weight = 1.0  # also of the local term; 0: only what a head adds (I3's warm-up)
 
     c.optimizer = ConfigDict()
     # adamw, lamb (as in optax), or lamb_reference (without bias correction, weight norms clamped at 10).
     c.optimizer.name = "adamw"
     c.optimizer.learning_rate = 2e-5  # the peak, after warm-up
-    c.optimizer.head_learning_rate = 0.0  # of the layers of heads (I3); 0: the same
+    c.optimizer.head_learning_rate = 0.0  # of the parameters below; 0: the same
+    c.optimizer.head_parameters = r"^(\w+_)?head/"  # a pattern of parameter paths: the layers of heads
     c.optimizer.decay = "linear"  # to 0 at the end, or none
     c.optimizer.warmup_fraction = 0.05  # of all steps
     c.optimizer.warmup_steps = -1  # if >= 0, used instead of the fraction
@@ -118,7 +128,9 @@ def get_config() -> ConfigDict:
     c.train.epochs = 40.0
     c.train.steps = -1  # if >= 0, used instead of epochs; 0 writes the untrained encoder as a checkpoint
     c.train.start_from = ""  # the workdir of a finished run of the same model, to begin with its best checkpoint
-    c.train.chunk_size = 0  # gradient caching: queries encoded at a time, with their documents; 0 is all at once
+    # Gradient caching: queries encoded at a time, over all devices, with their documents; 0 is all at once. Rounded up
+    # to what divides the batch and gives every device a part. Validation encodes in the same chunks.
+    c.train.chunk_size = 0
     c.train.log_every = 10  # steps
     c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: once an epoch
 

@@ -14,8 +14,8 @@ def get_config(kind: str = "single") -> ConfigDict:
     c.head.name = "all_tokens"
     c.train.chunk_size = 16
     if kind == "late":
-        c.head.late_interaction = True
-        c.head.projection = 128
+        c.head.all_tokens.late = True
+        c.head.all_tokens.projection = 128
         c.normalize = True
         c.encoder.tied = True
         c.tokens.query_length = 32

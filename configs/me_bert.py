@@ -14,7 +14,7 @@ def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("me_bert.py", encoder, ("bert", "t5"))
     c = base()
     c.head.name = "first_tokens"
-    c.head.count = 8
+    c.head.first_tokens.count = 8
     c.pooling = "self_contrastive"
     c.loss.local_weight = 1.0
     c.train.chunk_size = 16

@@ -48,13 +48,13 @@ def get_config(system: str = "mlr") -> ConfigDict:
 
     if system == "mlr":
         c.head.name = "layers"
-        c.head.layers = (4, 6)
+        c.head.layers.chosen = (4, 6)
     elif system == "me_bert":
         c.head.name = "first_tokens"
     elif system in ("colbert", "late_interaction"):
         c.head.name = "all_tokens"
-        c.head.late_interaction = system == "late_interaction"
-        c.head.projection = 128 if system == "late_interaction" else 0
+        c.head.all_tokens.late = system == "late_interaction"
+        c.head.all_tokens.projection = 128 if system == "late_interaction" else 0
     elif system == "mvr":
         c.head.name = "viewers"
         c.loss.annealing_rate = 0.1
@@ -62,7 +62,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
         c.loss.local_temperature = 0.05
     elif system == "aggretriever":
         c.head.name = "lexical"  # MiniLM has no MLM head: a new one on its word table
-        c.head.lexical_dim, c.head.cls_dim = 320, 64
+        c.head.lexical.lexical_dim, c.head.lexical.cls_dim = 320, 64
         c.normalize = False
         c.loss.temperature = 1.0
     elif system == "i3":

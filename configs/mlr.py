@@ -12,7 +12,7 @@ from configs.base import get_config as base
 def get_config() -> ConfigDict:
     c = base()
     c.head.name = "layers"
-    c.head.layers = (10, 12)
+    c.head.layers.chosen = (10, 12)
     c.pooling = "self_contrastive"
     c.loss.local_weight = 1.0  # 0.1 for all twelve layers
     c.train.chunk_size = 16

@@ -8,7 +8,7 @@ from configs.base import get_config as base
 def get_config() -> ConfigDict:
     c = base()
     c.head.name = "viewers"
-    c.head.count = 8
+    c.head.viewers.count = 8
     c.loss.annealing_rate = 0.1
     c.loss.local_weight = 0.01
     return c

@@ -1,4 +1,7 @@
-"""What T5 changes in any family: no [CLS], so the mean over tokens stands for the text, and a larger learning rate."""
+"""What T5 changes in any family: no [CLS], so the mean over tokens stands for the text, and a larger learning rate.
+
+Layers below the last come raw, as transformers gives them: encoder.normalize_intermediate=True makes them comparable.
+"""
 
 from ml_collections import ConfigDict
 

@@ -8,7 +8,6 @@ checkpoint (by a validation metric) and the last one are kept.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from jaxret.storage import read_json, sha256_json
 
 Tree = Any
 
-logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs a dozen lines for every save
 _REMEDY = "delete the folder and continue from another checkpoint"
 
 

@@ -25,15 +25,39 @@ PARAMETER_RULES: tuple[tuple[str, P], ...] = (
 )
 
 
-def initialize(coordinator: str = "", num_processes: int = 1, process_id: int = 0) -> None:
+def initialize(
+    coordinator: str = "", num_processes: int = 1, process_id: int = 0, timeout: int = 300, where: str = "--"
+) -> None:
     """Joins a multi-process job. On one process with no coordinator nothing happens.
 
-    coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm).
+    coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm). timeout: seconds that
+    the processes wait for each other. where: what the names of the settings begin with, for errors. Raises ValueError
+    if the settings do not fit together, TimeoutError if not all processes came.
     """
-    if coordinator == "auto":
-        jax.distributed.initialize()
-    elif coordinator:
-        jax.distributed.initialize(coordinator, num_processes=num_processes, process_id=process_id)
+    given = f"{where}num_processes={num_processes} and {where}process_id={process_id}"
+    if coordinator in ("", "auto"):
+        if (num_processes, process_id) != (1, 0):
+            raise ValueError(f"{given} need {where}coordinator=HOST:PORT; one process alone, and 'auto', needs neither")
+        if not coordinator:
+            return
+    else:
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"{where}coordinator={coordinator} must be HOST:PORT of process 0, or 'auto'")
+        if num_processes < 2 or not 0 <= process_id < num_processes:
+            raise ValueError(
+                f"{where}coordinator={coordinator} with {given}: tell every process how many there are (2 or more), and "
+                "which of them it is (from 0)"
+            )
+    if timeout < 1:
+        raise ValueError(f"{where}initialization_timeout={timeout} must be at least 1 second")
+    known = {} if coordinator == "auto" else {"coordinator_address": coordinator, "num_processes": num_processes}
+    try:
+        jax.distributed.initialize(**known, process_id=process_id if known else None, initialization_timeout=timeout)
+    except RuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        raise TimeoutError(f"not all processes came to {coordinator} within {timeout} s") from error
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
@@ -87,6 +111,21 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def from_first_process(text: str) -> str:
+    """The text (of at most 4,096 bytes) that process 0 gives; all of them must ask."""
+    if jax.process_count() == 1:
+        return text
+    data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(data))
+    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def wait_for_all() -> None:
+    """Returns when every process has come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("wait_for_all")
 
 
 class Program:

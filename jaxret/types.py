@@ -37,7 +37,7 @@ class HiddenStates:
 @struct.dataclass
 class Embeddings:
     """V vectors for each text. `mask` is False for vectors that do not exist (padding). `own_loss` is a (sum, count)
-    for each text of a loss that needs no other text (I3's reconstruction), or None."""
+    for each text of a loss that needs no other text, or None."""
 
     vectors: Float[Array, "B V D"]
     mask: Bool[Array, "B V"]
@@ -58,6 +58,7 @@ class Batch:
     document_ids: Int[Array, " N"]
     known_positives: Int[Array, "B P"]  # document ids, padded with -1
     pseudo_queries: Int[Array, "N U"] | None = None  # token ids of each document's pseudo-query, padded with -1
+    teacher_scores: Float[Array, "B G"] | None = None  # of each query with its own documents
 
 
 VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk

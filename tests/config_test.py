@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,8 @@ from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.heads import HEADS
+from jaxret.models.heads.head import NOT_KEYS
 from jaxret.models.retriever import build_retriever
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.runs.run import open_run
@@ -90,7 +94,8 @@ class Reads:
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("train")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    config = tiny_config(encoder, data, train__steps=-1, train__epochs=0.2)
+    viewers = {"head__name": "viewers", "head__viewers__count": 2, "optimizer__head_learning_rate": 1e-3}
+    config = tiny_config(encoder, data, train__steps=-1, train__epochs=0.2, **viewers)
     with config.unlocked():
         config.train.added = 1  # control: a key that nothing reads
     keys = set(flat_config(config))
@@ -102,7 +107,50 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         run = open_run(tmp_path / "run")
         encode_corpus(run, data, progress=False)
         search_files(run, str(data), str(data), "test", 5, ["RR@10"], progress=False)
-    assert keys - reads.keys == {"train.added"}
+    others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"viewers"}}
+    assert keys - reads.keys == {"train.added"} | others
+
+
+def test_a_family_reads_its_own_group_and_no_other() -> None:
+    """Every key of a group is a field of the family's class, with the same default; and there is no other group."""
+    config = importlib.import_module("configs.base").get_config()
+    shapes = {"num_layers": 2, "hidden_size": 16, "vocab_size": 99}
+    groups = {key for key, value in config.head.items() if isinstance(value, ConfigDict)}
+    assert groups == HEADS.keys() - {"last_layer"}
+    for name, head in HEADS.items():
+        own = {field.name: field.default for field in fields(head) if field.name not in (*NOT_KEYS, "token")}
+        assert own == config.head.get(name, ConfigDict()).to_dict(), name
+        chosen = {"chosen": (2,)} if name == "layers" else {}
+        assert set(head(**shapes, **chosen).contract()) | set(head.NOT_IN_VECTORS) | set(head.MEMORY) == {*own, "token"}
+
+
+WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "viewer", "lexical", "implicit")
+
+
+def test_no_family_is_known_by_name_outside_its_file() -> None:
+    """In code: names of the table and of its classes, and the papers' names in what is printed. Docstrings and comments
+    may cite a paper. The demo is an example, as the configs are."""
+    classes = {head.__name__ for head in HEADS.values()}
+    found = []
+    for path in sorted((REPOSITORY / "jaxret").rglob("*.py")):
+        if path.parent.name in ("heads", "demo"):
+            continue
+        tree = ast.parse(path.read_text())
+        documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        docs = {id(n.body[0].value) for n in documented if n.body and isinstance(n.body[0], ast.Expr)}
+        compared = {id(c) for n in ast.walk(tree) if isinstance(n, ast.Compare) for c in ast.walk(n)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.alias):
+                bad = (node.id if isinstance(node, ast.Name) else node.name) in classes
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                # "layers" is also the name of a stack of parameters, so it only counts where it is compared
+                named = node.value in HEADS and (node.value != "layers" or id(node) in compared)
+                bad = named or any(word in node.value for word in WORDS)
+            else:
+                continue
+            if bad:
+                found.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}")
+    assert not found
 
 
 @pytest.mark.parametrize(("name", "suffix"), SHIPPED)
@@ -133,11 +181,9 @@ def test_a_recipe_is_short(name: str) -> None:
 PAPERS: dict[str, tuple[Any, ...]] = {
     "mlr_open_qa:bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
     "mlr_open_qa:bert_all_layers": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
-    "mlr_open_qa:t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:me_bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
-    "mlr_open_qa:me_bert_t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
     "mlr_open_qa:colbert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
-    "mlr_open_qa:colbert_t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
     "mlr_mined:stage1": (5e-6, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
     "mlr_mined:stage2": (5e-6, 128, 1, 20, 0.05, 2.0, 256, 256, 0.1, False),
     "mlr_msmarco:": (1e-5, 128, 15, 4, 0.05, 2.0, 32, None, 0.01, False),
@@ -178,30 +224,31 @@ def test_recipes_have_the_papers_values() -> None:
         ], name
         assert c.optimizer.name == ("lamb" if file == "i3_msmarco" else "adamw")
         assert set(c.seed.values()) == {12345}
-    assert shipped("recipes/mlr_open_qa", "bert").head.layers == (10, 12)
-    assert shipped("recipes/mlr_open_qa", "bert_all_layers").head.layers == tuple(range(1, 13))
+    assert shipped("recipes/mlr_open_qa", "bert").head.layers.chosen == (10, 12)
+    assert shipped("recipes/mlr_open_qa", "bert_all_layers").head.layers.chosen == tuple(range(1, 13))
     viewers = shipped("recipes/mvr_open_qa", "bert")
-    assert (viewers.head.count, viewers.loss.annealing_rate, viewers.loss.annealing_floor) == (8, 0.1, 0.3)
-    lexical = shipped("recipes/aggretriever_msmarco", "bert").head
+    assert (viewers.head.viewers.count, viewers.loss.annealing_rate, viewers.loss.annealing_floor) == (8, 0.1, 0.3)
+    lexical = shipped("recipes/aggretriever_msmarco", "bert").head.lexical
     assert (lexical.lexical_dim, lexical.cls_dim, lexical.pruning) == (640, 128, "full")
     for suffix, layers in (("bert", (6, 3, 3)), ("retromae", (0, 1, 1))):
         c = shipped("recipes/i3_msmarco", suffix)
-        assert (c.encoder.layers, c.head.reconstructor_layers, c.head.interactor_layers) == layers
-        assert (c.head.pseudo_length, c.loss.reconstruction_decay) == (32, 0.1)
+        assert (c.encoder.layers, c.head.implicit.reconstructor_layers, c.head.implicit.interactor_layers) == layers
+        assert (c.head.implicit.pseudo_length, c.head.implicit.reconstruction_decay) == (32, 0.1)
 
 
 # What a recipe says about a model or about text is replaced by something tiny, and nothing else.
 SHRUNKEN = {
     "encoder.layers": 0,
-    "head.layers": (1, 3),
-    "head.reconstructor_layers": 1,
-    "head.interactor_layers": 1,
-    "head.pseudo_length": 4,
-    "head.mask_id": 4,
-    "head.count": 3,
-    "head.first_viewer_id": 95,  # the tests' tokenizer ends before
-    "head.lexical_dim": 12,
-    "head.cls_dim": 4,
+    "head.layers.chosen": (1, 3),
+    "head.implicit.reconstructor_layers": 1,
+    "head.implicit.interactor_layers": 1,
+    "head.implicit.pseudo_length": 4,
+    "head.implicit.mask_id": 4,
+    "head.viewers.count": 3,
+    "head.first_tokens.count": 3,
+    "head.viewers.first_id": 95,  # the tests' tokenizer ends before
+    "head.lexical.lexical_dim": 12,
+    "head.lexical.cls_dim": 4,
     "tokens.query_length": 12,
     "tokens.passage_length": 24,
     "tokens.length_multiple": 24,
@@ -222,6 +269,23 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
     data = write_data(tmp_path / "data", train=8, dev=2)
     config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
     assert loop.train(config, tmp_path / "run", progress=False).step == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
+    config = shipped("recipes/i3_msmarco", "retromae").lock()
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
+    places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
+    small = {key: value for key, value in SHRUNKEN.items() if key not in ("train.chunk_size", "train.batch_size")}
+    config.update_from_flattened_dict(small | places | {"validation.batch_size": 8})
+    assert (config.train.chunk_size, config.train.batch_size) == (1, 16)
+    result = loop.train(config, tmp_path / "run", progress=False)
+    assert result.step == 1
+    assert np.isfinite(result.metrics["nll"])
 
 
 @pytest.mark.exhaustive
@@ -254,7 +318,7 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     strangers.write_text('{"_id": "nobody", "text": "river"}\n')
     with pytest.raises(ValueError, match=r"strangers.jsonl: none of its ids is that of a training passage"):
         run("warm_up", tmp_path / "strange", **{"data.pseudo_queries": str(strangers)})
-    other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.variant": "released"}
+    other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.implicit.variant": "released"}
     with pytest.raises(ContractError, match=r"head\.variant"):
         run("retromae", tmp_path / "other", **other)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +21,7 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
-from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
+from tests.pipeline import command, free_address, tiny_config, together, train_arguments, write_data, write_encoder
 from tests.tiny import SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
 
 
@@ -109,37 +105,6 @@ from tests.tiny import SELF_CONTRASTIVE, run_steps
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
 print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2)))
 """
-
-
-def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
-    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
-    called while they run."""
-    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
-    workers = [
-        subprocess.Popen(
-            arguments,
-            cwd=REPOSITORY,
-            env=environment() | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in commands
-    ]
-    try:
-        if stop:
-            stop(workers)
-        outputs = [worker.communicate(timeout=240) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
-
-
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ import pytest
 
 from jaxret.distributed import make_mesh, shard_batch, shardings
 from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.dense import search
-from jaxret.retrieval.late import ListsInMemory, search_lists
+from jaxret.retrieval.search import search
 from jaxret.runs.embedder import Embedder
 from jaxret.training.step import TrainState, make_train_step
 from jaxret.types import Ragged
@@ -28,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "late_interaction": tiny.LATE_INTERACTION,
     "mvr": tiny.MVR,
     "aggretriever": tiny.AGGRETRIEVER,
-    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.mlm": False},
+    "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.lexical.mlm": False},
     "i3": tiny.I3,
 }
 POOLINGS = ("none", "average", "scalar_mix", "self_contrastive")
@@ -49,15 +48,15 @@ ERRORS = {
     **{("mvr", pooling): r"MVR keeps every viewer's vector" for pooling in POOLINGS[1:]},
     ("colbert", "scalar_mix"): r"no fixed number of weights",
     ("late_interaction", "scalar_mix"): r"no fixed number of weights",
-    ("late_interaction", "average"): r"late interaction needs every token's vector",
-    ("late_interaction", "self_contrastive"): r"late interaction needs every token's vector",
+    ("late_interaction", "average"): r"needs every token's vector under late interaction",
+    ("late_interaction", "self_contrastive"): r"needs every token's vector under late interaction",
 }
 
 
 def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
     if encoder == "t5" and family in ("mvr", "aggretriever", "i3"):
-        return r"which T5 cannot have"
+        return r"which t5 cannot have"
     return ERRORS.get((family, pooling))
 
 
@@ -81,7 +80,9 @@ def test_what_means_nothing_is_an_error(family: str, pooling: str, encoder: str)
 
 
 def test_t5_has_no_cls() -> None:
-    with pytest.raises(ValueError, match=r"head.token is 'cls', which T5 does not have; set head.token='mean'"):
+    with pytest.raises(
+        ValueError, match=r"with head.token 'cls', which t5 cannot have: .*no \[CLS\]; set head.token='mean'"
+    ):
         tiny.make_retriever({}, tiny.T5)
 
 
@@ -141,7 +142,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     if expected is None:
         extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
-        found = search_lists(queries, ListsInMemory((passages,)), 10)
+        found = search(queries, [passages], 10, select_backend(lists=True))
     else:
         assert (passages.lengths == expected).all()
         found = search(queries.stacked()[:, 0], [passages.stacked()], 10, select_backend("faiss-cpu"))

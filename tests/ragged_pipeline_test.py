@@ -37,8 +37,8 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
         data,
         head__name="all_tokens",
         head__token="mean",
-        head__late_interaction=True,
-        head__projection=8,
+        head__all_tokens__late=True,
+        head__all_tokens__projection=8,
         normalize=True,
         train__steps=2,
         encode__dtype="float16",
@@ -74,7 +74,7 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    layers = {"head__name": "layers", "head__layers": (1, 2, 3), "pooling": "self_contrastive"}
+    layers = {"head__name": "layers", "head__layers__chosen": (1, 2, 3), "pooling": "self_contrastive"}
     untrained_run(tmp_path / "run", encoder, data, **layers)
     command = [sys.executable, "-m", "jaxret", "diversity", f"--workdir={tmp_path / 'run'}", f"--data={data}"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

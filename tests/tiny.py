@@ -15,6 +15,7 @@ from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.heads import make_head
 from jaxret.models.retriever import Retriever, build_retriever
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -39,30 +40,30 @@ T5 = T5Config(
 )
 # The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
 DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}
-MLR: dict[str, Any] = {"head.name": "layers", "head.layers": (0, 1, 2), "loss.temperature": 4.0}
+MLR: dict[str, Any] = {"head.name": "layers", "head.layers.chosen": (0, 1, 2), "loss.temperature": 4.0}
 SELF_CONTRASTIVE = MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.5, "encoder.tied": True}
 SCALAR_MIX = MLR | {"pooling": "scalar_mix"}
-ME_BERT: dict[str, Any] = {"head.name": "first_tokens", "head.count": 3, "loss.temperature": 4.0}
+ME_BERT: dict[str, Any] = {"head.name": "first_tokens", "head.first_tokens.count": 3, "loss.temperature": 4.0}
 COLBERT: dict[str, Any] = {"head.name": "all_tokens", "loss.temperature": 4.0}
-LATE_INTERACTION = COLBERT | {"head.late_interaction": True, "head.projection": 6, "normalize": True}
+LATE_INTERACTION = COLBERT | {"head.all_tokens.late": True, "head.all_tokens.projection": 6, "normalize": True}
 MVR: dict[str, Any] = {
     "head.name": "viewers",
-    "head.count": 3,
+    "head.viewers.count": 3,
     "loss.temperature": 4.0,
     "loss.local_weight": 0.1,
     "loss.annealing_rate": 0.1,
 }
 AGGRETRIEVER: dict[str, Any] = {
     "head.name": "lexical",
-    "head.lexical_dim": 8,
-    "head.cls_dim": 4,
-    "head.chunk": 2,
+    "head.lexical.lexical_dim": 8,
+    "head.lexical.cls_dim": 4,
+    "head.lexical.chunk": 2,
     "encoder.tied": True,
 }
 I3: dict[str, Any] = {
     "head.name": "implicit",
-    "head.pseudo_length": 4,
-    "head.mask_id": 3,
+    "head.implicit.pseudo_length": 4,
+    "head.implicit.mask_id": 3,
     "data.pseudo_queries": "query",
     "loss.temperature": 4.0,
 }
@@ -77,8 +78,8 @@ def make_config(overrides: dict[str, Any]) -> ConfigDict:
 
 def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> Retriever:
     config = make_config(overrides)
-    if config.head.name == "lexical" and isinstance(encoder, BertConfig):
-        encoder = dataclasses.replace(encoder, mlm_head=config.head.mlm)
+    if isinstance(encoder, BertConfig):
+        encoder = dataclasses.replace(encoder, mlm_head="mlm_head" in make_head(config, encoder).needs())
     return build_retriever(config, encoder)
 
 

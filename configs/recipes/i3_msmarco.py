@@ -20,18 +20,19 @@ def get_config(system: str = "retromae") -> ConfigDict:
     c.train.chunk_size = 1
     if system in ("bert", "warm_up_bert"):
         c.encoder.layers = 6
-        c.head.reconstructor_layers = c.head.interactor_layers = 3
+        c.head.implicit.reconstructor_layers = c.head.implicit.interactor_layers = 3
     else:
         c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
     if system == "released":
-        c.head.variant = "released"
-        c.loss.reconstruction_weight = 0.1
+        c.head.implicit.variant = "released"
+        c.head.implicit.reconstruction_weight = 0.1
         c.optimizer.name = "lamb_reference"
         c.optimizer.head_learning_rate = 1e-3
+        c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
     if system.startswith("warm_up"):
         c.data.negatives = 0
         c.loss.contrastive_weight = 0.0
-        c.loss.reconstruction_decay = 1.0
+        c.head.implicit.reconstruction_decay = 1.0
         c.optimizer.frozen = "encoder/"
         c.train.steps = 20_000
     return c

@@ -1,4 +1,4 @@
-"""Do several vectors of a passage say different things? Local variation and perplexity (MVR, section 4.4), and which
+"""Do several vectors of a passage say different things? Local variation and perplexity (MVR, section 5.2), and which
 layer or viewer wins the maximum (MLR, section 4.2)."""
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ import numpy as np
 from jaxtyping import Float
 
 NORMS = ("softmax", "cosine", "none")
+EQUAL = 1e-5  # of 1 - cos; float32 encoders leave up to about 1e-6 between vectors that are the same
 
 
 @dataclass(frozen=True)
 class Diversity:
     """local_variation: mean over queries of (best score of the relevant passage's vectors - mean of the others), of
     scores normed as named. perplexity: exp of the entropy (natural logarithm) of which vector wins, over the queries of
-    a passage, averaged over passages with at least two; None if there is none. wins: how often each vector wins [V]."""
+    a passage, averaged over passages with at least two; None if there is none. wins: how often each vector wins [V].
+    distance: 1 - cos of two vectors of a passage, the mean over all pairs of them and all passages."""
 
     pairs: int
     passages: int  # with at least two queries
+    distance: float
     local_variation: dict[str, float]
     perplexity: float | None
     wins: tuple[int, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the vectors of a passage are one vector but for rounding: which of them wins then means nothing."""
+        return self.distance < EQUAL
 
 
 def normed(
@@ -46,6 +54,15 @@ def local_variation(scores: Float[np.ndarray, "P V"]) -> float:
     """Mean over pairs of the best score minus the mean of the others (MVR eq. 9)."""
     best = scores.max(axis=1)
     return float((best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)).mean())
+
+
+def mean_distance(vectors: Float[np.ndarray, "P V D"]) -> float:
+    """1 - cos of two different vectors of a passage, averaged."""
+    unit = vectors.astype(np.float64)
+    unit /= np.maximum(np.linalg.norm(unit, axis=-1, keepdims=True), 1e-30)
+    count = unit.shape[1]
+    squares = (unit.sum(axis=1) ** 2).sum(axis=-1)  # |sum of unit vectors|^2 = V + the cosines of all pairs
+    return float(1 - ((squares - count) / (count * (count - 1))).mean())
 
 
 def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None, int]:
@@ -75,6 +92,7 @@ def diversity(
     return Diversity(
         pairs=len(queries),
         passages=counted,
+        distance=mean_distance(vectors),
         local_variation={norm: local_variation(normed(queries, vectors, norm)) for norm in NORMS},
         perplexity=mean,
         wins=tuple(np.bincount(winners, minlength=vectors.shape[1]).tolist()),

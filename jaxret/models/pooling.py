@@ -1,13 +1,13 @@
 """Poolings of a passage's V vectors (MLR, "Pooling strategies"): none, average, scalar mix, self-contrastive.
 
 Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled. `num_vectors` is
-None where every text has its own number.
+None where every text has its own number. LOSS: settings of `training.losses.LossSettings` that a pooling is defined by.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ class NoPooling(nn.Module):
     """Keeps all V vectors; the score of a passage is the maximum over them."""
 
     num_vectors: int | None
+    LOSS: ClassVar[dict[str, str]] = {}
 
     def inference_vectors(self) -> int | None:
         return self.num_vectors
@@ -32,6 +33,7 @@ class Average(nn.Module):
     """The mean of the vectors that exist."""
 
     num_vectors: int | None
+    LOSS: ClassVar[dict[str, str]] = {}
 
     def inference_vectors(self) -> int:
         return 1
@@ -48,6 +50,7 @@ class ScalarMix(nn.Module):
     softmax is over the vectors that exist."""
 
     num_vectors: int | None
+    LOSS: ClassVar[dict[str, str]] = {}
 
     def inference_vectors(self) -> int:
         return 1
@@ -61,9 +64,11 @@ class ScalarMix(nn.Module):
 
 
 class SelfContrastive(nn.Module):
-    """Training sees all V vectors (and the loss its local term); inference keeps vector 0, the last layer's."""
+    """Training sees all V vectors (and the loss its local term, MLR eq. 5-6); inference keeps vector 0, the last
+    layer's."""
 
     num_vectors: int | None
+    LOSS: ClassVar[dict[str, str]] = {"positive": "first", "local_target": "first"}
 
     def inference_vectors(self) -> int:
         return 1

@@ -3,7 +3,7 @@ validation, corpus encoding and search alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,11 @@ from ml_collections import ConfigDict
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, verify_weights
-from jaxret.models.encoders.t5 import T5Config
-from jaxret.models.heads import HEADS
-from jaxret.models.heads.head import Side, Text
+from jaxret.models.heads import HEADS, make_head
+from jaxret.models.heads.head import Head, Side, Text
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Tokens
 
-NOT_T5 = {
-    "viewers": "viewers take the place of [CLS] at position 0, and T5 has neither",
-    "implicit": "its reconstructor begins with [MASK] tokens, which T5 does not have",
-    "lexical": "it has no head of masked language modelling; set head.mlm=False",
-}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -38,7 +32,7 @@ class RetrieverModule(nn.Module):
     dtype: Any
     remat: bool
     tied: bool
-    head: nn.Module
+    head: Head
     pooling: nn.Module
     normalize: bool
     pooled: bool = True
@@ -54,8 +48,7 @@ class RetrieverModule(nn.Module):
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
         encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
         head = self.head if self.tied else getattr(self, f"{side}_head")
-        leading = {"leading": head.leading(side)} if hasattr(head, "leading") else {}
-        hidden = encoder(tokens, head.keep(side), train, **leading)
+        hidden = encoder(tokens, head.keep(side), train, head.leading(side))
         embeddings = head(hidden, Text(side, tokens, encoder, train, labels))
         # Everything after the encoder is float32: scores of bf16 vectors would have ties where there are none.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))
@@ -84,7 +77,7 @@ class Retriever:
     @property
     def dimension(self) -> int:
         """D, the size of one vector."""
-        return self.module.head.dimension(self.module.config.hidden_size)
+        return self.module.head.dimension()
 
     @property
     def vectors_per_passage(self) -> int | None:
@@ -94,7 +87,7 @@ class Retriever:
     @property
     def late_interaction(self) -> bool:
         """Whether a query has a vector for each of its tokens, and its score is a sum over them."""
-        return getattr(self.module.head, "late_interaction", False)
+        return self.module.head.late_interaction()
 
     def unpooled(self) -> Retriever:
         """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
@@ -105,6 +98,17 @@ class Retriever:
         if (side == "query" and self.late_interaction) or (side == "passage" and self.vectors_per_passage is None):
             return lengths + self.module.head.keep(side).mean
         return np.full(len(lengths), 1 if side == "query" else self.vectors_per_passage)
+
+    def contract(self) -> dict[str, Any]:
+        """Everything of the model, but its parameters, that vectors depend on."""
+        module = self.module
+        names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}
+        return {
+            "encoder": {**asdict(module.config), "tied": module.tied, "dtype": jnp.dtype(module.dtype).name},
+            "head": {"name": names[type(module.head)], **module.head.contract()},
+            "pooling": names[type(module.pooling)],
+            "normalize": module.normalize,
+        }
 
     @property
     def longest(self) -> int:
@@ -139,19 +143,19 @@ class Retriever:
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
     """The encoder that `config` takes from a Hugging Face directory: all of it, or its first layers, perhaps with the
     MLM head. Raises ValueError for what this encoder cannot do."""
-    encoder, changes = read_config(directory), {}
+    encoder = read_config(directory)
     if config.encoder.layers:
         if not 0 < config.encoder.layers <= encoder.num_layers:
             raise ValueError(
                 f"encoder.layers is {config.encoder.layers}; the encoder in {directory} has {encoder.num_layers}"
             )
-        changes["num_layers"] = config.encoder.layers
-    normalize = config.encoder.normalize_intermediate
-    if isinstance(encoder, T5Config):
-        changes["normalize_intermediate"] = normalize
-    else:
-        changes["mlm_head"] = config.head.name == "lexical" and config.head.mlm
-    return replace(encoder, **changes)
+        encoder = replace(encoder, num_layers=config.encoder.layers)
+    options = {
+        "mlm_head": "mlm_head" in make_head(config, encoder).needs(),
+        "normalize_intermediate": config.encoder.normalize_intermediate,
+    }
+    there = {field.name for field in fields(encoder)}
+    return replace(encoder, **{name: value for name, value in options.items() if name in there})
 
 
 def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
@@ -163,24 +167,11 @@ def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
         return table[name]
 
-    head_class = choose(HEADS, "head.name", config.head.name)
-    if isinstance(encoder, T5Config):
-        if config.head.name in ("viewers", "implicit") or (config.head.name == "lexical" and config.head.mlm):
-            raise ValueError(f"head.name is {config.head.name!r}, which T5 cannot have: {NOT_T5[config.head.name]}")
-        if config.head.token == "cls":
-            raise ValueError("head.token is 'cls', which T5 does not have; set head.token='mean'")
-    options = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in config.head.items()}
-    options |= {"num_layers": encoder.num_layers, "hidden_size": encoder.hidden_size}
-    head = head_class(**{field.name: options[field.name] for field in fields(head_class) if field.name in options})
-    if config.head.name == "viewers" and config.head.first_viewer_id + config.head.count > encoder.vocab_size:
-        raise ValueError(
-            f"head.first_viewer_id is {config.head.first_viewer_id} and head.count {config.head.count}, but the "
-            f"vocabulary has {encoder.vocab_size} words; -1 gives viewers a table of their own"
-        )
-    vectors = head.vectors_per_passage()
-    pooling_class = choose(POOLINGS, "pooling", config.pooling)
-    check_pooling(config, vectors)
-    pooling = pooling_class(num_vectors=vectors)
+    head = make_head(config, encoder)
+    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
+    problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
+    if problem:
+        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
     module = RetrieverModule(
         config=encoder,
         dtype=choose(DTYPES, "encoder.dtype", config.encoder.dtype),
@@ -191,23 +182,6 @@ def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
         normalize=config.normalize,
     )
     return Retriever(module)
-
-
-def check_pooling(config: ConfigDict, vectors: int | None) -> None:
-    """Raises ValueError for a pooling that a head's vectors cannot have."""
-    if config.pooling == "none":
-        return
-    if vectors == 1:
-        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} gives one vector: use 'none'")
-    if config.head.name == "viewers":
-        raise ValueError(f"pooling is {config.pooling!r}; MVR keeps every viewer's vector: use 'none'")
-    if vectors is None and config.pooling == "scalar_mix":
-        raise ValueError(
-            f"pooling is 'scalar_mix', but head {config.head.name!r} has a vector for every token, so there is no "
-            "fixed number of weights: use none, average or self_contrastive"
-        )
-    if vectors is None and config.head.late_interaction:
-        raise ValueError(f"pooling is {config.pooling!r}; late interaction needs every token's vector: use 'none'")
 
 
 def load_encoder(config: ConfigDict) -> tuple[Path, EncoderConfig, Params]:

@@ -5,7 +5,6 @@ It is written beside the checkpoints, the shards and the results; those who disa
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 
 from jaxret.contract import ContractError, flatten, require_equal
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.models.heads import HEADS
-from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import DTYPES, Retriever
+from jaxret.models.retriever import Retriever
 from jaxret.runs.upgrade import upgrade
 from jaxret.storage import sha256_file
 
@@ -44,26 +41,9 @@ def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) 
         "tokenizer": {name: sha256_file(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()},
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
-        **_model_contract(retriever),
+        **retriever.contract(),
     }
     return json.loads(json.dumps(contract))  # tuples are lists, as in a file
-
-
-def _model_contract(retriever: Retriever) -> dict[str, Any]:
-    """TODO at the merge: `retriever.contract()` in its place."""
-    module = retriever.module
-    unseen = ("parent", "name", "num_layers", "hidden_size", "chunk")  # of the encoder, of Flax, or for memory
-    options = {f.name: getattr(module.head, f.name) for f in dataclasses.fields(module.head) if f.name not in unseen}
-    return {
-        "encoder": {
-            **dataclasses.asdict(module.config),
-            "tied": module.tied,
-            "dtype": next(name for name, dtype in DTYPES.items() if dtype is module.dtype),
-        },
-        "head": {"name": next(name for name, kind in HEADS.items() if isinstance(module.head, kind)), **options},
-        "pooling": next(name for name, kind in POOLINGS.items() if isinstance(module.pooling, kind)),
-        "normalize": module.normalize,
-    }
 
 
 def understood(stored: Mapping[str, Any], now: Mapping[str, Any], tokenizer_digest: str) -> dict[str, Any]:

@@ -22,10 +22,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 # said then.
 SCHEDULE = ("train.steps", "train.epochs")
 MASKS = "train.chunk_size"
-_FREE = (
-    r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download)|train\.(log_every|checkpoint_every)"
-    r"|head\.(\w+\.)?chunk"
-)
+_FREE = r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download)|train\.(log_every|checkpoint_every)"
 _ABSENT = "(absent)"
 
 
@@ -40,7 +37,7 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         for key in sorted(before.keys() | now.keys())
         if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
-    refused = {key: both for key, both in changes.items() if not _may_change(key)}
+    refused = {key: both for key, both in changes.items() if not _may_change(key, config.head.name)}
     require_equal(
         {key: old for key, (old, _) in refused.items() if old != _ABSENT},
         {key: new for key, (_, new) in refused.items() if new != _ABSENT},
@@ -57,8 +54,9 @@ def _of_another_family(key: str, family: str) -> bool:
     return bool(group) and group[1] in HEADS and group[1] != family  # type: ignore[index]
 
 
-def _may_change(key: str) -> bool:
-    return key in (*SCHEDULE, MASKS) or bool(re.fullmatch(_FREE, key))
+def _may_change(key: str, family: str) -> bool:
+    memory = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "MEMORY", ()))
+    return key in (*SCHEDULE, MASKS, *memory) or bool(re.fullmatch(_FREE, key))
 
 
 def remember(

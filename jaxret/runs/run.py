@@ -40,24 +40,13 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def load_tokenizer(config: ConfigDict, directory: Path) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if it lacks the [CLS] to be read."""
+def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
+    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head cannot do with it."""
     tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
-    if tokenizer.cls_id is None and config.head.token == "cls":
-        raise ValueError(f"head.token is 'cls', but the tokenizer in {directory} has no [CLS]; set head.token='mean'")
-    if config.head.name == "implicit" and tokenizer.mask_id != config.head.mask_id:
-        raise ValueError(
-            f"head.mask_id is {config.head.mask_id}, but [MASK] is {tokenizer.mask_id} in the tokenizer of {directory}"
-        )
-    if config.head.name == "viewers" and config.head.first_viewer_id >= 0:
-        first = config.head.first_viewer_id
-        words = [tokenizer.backend.id_to_token(first + i) for i in range(config.head.count)]
-        taken = [word for word in words if word is not None and not word.startswith("[unused")]
-        if taken:
-            raise ValueError(
-                f"head.first_viewer_id is {first}, but in the tokenizer of {directory} that is {taken[0]!r}: viewers "
-                "need words that no text has; choose others, or -1 for a table of their own"
-            )
+    try:
+        retriever.module.head.check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{error} (tokenizer of {directory})") from error
     return tokenizer
 
 
@@ -155,7 +144,7 @@ def open_run(
     config = stored_config(folder)
     try:
         retriever = build_retriever(config, encoder_config(config, folder.encoder))
-        tokenizer = load_tokenizer(config, folder.encoder)
+        tokenizer = load_tokenizer(config, folder.encoder, retriever)
     except AttributeError as error:
         if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing
             raise
@@ -211,7 +200,7 @@ def with_lengths(
                 raise ValueError(f"{key} is {length}; it must be 3 to {retriever.longest}, the encoder's positions")
             config.tokens[key] = length
     lengths = {"query_length": config.tokens.query_length, "passage_length": config.tokens.passage_length}
-    return replace(tokenizer, **lengths, truncation={})
+    return replace(tokenizer, **lengths)
 
 
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:

@@ -12,16 +12,6 @@ from jaxret.runs.run import Run
 from jaxret.storage import write_json
 
 
-def vector_names(run: Run) -> list[str]:
-    """What each vector of a passage is."""
-    head = run.config.head
-    if head.name == "layers":
-        return [f"layer {layer}" for layer in sorted(head.layers, reverse=True)]
-    kind = "viewer" if head.name == "viewers" else "token"
-    names = [f"{kind} {i}" for i in range(head.count)]
-    return ["mean", *names[:-1]] if kind == "token" and head.token == "mean" else names
-
-
 def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
     """Encodes the judged queries of a BEIR folder and their relevant passages, before any pooling.
 
@@ -31,7 +21,7 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
     if vectors is None or vectors < 2:
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'}; "
-            "diversity is measured where every passage has the same several: layers, first_tokens, viewers"
+            "diversity is measured where every passage has the same several"
         )
     policy = Policy()
     queries = {query.id: query for query in read_queries(data, policy)}
@@ -58,12 +48,17 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
 def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
     """Measures, writes `eval/<data>.<split>.diversity.json`, and gives the text to print."""
     found = measure(run, data, split, progress)
-    names = vector_names(run)
+    names = run.retriever.module.head.vector_names()
     path = run.workdir / "eval" / f"{Path(data).name}.{split}.diversity.json"
-    write_json(path, {**vars(found), "wins": dict(zip(names, found.wins, strict=True)), "checkpoint": run.checkpoint})
+    winners = dict(zip(names, found.wins, strict=True))
+    write_json(path, {**vars(found), "wins": winners, "equal": found.equal, "checkpoint": run.checkpoint})
     lines = [
         f"{found.pairs:,} pairs of a query and a relevant passage; {found.passages:,} passages have several queries"
     ]
+    lines.append(f"1 - cos of two vectors of a passage, on average: {found.distance:.2g}")
+    if found.equal:
+        lines.append("these vectors are equal but for rounding: which of them wins means nothing, and is not shown")
+        return "\n".join([*lines, f"written to {path}"])
     lines += [f"local variation ({norm}): {value:.4f}" for norm, value in found.local_variation.items()]
     if found.perplexity is None:
         lines.append("perplexity of the winner: no passage has two queries")

@@ -79,7 +79,7 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
 def read_texts(job: Job) -> Texts:
     """Loads the tokenizer, reads and tokenises the data. Raises ContractError if a run that has begun read others, and
     DataError for bad records."""
-    tokenizer = load_tokenizer(job.config, job.encoder)
+    tokenizer = load_tokenizer(job.config, job.encoder, job.retriever)
     contract = make_contract(job.retriever, tokenizer, job.encoder)
     if job.begun:
         require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")

@@ -6,7 +6,6 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.retriever import Retriever
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -19,11 +18,8 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
     batch, chunk, devices = config.train.batch_size, config.train.chunk_size, mesh.size
     if batch < 1 or batch % devices:
         raise ValueError(f"train.batch_size is {batch}; it must be a multiple of the number of devices, {devices}")
-    if chunk and (batch % chunk or chunk % devices):
-        raise ValueError(
-            f"train.chunk_size is {chunk}; it must divide train.batch_size, {batch}, "
-            f"and be a multiple of the number of devices, {devices}"
-        )
+    if chunk < 0:
+        raise ValueError(f"train.chunk_size is {chunk}; it is a number of queries, or 0 for all at once")
     if config.validation.batch_size % devices:
         raise ValueError(f"validation.batch_size is {config.validation.batch_size}; a multiple of {devices} is needed")
     if config.validation.metric not in METRICS:
@@ -39,8 +35,6 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
     for key in ("shard_rows", "tokens_per_batch"):
         if config.encode[key] < 1:
             raise ValueError(f"encode.{key} is {config.encode[key]}; it must be at least 1")
-    if config.data.pseudo_queries and config.head.name != "implicit":
-        raise ValueError(f"data.pseudo_queries is for head implicit; head {config.head.name!r} ignores them")
     if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.loss.contrastive_weight == 0 and config.data.dev:
@@ -54,16 +48,9 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
 
 def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
     """The options that follow a published implementation where it differs from its paper, to be printed."""
-    t5 = isinstance(retriever.module.config, T5Config)
     options = {
-        "head.variant=released (the reconstructor sees [CLS] alone)": (
-            config.head.name == "implicit" and config.head.variant == "released"
-        ),
         "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
             config.optimizer.name == "lamb_reference"
-        ),
-        "encoder.normalize_intermediate=False (T5's layers below the last are raw)": (
-            t5 and config.head.name == "layers" and not config.encoder.normalize_intermediate
         ),
         f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
             config.optimizer.clip_norm > 0 and config.optimizer.reference_processes != 1
@@ -72,11 +59,14 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
             bool(config.data.dev) and config.validation.metric == "average_rank"
         ),
     }
-    return [name for name, on in options.items() if on]
+    return [*retriever.module.head.reference_options(), *(name for name, on in options.items() if on)]
 
 
 def check_model(config: ConfigDict, retriever: Retriever) -> None:
-    """Raises ValueError for lengths, a loss or an optimizer that the model cannot have; needs its shapes alone."""
+    """Raises ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have; needs its
+    shapes alone."""
+    if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
+        raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     check_lengths(config, retriever)
     loss_settings(config, retriever)
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))

@@ -27,10 +27,9 @@ def load_examples(
     pseudo_queries = None
     if imagine and imagine != "query":
         pseudo_queries = {query.id: query.text for query in read_queries(imagine, policy)}
-    tokenizer.truncation.clear()
     data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, imagine == "query")
     say(f"{which}: {len(data):,} examples from {source}")
-    for truncation in tokenizer.truncation.values():
+    for truncation in data.truncations:
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:

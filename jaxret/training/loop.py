@@ -19,6 +19,7 @@ from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, place_rows, shard_batch
 from jaxret.models.encoders.pretrained import Params
+from jaxret.models.retriever import Retriever
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
@@ -206,7 +207,7 @@ def make_trainer(
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
     settings = loss_settings(config, job.retriever, length.epochs_per_step)
     objective = Objective(job.retriever, settings, job.mesh, config.train.chunk_size)
-    plan = batch_plan(config, config.train.batch_size)
+    plan = batch_plan(config, job.retriever, config.train.batch_size)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints)
     validate = None
     if texts.dev:
@@ -291,14 +292,14 @@ class Stopwatch:
         return seconds
 
 
-def batch_plan(config: ConfigDict, batch_size: int) -> BatchPlan:
+def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> BatchPlan:
     return BatchPlan(
         batch_size=batch_size,
         negatives=config.data.negatives,
         length_multiple=config.tokens.length_multiple,
         max_query_length=config.tokens.query_length,
         max_passage_length=config.tokens.passage_length,
-        pseudo_length=config.head.pseudo_length,
+        pseudo_length=retriever.module.head.pseudo_query_length(),
         data_seed=config.seed.data,
         negatives_seed=config.seed.negatives,
     )
@@ -315,5 +316,5 @@ def make_validation(
 ) -> Validation:
     embedder = make_embedder(objective.retriever, params, objective.mesh, tokenizer, config)
     pool, places = make_pool(dev, data, config.validation.pool_size, config.seed.data)
-    plan = batch_plan(config, config.validation.batch_size)
+    plan = batch_plan(config, objective.retriever, config.validation.batch_size)
     return Validation(dev, pool, places, plan, make_eval_step(objective, params), embedder, progress)

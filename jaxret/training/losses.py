@@ -1,9 +1,10 @@
-"""One contrastive loss for every family; what a family adds to it are settings."""
+"""The loss of a step: terms that stand in one table, and their weights. What a family adds are settings and entries."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,15 @@ from jaxret.models.retriever import Retriever
 from jaxret.scoring import MASKED
 from jaxret.types import Batch
 
+Scalar = Float[jax.Array, ""]
+
 
 @dataclass(frozen=True)
 class LossSettings:
     """positive: whether the positive document scores by its best vector or by its first (the last layer).
     local_target: what the softmax over the positive's own vectors should choose. parts: where the parts of a vector
-    begin and end that have a loss of their own (Aggretriever). Epochs are counted from 0."""
+    begin and end that have a loss of their own. own: of the loss that a head computes from a text alone. Epochs are
+    counted from 0."""
 
     positive: Literal["max", "first"] = "max"
     local_target: Literal["none", "first", "argmax"] = "none"
@@ -32,68 +36,38 @@ class LossSettings:
     contrastive_weight: float = 1.0
     parts: tuple[tuple[int, int], ...] = ()
     parts_weight: float = 0.5
-    reconstruction_weight: float = 1.0
-    reconstruction_decay: float = 0.1
+    own_weight: float = 1.0
+    own_decay: float = 1.0
     epochs_per_step: float = 0.0  # batch size / number of examples
 
-    def epoch(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""]:
+    def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
         """The epoch, from 0, of the middle of a step's batch: a batch may begin in one epoch and end in the next."""
         return jnp.floor((step + 0.5) * jnp.float32(self.epochs_per_step))
 
-    def annealing(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""] | float:
+    def annealing(self, step: Int[jax.Array, ""] | int) -> Scalar | float:
         """What both temperatures are multiplied by: max(floor, exp(-rate * epoch)) (MVR, section 3.3)."""
         if not self.annealing_rate:
             return 1.0
         return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(step)))
 
-    def reconstruction(self, step: Int[jax.Array, ""] | int) -> Float[jax.Array, ""]:
-        """beta of the reconstruction loss: weight * decay^epoch (I3 eq. 7)."""
-        return self.reconstruction_weight * jnp.float32(self.reconstruction_decay) ** self.epoch(step)
-
-
-@struct.dataclass
-class LossTerms:
-    """Scalars; means over the queries that exist."""
-
-    loss: Float[jax.Array, ""]
-    contrastive: Float[jax.Array, ""]
-    local: Float[jax.Array, ""]
-    parts: Float[jax.Array, ""]  # sum over the parts of a vector (Aggretriever)
-    reconstruction: Float[jax.Array, ""]  # mean over the tokens of pseudo-queries (I3)
-    accuracy: Float[jax.Array, ""]  # how often the positive has the best score
-    rank: Float[jax.Array, ""]  # its rank among the candidates, from 0; of equal scores the first document comes first
-
 
 def loss_settings(config: ConfigDict, retriever: Retriever, epochs_per_step: float = 0.0) -> LossSettings:
-    """The self-contrastive pooling is defined by its loss (MLR eq. 5-6), and so are viewers (MVR eq. 7)."""
-    loss = config.loss
+    """The config's loss, with what the pooling and the head are defined by."""
+    loss, module = config.loss, retriever.module
     if loss.temperature <= 0 or loss.local_temperature <= 0 or loss.annealing_floor <= 0:
         raise ValueError(
             f"loss.temperature {loss.temperature}, loss.local_temperature {loss.local_temperature} and "
             f"loss.annealing_floor {loss.annealing_floor} must be positive"
         )
-    own, viewers = config.pooling == "self_contrastive", config.head.name == "viewers"
-    if loss.local_weight and not (own or viewers):
+    settings = LossSettings(
+        **{**dict(loss.items()), **module.head.loss(), **module.pooling.LOSS}, epochs_per_step=epochs_per_step
+    )
+    if loss.local_weight and settings.local_target == "none":
         raise ValueError(
             f"loss.local_weight is {loss.local_weight}, but pooling {config.pooling!r} of head {config.head.name!r} "
-            "has no local term; it belongs to pooling self_contrastive and head viewers"
+            "has no local term: set it to 0"
         )
-    head = retriever.module.head
-    return LossSettings(
-        positive="first" if own else "max",
-        local_target="first" if own else "argmax" if viewers else "none",
-        temperature=loss.temperature,
-        local_temperature=loss.local_temperature,
-        local_weight=loss.local_weight,
-        annealing_rate=loss.annealing_rate,
-        annealing_floor=loss.annealing_floor,
-        contrastive_weight=loss.contrastive_weight,
-        parts=head.parts() if hasattr(head, "parts") else (),
-        parts_weight=loss.parts_weight,
-        reconstruction_weight=loss.reconstruction_weight,
-        reconstruction_decay=loss.reconstruction_decay,
-        epochs_per_step=epochs_per_step,
-    )
+    return settings
 
 
 def candidates(batch: Batch) -> Bool[jax.Array, "B N"]:
@@ -105,44 +79,136 @@ def candidates(batch: Batch) -> Bool[jax.Array, "B N"]:
     return own | (exists[None] & ~known)
 
 
-def contrastive_loss(
-    similarities: Float[jax.Array, "B N V"],
-    positives: Int[jax.Array, " B"],
-    candidates: Bool[jax.Array, "B N"],
-    settings: LossSettings,
-    annealing: Float[jax.Array, ""] | float = 1.0,
-) -> LossTerms:
-    """L = L_global + lambda * L_local, with s[i,j] = max_k S[i,j,k] and i+ the positive of query i:
+class Scores:
+    """What the terms of the loss read: the scores of every query with every document, and where they come from.
 
-    L_global = mean_i -log softmax_j(score[i,:] / tau)[i+], where score[i,i+] is S[i,i+,0] under positive="first";
-    L_local  = mean_i -log softmax_k(S[i,i+,:] / tau_local)[target]   (MLR eq. 6 with target 0, MVR eq. 7 with argmax).
-
-    similarities: S in float32, MASKED where a vector does not exist. positives: index into N; -1 marks a row that is
-    no query and counts for nothing. annealing: multiplies both temperatures.
+    similarities: S [B,N,V] in float32 of a part of every vector, MASKED where a vector does not exist. positives: index
+    into N; -1 marks a row that is no query and counts for nothing. annealing multiplies both temperatures. own_loss:
+    (sum, count) for each document, or None.
     """
-    temperature, local_temperature = settings.temperature * annealing, settings.local_temperature * annealing
-    valid = positives >= 0
-    row = jnp.maximum(positives, 0)
-    own = jnp.take_along_axis(similarities, row[:, None, None], axis=1)[:, 0]  # [B,V]
-    best = jnp.max(similarities, axis=-1)  # [B,N]
-    positive_score = own[:, 0] if settings.positive == "first" else jnp.max(own, axis=-1)
-    is_positive = jnp.arange(best.shape[1])[None] == row[:, None]
-    scores = jnp.where(is_positive, positive_score[:, None], best)
-    scores = jnp.where(candidates, scores, MASKED)
-    negative_log = jax.nn.logsumexp(scores / temperature, axis=-1) - positive_score / temperature
 
-    local = jnp.zeros_like(negative_log)
-    if settings.local_target != "none":
-        logits = jax.nn.log_softmax(own / local_temperature, axis=-1)
-        target = jnp.zeros_like(row) if settings.local_target == "first" else jnp.argmax(own, axis=-1)
-        local = -jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0]
+    def __init__(
+        self,
+        similarities: Callable[[slice], Float[jax.Array, "B N V"]],
+        positives: Int[jax.Array, " B"],
+        candidates: Bool[jax.Array, "B N"],
+        settings: LossSettings,
+        annealing: Scalar | float = 1.0,
+        epoch: Scalar | float = 0.0,
+        own_loss: Float[jax.Array, "N 2"] | None = None,
+        teacher_scores: Float[jax.Array, "B G"] | None = None,
+    ) -> None:
+        self.settings, self.epoch, self.own_loss, self.teacher_scores = settings, epoch, own_loss, teacher_scores
+        self.temperature = settings.temperature * annealing
+        self.local_temperature = settings.local_temperature * annealing
+        self.valid = positives >= 0  # [B]
+        self.row = jnp.maximum(positives, 0)
+        self._candidates, self._similarities = candidates, similarities
+        self.whole = self.part(slice(None))
 
-    def mean(values: Float[jax.Array, " B"]) -> Float[jax.Array, ""]:
-        return jnp.sum(jnp.where(valid, values, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+    def mean(self, values: Float[jax.Array, " B"]) -> Scalar:
+        """Over the queries that exist."""
+        return jnp.sum(jnp.where(self.valid, values, 0.0)) / jnp.maximum(jnp.sum(self.valid), 1)
 
-    contrastive, local_mean = mean(negative_log), mean(local)
-    own_score = positive_score[:, None]
-    ahead = (scores > own_score) | ((scores == own_score) & (jnp.arange(scores.shape[1])[None] < row[:, None]))
-    rank = jnp.sum(ahead, axis=-1).astype(jnp.float32)
-    loss, zero = contrastive + settings.local_weight * local_mean, jnp.zeros(())
-    return LossTerms(loss, contrastive, local_mean, zero, zero, mean((rank == 0).astype(jnp.float32)), mean(rank))
+    def group(self) -> tuple[Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
+        """(scores, which count) of each query with its own documents, the positive first: beside `teacher_scores`."""
+        columns = self.row[:, None] + jnp.arange(self.whole.best.shape[1] // len(self.row))
+        there = jnp.take_along_axis(self._candidates, columns, axis=1) & self.valid[:, None]
+        return jnp.take_along_axis(self.whole.best, columns, axis=1), there
+
+    def part(self, part: slice) -> PartScores:
+        """Of a part of every vector."""
+        similarities = self._similarities(part)
+        own = jnp.take_along_axis(similarities, self.row[:, None, None], axis=1)[:, 0]  # [B,V]
+        best = jnp.max(similarities, axis=-1)  # [B,N]
+        positive = own[:, 0] if self.settings.positive == "first" else jnp.max(own, axis=-1)
+        is_positive = jnp.arange(best.shape[1])[None] == self.row[:, None]
+        scores = jnp.where(is_positive, positive[:, None], best)
+        return PartScores(own, positive, scores, jnp.where(self._candidates, scores, MASKED))
+
+
+@struct.dataclass
+class PartScores:
+    """own: S[i,i+,:], the vectors of each query's positive; positive: its score, by its best vector or its first;
+    best: the score of every document; scores: the same, MASKED where it does not compete."""
+
+    own: Float[jax.Array, "B V"]
+    positive: Float[jax.Array, " B"]
+    best: Float[jax.Array, "B N"]
+    scores: Float[jax.Array, "B N"]
+
+    def rank(self, row: Int[jax.Array, " B"]) -> Float[jax.Array, " B"]:
+        """Of the positive among the candidates, from 0; of equal scores the first document comes first."""
+        own_score = self.positive[:, None]
+        first = jnp.arange(self.scores.shape[1])[None] < row[:, None]
+        return jnp.sum((self.scores > own_score) | ((self.scores == own_score) & first), axis=-1).astype(jnp.float32)
+
+
+def contrastive(scores: Scores, part: PartScores | None = None) -> Scalar:
+    """mean_i -log softmax_j(score[i,:] / tau)[i+], with score[i,j] = max_k S[i,j,k]; score[i,i+] is S[i,i+,0] under
+    positive="first" (MLR eq. 5)."""
+    part = part or scores.whole
+    return scores.mean(jax.nn.logsumexp(part.scores / scores.temperature, axis=-1) - part.positive / scores.temperature)
+
+
+def local(scores: Scores) -> Scalar:
+    """mean_i -log softmax_k(S[i,i+,:] / tau_local)[target]: MLR eq. 6 with target 0, MVR eq. 7 with argmax."""
+    own = scores.whole.own
+    logits = jax.nn.log_softmax(own / scores.local_temperature, axis=-1)
+    first = scores.settings.local_target == "first"
+    target = jnp.zeros_like(scores.row) if first else jnp.argmax(own, axis=-1)
+    return scores.mean(-jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0])
+
+
+def parts(scores: Scores) -> Scalar:
+    """The sum of the contrastive losses of the parts of every vector alone (Aggretriever eq. 7)."""
+    return sum((contrastive(scores, scores.part(slice(*part))) for part in scores.settings.parts), jnp.zeros(()))
+
+
+def reconstruction(scores: Scores) -> Scalar:
+    """Mean over the tokens of pseudo-queries of what the head says of each text alone (I3 eq. 10)."""
+    assert scores.own_loss is not None
+    total, count = jnp.sum(scores.own_loss, axis=0)
+    return total / jnp.maximum(count, 1)
+
+
+class Term(NamedTuple):
+    """One addend of the loss: weight * value, in a step where it is `on`."""
+
+    value: Callable[[Scores], Scalar]
+    weight: Callable[[Scores], Scalar | float]
+    on: Callable[[Scores], bool]
+
+
+TERMS: dict[str, Term] = {
+    "contrastive": Term(contrastive, lambda s: s.settings.contrastive_weight, lambda s: True),
+    "local": Term(
+        local,
+        lambda s: s.settings.contrastive_weight * s.settings.local_weight,
+        lambda s: s.settings.local_target != "none",
+    ),
+    "parts": Term(parts, lambda s: s.settings.parts_weight, lambda s: bool(s.settings.parts)),
+    "reconstruction": Term(
+        reconstruction,
+        lambda s: s.settings.own_weight * jnp.float32(s.settings.own_decay) ** s.epoch,
+        lambda s: s.own_loss is not None,
+    ),
+}
+
+
+@struct.dataclass
+class LossTerms:
+    """Scalars; means over the queries that exist. `terms` are those of TERMS that are on, unweighted."""
+
+    loss: Scalar
+    terms: dict[str, Scalar]
+    accuracy: Scalar  # how often the positive has the best score
+    rank: Scalar  # its rank among the candidates, from 0
+
+
+def total_loss(scores: Scores) -> LossTerms:
+    """The sum of all terms that are on."""
+    values = {name: term.value(scores) for name, term in TERMS.items() if term.on(scores)}
+    loss = sum((TERMS[name].weight(scores) * value for name, value in values.items()), jnp.zeros(()))
+    rank = scores.whole.rank(scores.row)
+    return LossTerms(loss, values, scores.mean((rank == 0).astype(jnp.float32)), scores.mean(rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,20 +77,12 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
     return optax.GradientTransformation(init, update)
 
 
-def head_mask(params: Any) -> Any:
-    """True for the layers of heads (I3's reconstructor and interactor, projections), not for what projects to the
-    vocabulary."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: bool(re.match(r"(\w+_)?head/(?!vocabulary)", path_name(path))), params
-    )
-
-
-def frozen_mask(pattern: str, params: Any) -> Any:
-    """True for parameters whose path matches. Raises ValueError if none does, or all do."""
+def matching(key: str, pattern: str, params: Any) -> Any:
+    """True for parameters whose path matches the pattern of a config key. Raises ValueError if none does, or all do."""
     mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), params)
     if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
         what = "all" if all(jax.tree.leaves(mask)) else "none"
-        raise ValueError(f"optimizer.frozen is {pattern!r}, which matches {what} of the parameters")
+        raise ValueError(f"optimizer.{key} is {pattern!r}, which matches {what} of the parameters")
     return mask
 
 
@@ -114,10 +107,11 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
     direction, ratio = moments[c.name]
     frozen = optax.identity()
     if c.frozen:
-        frozen = optax.masked(optax.set_to_zero(), lambda params: frozen_mask(c.frozen, params))
+        frozen = optax.masked(optax.set_to_zero(), partial(matching, "frozen", c.frozen))
     heads = optax.identity()
     if c.head_learning_rate:
-        heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), head_mask)
+        faster = partial(matching, "head_parameters", c.head_parameters)
+        heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), faster)
     return optax.chain(
         frozen,  # before clipping: what is not trained has no part in the norm
         optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.grad_cache import encode_in_chunks
-from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss
+from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, total_loss
 from jaxret.types import Batch, Embeddings
 
 Params = Any
@@ -41,15 +41,21 @@ class Objective:
     retriever: Retriever
     settings: LossSettings
     mesh: Mesh
-    chunk_size: int = 0
+    chunk_size: int = 0  # queries encoded at a time, with their documents; 0: all
+
+    def chunks(self, queries: int) -> int:
+        """How many passes `queries` are encoded in: of `chunk_size` queries, or a little more, so that every pass is as
+        long as the others and every device has part of each. One query on each of 8 devices is 8 at a time."""
+        wanted = min(self.chunk_size or queries, queries)
+        fitting = (n for n in range(wanted, queries) if queries % n == 0 and n % self.mesh.size == 0)
+        return queries // next(fitting, queries)
 
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
     ) -> LossTerms:
         """`step` is for what changes with the epoch. Without `train` there is no dropout and no annealing, and
         documents are pooled as at inference."""
-        queries = batch.positives.shape[0]
-        chunks = queries // self.chunk_size if train and self.chunk_size else 1
+        chunks = self.chunks(len(batch.positives))
         query_key, document_key = jax.random.split(key)
 
         def encode(side: Side) -> Callable[..., Embeddings]:
@@ -58,23 +64,16 @@ class Objective:
         q = encode_in_chunks(encode("query"), (batch.queries, None), chunks, query_key)
         d = encode_in_chunks(encode("passage"), (batch.documents, batch.pseudo_queries), chunks, document_key)
         d = jax.lax.with_sharding_constraint(d, replicated(self.mesh))  # every device scores all documents
-        settings, allowed = self.settings, candidates(batch)
-        annealing = settings.annealing(step) if step is not None else 1.0
+        epoch = self.settings.epoch(0 if step is None else step)
+        annealing = self.settings.annealing(step) if step is not None else 1.0
 
-        def contrast(part: slice) -> LossTerms:
-            scores = self.similarities(q, d, part)
-            return contrastive_loss(scores, batch.positives, allowed, settings, annealing)
+        def scores(part: slice) -> jax.Array:
+            return self.similarities(q, d, part)
 
-        terms = contrast(slice(None))
-        loss, parts, reconstruction = settings.contrastive_weight * terms.loss, terms.parts, terms.reconstruction
-        if settings.parts:
-            parts = sum((contrast(slice(*part)).contrastive for part in settings.parts), parts)
-            loss = loss + settings.parts_weight * parts
-        if d.own_loss is not None:
-            total, count = jnp.sum(d.own_loss, axis=0)
-            reconstruction = total / jnp.maximum(count, 1)
-            loss = loss + settings.reconstruction(0 if step is None else step) * reconstruction
-        return replace(terms, loss=loss, parts=parts, reconstruction=reconstruction)
+        allowed = candidates(batch)
+        return total_loss(
+            Scores(scores, batch.positives, allowed, self.settings, annealing, epoch, d.own_loss, batch.teacher_scores)
+        )
 
     def similarities(self, q: Embeddings, d: Embeddings, part: slice) -> jax.Array:
         """S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late interaction."""
@@ -107,17 +106,8 @@ def make_train_step(
         moved = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, healthy)
         kept = TrainState(state.params, state.opt_state, state.step, healthy)
         new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), moved, kept)
-        metrics = {
-            "loss": terms.loss,
-            "contrastive_loss": terms.contrastive,
-            "local_loss": terms.local,
-            "in_batch_accuracy": terms.accuracy,
-            "gradient_norm": norm,
-        }
-        if objective.settings.parts:
-            metrics["parts_loss"] = terms.parts
-        if batch.pseudo_queries is not None:
-            metrics["reconstruction_loss"] = terms.reconstruction
+        metrics = {"loss": terms.loss, "in_batch_accuracy": terms.accuracy, "gradient_norm": norm}
+        metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
         return new, metrics
 
     mesh = objective.mesh

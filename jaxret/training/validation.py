@@ -51,7 +51,7 @@ class Validation:
             batch = place_rows(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())
-            for name, mean in zip(total, (terms.contrastive, terms.rank, terms.accuracy), strict=True):
+            for name, mean in zip(total, (terms.terms["contrastive"], terms.rank, terms.accuracy), strict=True):
                 total[name] += float(mean) * real
         return {name: value / len(self.dev) for name, value in total.items()}
 

@@ -58,11 +58,12 @@ def test_what_a_text_becomes(encoder: Path) -> None:
 
 def test_truncation_report(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, query_length=5, passage_length=10)
-    found = tokenizer.queries(["river " * 8, "river", "stone " * 3, "river " * 4])  # 10, 3, 5 and 6 tokens
+    cut = Truncation("queries", 5)
+    found = tokenizer.queries(["river " * 8, "river", "stone " * 3, "river " * 4], cut=cut)  # 10, 3, 5 and 6 tokens
     assert found.lengths.tolist() == [5, 3, 5, 5]
-    assert str(tokenizer.truncation["queries"]) == "4 queries: 50.0% cut at 5 tokens, 25.0% of tokens lost"
-    tokenizer.queries(["river"] * 996)
-    assert str(tokenizer.truncation["queries"]).startswith("1,000 queries: 0.2% cut")
+    assert str(cut) == "4 queries: 50.0% cut at 5 tokens, 25.0% of tokens lost"
+    tokenizer.queries(["river"] * 996, cut=cut)
+    assert str(cut).startswith("1,000 queries: 0.2% cut")
     assert str(Truncation("passages", 10)) == "0 passages: 0.0% cut at 10 tokens, 0.0% of tokens lost"
 
 

@@ -203,7 +203,7 @@ def test_every_question_has_an_answer_in_this_python(corpus):
 
 
 def test_questions_are_distinct_and_do_not_name_their_answers():
-    text = resources.files("jaxret.data").joinpath(python_docs.QUESTIONS_FILE).read_text(encoding="utf-8")
+    text = resources.files("jaxret.demo").joinpath(python_docs.QUESTIONS_FILE).read_text(encoding="utf-8")
     records = [json.loads(line) for line in text.splitlines()]
     assert len({normalise(record["question"]) for record in records}) == len(records)
     for record in records:

@@ -52,7 +52,12 @@ def test_all_of_it() -> None:
     assert found.perplexity is not None
     assert 2 < found.perplexity <= 4
     assert 0 < found.local_variation["softmax"] < 1
+    assert not found.equal
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    pairs = [1 - (unit[:, i] * unit[:, j]).sum(axis=-1) for i in range(4) for j in range(4) if i != j]
+    assert found.distance == pytest.approx(float(np.mean(pairs)), rel=1e-5)
     same = diversity(queries, np.repeat(vectors[:, :1], 4, axis=1), np.arange(50) // 10)
+    assert same.equal
     assert (same.perplexity, same.wins) == (1.0, (50, 0, 0, 0))
     assert abs(same.local_variation["none"]) < 1e-9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,14 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import Bert
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads import FirstTokens, LastLayer, Layers, Viewers
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.heads.first_tokens import FirstTokens
 from jaxret.models.heads.head import Text
+from jaxret.models.heads.last_layer import LastLayer
+from jaxret.models.heads.layers import Layers
+from jaxret.models.heads.viewers import Viewers
 from jaxret.types import Embeddings, HiddenStates, Tokens
 from tests.tiny import BERT, make_params, make_retriever, make_tokens
 
 DEEP = dataclasses.replace(BERT, num_layers=3)
+SHAPES: dict[str, Any] = {
+    "num_layers": DEEP.num_layers,
+    "hidden_size": DEEP.hidden_size,
+    "vocab_size": DEEP.vocab_size,
+}
 ROWS = 4
 
 
@@ -52,7 +63,7 @@ def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_last_layer(token: str, side: str, encoder: Any) -> None:
-    found = embed(LastLayer(3, token), side, encoder)
+    found = embed(LastLayer(**SHAPES, token=token), side, encoder)
     assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
     assert found.mask.all()
     np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
@@ -65,7 +76,7 @@ def test_last_layer(token: str, side: str, encoder: Any) -> None:
 def test_layers_come_last_first_whatever_their_order_in_the_config(
     token: str, layers: tuple[int, ...], encoder: Any
 ) -> None:
-    head = Layers(3, layers, token)
+    head = Layers(**SHAPES, chosen=layers, token=token)
     found = embed(head, "passage", encoder)
     assert head.vectors_per_passage() == len(layers) == found.vectors.shape[1]
     assert found.mask.shape == (ROWS, len(layers))
@@ -78,7 +89,7 @@ def test_layers_come_last_first_whatever_their_order_in_the_config(
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 def test_a_query_has_one_vector_of_the_last_layer(token: str, encoder: Any) -> None:
-    found = embed(Layers(3, (0, 1, 3), token), "query", encoder)
+    found = embed(Layers(**SHAPES, chosen=(0, 1, 3), token=token), "query", encoder)
     assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
     np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
 
@@ -87,7 +98,7 @@ def test_an_empty_text_has_no_vector(encoder: Any) -> None:
     params, tokens, _ = encoder
     empty = (params, Tokens(tokens.ids, tokens.mask.at[1].set(False)), encoder[2])
     for token in ("cls", "mean"):
-        found = embed(Layers(3, (1, 3), token), "passage", empty)
+        found = embed(Layers(**SHAPES, chosen=(1, 3), token=token), "passage", empty)
         np.testing.assert_array_equal(found.mask, [[True] * 2, [False] * 2, [True] * 2, [True] * 2])
         assert bool(jnp.isfinite(found.vectors).all())
 
@@ -95,44 +106,51 @@ def test_an_empty_text_has_no_vector(encoder: Any) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((), r"head.layers is \(\); it must name different layers"),
-        ((3, 3), r"head.layers is \(3, 3\); it must name different layers"),
-        ((1, 2), r"head.layers is \(1, 2\); layers are 0 \(embeddings\) to 3, and the last one, 3, must be among them"),
+        ((), r"head.layers.chosen is \(\); it must name different layers"),
+        ((3, 3), r"head.layers.chosen is \(3, 3\); it must name different layers"),
+        (
+            (1, 2),
+            r"chosen is \(1, 2\); layers are 0 \(embeddings\) to 3, and the last one, 3, must be among them",
+        ),
         ((3, 4), r"layers are 0 \(embeddings\) to 3"),
         ((-1, 3), r"layers are 0 \(embeddings\) to 3"),
     ],
 )
 def test_impossible_layers(layers: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Layers(3, layers)
+        Layers(**SHAPES, chosen=layers)
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: LastLayer(3, "max"), lambda: Layers(3, (3,), "max"), lambda: FirstTokens(3, 2, "max")]
+    ("head", "keys"), [(LastLayer, {}), (Layers, {"chosen": (3,)}), (FirstTokens, {"count": 2})], ids=str
 )
-def test_unknown_token(build: Any) -> None:
+def test_unknown_token(head: Any, keys: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'max'; it must be one of cls, mean"):
-        build()
+        head(**SHAPES, **keys, token="max")
 
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 def test_first_tokens(token: str, encoder: Any) -> None:
     """ME-BERT's vectors are those of the first tokens; T5's first is the mean."""
     states, mask = np.asarray(encoder[2].states)[-1], np.asarray(encoder[1].mask)
-    found = embed(FirstTokens(3, 3, token), "passage", encoder)
+    found = embed(FirstTokens(**SHAPES, count=3, token=token), "passage", encoder)
     if token == "cls":
         np.testing.assert_allclose(found.vectors, states[:, :3], atol=1e-6)
         np.testing.assert_array_equal(found.mask, mask[:, :3])
     else:
         np.testing.assert_allclose(found.vectors[:, 0], expected(3, "mean", encoder), atol=1e-6)
         np.testing.assert_allclose(found.vectors[:, 1:], states[:, :2], atol=1e-6)
-    assert embed(FirstTokens(3, 3, token), "query", encoder).vectors.shape == (ROWS, 1, DEEP.hidden_size)
+    assert embed(FirstTokens(**SHAPES, count=3, token=token), "query", encoder).vectors.shape == (
+        ROWS,
+        1,
+        DEEP.hidden_size,
+    )
 
 
 def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
     """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
     params, tokens, _ = encoder
-    head = Viewers(3, DEEP.hidden_size, 3, first_viewer_id=5)
+    head = Viewers(**SHAPES, count=3, first_id=5)
     hidden = jax.jit(lambda p: Bert(DEEP).apply({"params": p}, tokens, head.keep("passage"), leading=jnp.arange(5, 8)))(
         params
     )
@@ -153,10 +171,34 @@ def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
     assert np.abs(np.asarray(running.states[-1]) - hidden.states[0]).max() > 0.01, "control: running positions differ"
 
 
-def test_a_table_of_viewers_is_drawn_small() -> None:
-    head = Viewers(3, 64, 8, first_viewer_id=-1)
+@pytest.mark.parametrize("deviation", [1.0, 0.5])
+def test_a_table_of_viewers_is_drawn_with_its_deviation(deviation: float) -> None:
+    head = Viewers(**SHAPES | {"hidden_size": 64}, count=8, deviation=deviation)
     params = head.init(jax.random.key(0), "passage", method=head.leading)["params"]
     assert params["table"].shape == (8, 64)
-    assert 0.015 < float(params["table"].std()) < 0.025
+    assert 0.9 * deviation < float(params["table"].std()) < 1.1 * deviation
     query = head.apply({"params": params}, "query", method=head.leading)
     np.testing.assert_array_equal(query, params["table"][:1])
+
+
+def spread(minilm_dir: Path, **keys: Any) -> float:
+    """The smallest 1 - cos between two of a passage's eight viewers at MiniLM's last layer, before any training."""
+    config, params = load_pretrained(minilm_dir, ("pooler",))
+    shapes = {"num_layers": config.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    head = Viewers(**shapes, **keys)
+    drawn = head.init(jax.random.key(1), "passage", method=head.leading)
+    leading = head.apply(drawn, "passage", method=head.leading)
+    ids = np.random.default_rng(0).integers(2000, 20000, (2, 24))
+    tokens = Tokens(jnp.asarray(ids, jnp.int32), jnp.ones(ids.shape, bool))
+    states = make_encoder(config).apply({"params": params}, tokens, head.keep("passage"), False, leading).states[-1]
+    unit = np.asarray(states, np.float64)
+    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+    cosines = np.einsum("bvh,bwh->bvw", unit, unit)
+    return float((1 - cosines)[:, ~np.eye(8, dtype=bool)].min())
+
+
+def test_viewers_of_a_pretrained_encoder_differ(minilm_dir: Path) -> None:
+    """What the deviation is there for: several vectors, not one several times."""
+    assert spread(minilm_dir) > 0.01
+    assert spread(minilm_dir, deviation=0.02) < 1e-5, "control: viewers as small as the encoder's words are one vector"
+    assert spread(minilm_dir, first_id=1) < 1e-5, "control: so are unused words"

@@ -21,7 +21,7 @@ ROWS, LENGTH, U = 3, 7, 4
 
 
 def make(variant: str, **changes: Any) -> tuple[Any, Any]:
-    retriever = make_retriever(I3 | {"head.variant": variant} | changes, WITHOUT_DROPOUT)
+    retriever = make_retriever(I3 | {"head.implicit.variant": variant} | changes, WITHOUT_DROPOUT)
     return retriever, make_params(retriever)
 
 
@@ -85,13 +85,15 @@ def test_the_vector_depends_on_what_the_reconstructor_imagines(variant: str) -> 
 
 def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     """Its one layer, put together by hand from the module's own parts."""
-    retriever, params = make("released", **{"head.reconstructor_layers": 1, "head.interactor_layers": 1})
+    retriever, params = make(
+        "released", **{"head.implicit.reconstructor_layers": 1, "head.implicit.interactor_layers": 1}
+    )
     head, tokens = retriever.module.head, make_tokens(ROWS, LENGTH)
     encoder = make_encoder(WITHOUT_DROPOUT)
     own = {"params": params["passage_encoder"]}
     state = encoder.apply(own, tokens, head.keep("passage")).states[-1]  # [B,1,H]
     assert state.shape[1] == 1
-    pseudo = encoder.apply(own, method=lambda m: m.embeddings(head.pseudo_ids(Text("passage", tokens, m)), False))
+    pseudo = encoder.apply(own, method=lambda m: m.embed(head.pseudo_ids(Text("passage", tokens, m)), False))
     one = jax.tree.map(lambda leaf: leaf[0], params["passage_head"])
     layer = ReconstructorLayer(WITHOUT_DROPOUT, jnp.float32, train=False)
     there = jnp.ones((ROWS, 1), bool)
@@ -107,8 +109,8 @@ def test_what_the_reconstructor_begins_with() -> None:
     mask = jnp.arange(5)[None] < jnp.array([4, 3])[:, None]
     tokens = Tokens(jnp.array([[7, 9, 11, 8, 0], [7, 9, 8, 0, 0]]), mask)
     text = Text("passage", tokens)
-    paper = ImplicitInteraction(2, mask_id=3, pseudo_length=5)
-    released = ImplicitInteraction(2, mask_id=3, pseudo_length=5, variant="released")
+    paper = ImplicitInteraction(2, 16, 40, mask_id=3, pseudo_length=5)
+    released = ImplicitInteraction(2, 16, 40, mask_id=3, pseudo_length=5, variant="released")
     np.testing.assert_array_equal(paper.pseudo_ids(text), np.full((2, 5), 3))
     np.testing.assert_array_equal(released.pseudo_ids(text), [[7, 3, 3, 3, 8]] * 2)
 
@@ -209,9 +211,9 @@ def test_a_reconstructor_layer_is_transformers_layer_with_cross_attention() -> N
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"head.variant": "other"}, r"head.variant is 'other'; it must be one of paper, released"),
+        ({"head.implicit.variant": "other"}, r"head.implicit.variant is 'other'; it must be one of paper, released"),
         ({"head.token": "mean"}, r"the interactor's output is read at \[CLS\]"),
-        ({"head.interactor_layers": 0}, r"at least 1"),
+        ({"head.implicit.interactor_layers": 0}, r"at least 1"),
     ],
 )
 def test_impossible_settings(overrides: dict[str, Any], text: str) -> None:

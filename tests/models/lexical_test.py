@@ -166,15 +166,21 @@ def test_parts_can_be_left_out() -> None:
     whole, params, _ = encode({})
     assert whole.shape == (3, 12)
     no_cls = {**params, "head": {name: part for name, part in params["head"].items() if name != "cls"}}
-    np.testing.assert_allclose(encode({"head.cls_dim": 0}, no_cls)[0], whole[:, :8], atol=1e-6)
+    np.testing.assert_allclose(encode({"head.lexical.cls_dim": 0}, no_cls)[0], whole[:, :8], atol=1e-6)
     only_cls = {**params, "head": {"cls": params["head"]["cls"]}}
-    found, _, retriever = encode({"head.lexical_dim": 0}, only_cls)
+    found, _, retriever = encode({"head.lexical.lexical_dim": 0}, only_cls)
     np.testing.assert_allclose(found, whole[:, 8:], atol=1e-6)
-    assert retriever.module.head.parts() == ()
+    assert retriever.module.head.loss() == {}
 
 
 @pytest.mark.parametrize(
-    "change", [{"head.pruning": "semi"}, {"head.pruning": "linear"}, {"head.term_weights": False}, {"head.mlm": False}]
+    "change",
+    [
+        {"head.lexical.pruning": "semi"},
+        {"head.lexical.pruning": "linear"},
+        {"head.lexical.term_weights": False},
+        {"head.lexical.mlm": False},
+    ],
 )
 def test_ablations_give_other_vectors(change: dict[str, Any]) -> None:
     whole, params, _ = encode({})
@@ -191,9 +197,9 @@ def test_ablations_give_other_vectors(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"head.pruning": "none"}, r"head.pruning is 'none'; it must be one of full, semi, linear"),
-        ({"head.lexical_dim": 0, "head.cls_dim": 0}, r"one must be there"),
-        ({"head.chunk": 0}, r"head.chunk is 0"),
+        ({"head.lexical.pruning": "none"}, r"head.lexical.pruning is 'none'; it must be one of full, semi, linear"),
+        ({"head.lexical.lexical_dim": 0, "head.lexical.cls_dim": 0}, r"one must be there"),
+        ({"head.lexical.chunk": 0}, r"head.lexical.chunk is 0"),
     ],
 )
 def test_impossible_settings(overrides: dict[str, Any], text: str) -> None:

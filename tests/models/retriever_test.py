@@ -138,8 +138,8 @@ def test_bfloat16_computes_in_half_but_gives_float32() -> None:
         ({"pooling": "max"}, r"pooling is 'max'; it must be one of none, average, scalar_mix, self_contrastive"),
         ({"encoder.dtype": "float16"}, r"encoder.dtype is 'float16'; it must be one of float32, bfloat16"),
         ({"pooling": "average"}, r"pooling is 'average', but head 'last_layer' gives one vector: use 'none'"),
-        (MLR | {"head.layers": (2,), "pooling": "scalar_mix"}, r"head 'layers' gives one vector"),
-        (MLR | {"head.layers": (0, 1)}, r"the last one, 2, must be among them"),
+        (MLR | {"head.layers.chosen": (2,), "pooling": "scalar_mix"}, r"head 'layers' gives one vector"),
+        (MLR | {"head.layers.chosen": (0, 1)}, r"the last one, 2, must be among them"),
         ({"head.token": "max"}, r"head.token is 'max'; it must be one of cls, mean"),
     ],
 )
@@ -163,7 +163,7 @@ def shapes_in(jaxpr: Any) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_multi_layer_encoding_never_holds_every_hidden_state(token: str, side: Any) -> None:
     bert = dataclasses.replace(BERT, num_layers=4)
-    retriever = make_retriever(MLR | {"head.layers": (0, 2, 3, 4), "head.token": token}, bert)
+    retriever = make_retriever(MLR | {"head.layers.chosen": (0, 2, 3, 4), "head.token": token}, bert)
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
     tokens = make_tokens(ROWS, LENGTH)
     H = bert.hidden_size

@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encode")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
-    untrained_run(folder / "run", folder / "encoder", folder / "data", head__name="layers", head__layers=(1, 3))
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__name="layers", head__layers__chosen=(1, 3))
     return folder
 
 

@@ -70,7 +70,7 @@ def test_padded_lengths() -> None:
 @pytest.fixture(scope="module")
 def model() -> tuple[Retriever, Params]:
     bert, encoder = load_pretrained(TINY_BERT)
-    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers=(1, 3), normalize=True)
+    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), normalize=True)
     retriever = build_retriever(config, bert)
     return retriever, with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
 
@@ -130,7 +130,7 @@ def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model
     once = embedder(model)
     with pytest.raises(FrozenInstanceError):
         once.retriever = model[0].unpooled()  # type: ignore[misc]
-    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers=(1, 3), pooling="average")
+    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), pooling="average")
     pooled = build_retriever(config, load_pretrained(TINY_BERT)[0])
     texts, first = some_texts(), replace(once, retriever=pooled)
     assert first(texts, "passage").stacked().shape == (45, 1, 32)
@@ -149,7 +149,7 @@ def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
 def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     """ME-BERT: what does not exist must not win a maximum."""
     encoder_config, encoder = load_pretrained(TINY_BERT)
-    config = tiny_config(Path("unused"), "unused", head__name="first_tokens", head__count=6)
+    config = tiny_config(Path("unused"), "unused", head__name="first_tokens", head__first_tokens__count=6)
     retriever = build_retriever(config, encoder_config)
     params = with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
     texts = Ragged.from_lists([[5, 9, 7], list(range(10, 20))])

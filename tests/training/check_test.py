@@ -58,7 +58,7 @@ def test_sound_settings() -> None:
 @pytest.mark.parametrize(
     ("overrides", "encoder", "name"),
     [
-        (I3 | {"head.variant": "released"}, BERT, "head.variant=released"),
+        (I3 | {"head.implicit.variant": "released"}, BERT, "head.variant=released"),
         ({"optimizer.name": "lamb_reference"}, BERT, "optimizer.name=lamb_reference"),
         (MLR | {"head.token": "mean", "encoder.normalize_intermediate": False}, T5, "encoder.normalize_intermediate"),
         ({"optimizer.reference_processes": 4}, BERT, "optimizer.reference_processes=4"),

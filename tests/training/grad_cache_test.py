@@ -17,7 +17,7 @@ from jaxret.models.retriever import Retriever
 from jaxret.scoring import similarities
 from jaxret.training import grad_cache
 from jaxret.training.grad_cache import encode_in_chunks, join, split
-from jaxret.training.losses import candidates, contrastive_loss
+from jaxret.training.losses import Scores, candidates, total_loss
 from jaxret.training.step import Objective
 from jaxret.types import Batch, Embeddings, Tokens
 from tests.tiny import (
@@ -74,7 +74,7 @@ def plain(objective: Objective, chunks: int) -> Callable[[Any, Batch, jax.Array]
         q = encode_all(params, batch.queries, "query", query_key)
         d = encode_all(params, batch.documents, "passage", document_key)
         scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
-        return contrastive_loss(scores, batch.positives, candidates(batch), objective.settings).loss
+        return total_loss(Scores(lambda _: scores, batch.positives, candidates(batch), objective.settings)).loss
 
     return loss
 
@@ -124,6 +124,39 @@ def test_every_chunk_has_its_own_dropout() -> None:
     for a in range(QUERIES):
         for b in range(a):
             assert float(jnp.abs(found.vectors[a] - found.vectors[b]).max()) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("queries", "chunk_size", "devices", "chunks"),
+    [
+        (16, 0, 1, 1),
+        (16, 1, 1, 16),
+        (16, 1, 4, 4),  # a query on each of 4 devices at a time
+        (16, 1, 8, 2),
+        (16, 3, 1, 4),  # 3 does not divide 16
+        (16, 6, 4, 2),
+        (8, 16, 8, 1),
+    ],
+)
+def test_chunks_are_rounded_up_to_what_the_devices_can_share(
+    queries: int, chunk_size: int, devices: int, chunks: int
+) -> None:
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    assert make_objective(SELF_CONTRASTIVE, mesh, chunk_size=chunk_size).chunks(queries) == chunks
+
+
+def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:
+    batch, losses, temporary = device_batch(16), [], []
+    for chunk_size in (0, 2):
+        objective = without_dropout(make_objective(SELF_CONTRASTIVE, one_device(), chunk_size=chunk_size))
+        params = make_params(objective.retriever)
+        compiled = (
+            jax.jit(lambda p, b, o=objective: o(p, b, jax.random.key(0), train=False)).lower(params, batch).compile()
+        )
+        losses.append(float(compiled(params, batch).loss))
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)  # type: ignore[union-attr]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert temporary[1] < temporary[0] / 2
 
 
 def without_dropout(objective: Objective) -> Objective:

@@ -235,7 +235,12 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
 
 def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new MLM head, options that follow published code, negatives that are not there, and how much text is cut."""
-    changes = {"head__name": "lexical", "head__lexical_dim": 8, "head__cls_dim": 4, "data__negatives": 2}
+    changes = {
+        "head__name": "lexical",
+        "head__lexical__lexical_dim": 8,
+        "head__lexical__cls_dim": 4,
+        "data__negatives": 2,
+    }
     config = config_of(root, train__steps=0, optimizer__reference_processes=4, tokens__query_length=4, **changes)
     train(config, tmp_path / "run")
     printed = capsys.readouterr().out

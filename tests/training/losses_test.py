@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 from jaxret.scoring import MASKED, similarities
-from jaxret.training.losses import LossSettings, LossTerms, candidates, contrastive_loss, loss_settings
+from jaxret.training import losses
+from jaxret.training.losses import LossSettings, LossTerms, Scores, Term, candidates, loss_settings, total_loss
 from jaxret.types import Batch
 from tests.tiny import AGGRETRIEVER, MLR, MVR, make_config, make_retriever, make_tokens
 
 D = 6
+
+
+def contrastive_loss(S: Any, positives: Any, allowed: Any, settings: LossSettings, annealing: Any = 1.0) -> LossTerms:
+    return total_loss(Scores(lambda _: S, positives, allowed, settings, annealing))
 
 
 @dataclass
@@ -103,7 +108,8 @@ SETTINGS = [
 
 
 def close(found: LossTerms, expected: dict[str, float]) -> bool:
-    return all(abs(float(getattr(found, n)) - e) <= 2e-6 * max(1.0, abs(e)) for n, e in expected.items())
+    values = {"local": 0.0, **vars(found), **found.terms}
+    return all(abs(float(values[n]) - e) <= 2e-6 * max(1.0, abs(e)) for n, e in expected.items())
 
 
 @pytest.mark.parametrize("V", [1, 2, 5])
@@ -172,7 +178,7 @@ def test_two_vectors_make_the_local_loss_a_softplus() -> None:
     case = Case(2)
     case.mask[:8] = True
     own = case.raw()[np.arange(4), case.positives[:4]]
-    found = case.ours(LossSettings("first", "first", local_weight=1.0)).local
+    found = case.ours(LossSettings("first", "first", local_weight=1.0)).terms["local"]
     np.testing.assert_allclose(found, np.log1p(np.exp(own[:, 1] - own[:, 0])).mean(), rtol=1e-6)
     reversed_ = np.log1p(np.exp(own[:, 0] - own[:, 1])).mean()
     assert abs(float(found) - reversed_) > 0.1, "control: the other vector as target"
@@ -190,7 +196,7 @@ def test_one_vector_and_no_local_weight_is_the_loss_of_dpr(positive: Any, local:
     found = contrastive_loss(jnp.asarray(scores)[..., None], jnp.asarray(labels), everything, settings)
     dpr = -jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), jnp.asarray(labels)[:, None], axis=-1).mean()
     np.testing.assert_allclose(found.loss, dpr, rtol=1e-6)
-    assert float(found.local) == 0.0
+    assert float(found.terms.get("local", 0.0)) == 0.0
     shuffled = contrastive_loss(jnp.asarray(scores)[..., None], jnp.asarray(labels[::-1].copy()), everything, settings)
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
@@ -282,10 +288,54 @@ def test_annealing_by_epoch() -> None:
     expected = [1, 1, np.exp(-0.1), np.exp(-0.1), np.exp(-1.2), np.exp(-1.2), 0.3, 0.3]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert LossSettings().annealing(1000) == 1.0
-    decay = LossSettings(reconstruction_weight=2.0, reconstruction_decay=0.1, epochs_per_step=0.2)
-    np.testing.assert_allclose(
-        [float(decay.reconstruction(jnp.int32(s))) for s in (0, 5, 10)], [2, 0.2, 0.02], rtol=1e-6
-    )
+
+
+def test_a_heads_own_loss_decays_by_epoch() -> None:
+    """The mean over tokens of (sum, count) pairs, times weight * decay^epoch."""
+    settings = LossSettings(own_weight=2.0, own_decay=0.1, contrastive_weight=0.0)
+    own = jnp.array([[3.0, 2.0], [0.0, 0.0], [5.0, 2.0]])
+    S, allowed = jnp.zeros((1, 3, 1)), jnp.ones((1, 3), bool)
+    for epoch, expected in ((0.0, 4.0), (1.0, 0.4), (2.0, 0.04)):
+        scores = Scores(lambda _: S, jnp.array([0]), allowed, settings, 1.0, jnp.float32(epoch), own)
+        assert float(total_loss(scores).loss) == pytest.approx(expected, rel=1e-6)
+    assert "reconstruction" not in total_loss(Scores(lambda _: S, jnp.array([0]), allowed, settings)).terms, "control"
+
+
+STUDENT = np.array([[2, 1, 0.5, -1], [0, 3, 1, 2]], np.float32)
+TEACHER = np.array([[8, 6, 1, -2], [5, 4, 9, 0]], np.float32)
+
+
+def kl(scores: Scores) -> jax.Array:
+    assert scores.teacher_scores is not None
+    student, there = scores.group()
+    masked = [jnp.where(there, s, MASKED) for s in (scores.teacher_scores, student)]
+    p, log_q = jax.nn.softmax(masked[0]), jax.nn.log_softmax(masked[1])
+    return scores.mean(jnp.sum(jnp.where(there, p * (jnp.log(jnp.maximum(p, 1e-30)) - log_q), 0.0), axis=-1))
+
+
+def margin_mse(scores: Scores) -> jax.Array:
+    assert scores.teacher_scores is not None
+    student, there = scores.group()
+    margins = [s[:, :1] - s[:, 1:] for s in (student, scores.teacher_scores)]
+    count = jnp.sum(there[:, 1:])
+    return jnp.sum(jnp.where(there[:, 1:], (margins[0] - margins[1]) ** 2, 0.0)) / count
+
+
+def test_distillation_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but an entry is added; the values are those of torch's KLDivLoss(batchmean) and MSELoss."""
+    for name, value in (("kl", kl), ("margin_mse", margin_mse)):
+        monkeypatch.setitem(losses.TERMS, name, Term(value, lambda s: 1.0, lambda s: s.teacher_scores is not None))
+    S = np.zeros((2, 8, 1), np.float32)
+    S[0, :4, 0], S[1, 4:, 0] = STUDENT
+    arguments = (lambda _: jnp.asarray(S), jnp.array([0, 4]))
+    whole = Scores(*arguments, jnp.ones((2, 8), bool), LossSettings(), teacher_scores=jnp.asarray(TEACHER))
+    found = total_loss(whole)
+    assert float(found.terms["kl"]) == pytest.approx(1.279065, rel=1e-5)
+    assert float(found.terms["margin_mse"]) == pytest.approx(25.708333, rel=1e-6)
+    assert float(found.loss) == pytest.approx(sum(map(float, found.terms.values())), rel=1e-6)
+    without = jnp.ones((2, 8), bool).at[1, 7].set(False)  # an empty slot
+    other = Scores(*arguments, without, LossSettings(), teacher_scores=jnp.asarray(TEACHER))
+    assert float(total_loss(other).terms["kl"]) == pytest.approx(1.144550, rel=1e-5)
 
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])

@@ -232,3 +232,16 @@ def test_a_pattern_that_freezes_nothing_or_everything(pattern: str, what: str | 
         return
     with pytest.raises(ValueError, match=rf"which matches {what} of the parameters"):
         optimizer.init(a_tree(0))
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_clipping_as_several_processes_did_it(processes: int) -> None:
+    """A gradient of norm 3 is clipped at 1 times the processes."""
+    changes = {"optimizer.clip_norm": 1.0, "optimizer.reference_processes": processes, "optimizer.eps": 10.0}
+    config = make_config(changes | {"optimizer.decay": "none", "optimizer.warmup_fraction": 0.0}).optimizer
+    optimizer, _ = make_optimizer(config, 10)
+    params = {"layer": {"kernel": jnp.zeros(9)}}
+    updates, _ = optimizer.update({"layer": {"kernel": jnp.ones(9)}}, optimizer.init(params), params)
+    clipped = min(1.0, processes / 3)
+    expected = -config.learning_rate * clipped / (clipped + 10.0)  # Adam's first step, where eps counts
+    np.testing.assert_allclose(updates["layer"]["kernel"], expected, rtol=1e-5)

@@ -208,6 +208,6 @@ def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:
     evaluate = make_eval_step(trainer.objective, first.params)
     one, again = (evaluate(first.params, trainer.batch(0)) for _ in range(2))
     assert float(one.loss) == float(again.loss)
-    assert float(one.local) == 0.0
+    assert float(one.terms["local"]) == 0.0
     assert history[0][1]["local_loss"] > 0.01
     assert evaluate.count == 1

@@ -1,29 +1,20 @@
-"""Heads: HiddenStates -> Embeddings. One flat class a family; what a text's vectors are is decided here.
-
-Unless a class says otherwise a query has one vector, from the last layer. `token` says which position stands for the
-text: "cls" (the first token, as in BERT-based retrievers) or "mean" (the masked mean, as in sentence-transformers'
-MiniLM and in T5, which has no [CLS]).
-
-Every head has
-    keep(side)               what it needs of the encoder
-    vectors_per_passage()    V, or None: one for every token
-    dimension(hidden_size)   D
-    __call__(hidden, text)   Embeddings; `text` has the side, the tokens and the encoder, for heads that use it again
-"""
+"""Heads: HiddenStates -> Embeddings, one file a family. `head.py` says what a head is to the rest of the project."""
 
 from __future__ import annotations
 
-from typing import Any
+from ml_collections import ConfigDict
 
+from jaxret.models.encoders.protocol import EncoderConfig
 from jaxret.models.heads.all_tokens import AllTokens
 from jaxret.models.heads.first_tokens import FirstTokens
+from jaxret.models.heads.head import Head
 from jaxret.models.heads.implicit import ImplicitInteraction
 from jaxret.models.heads.last_layer import LastLayer
 from jaxret.models.heads.layers import Layers
 from jaxret.models.heads.lexical import LexicalAggregate
 from jaxret.models.heads.viewers import Viewers
 
-HEADS: dict[str, Any] = {
+HEADS: dict[str, type[Head]] = {
     "last_layer": LastLayer,
     "layers": Layers,
     "first_tokens": FirstTokens,
@@ -32,3 +23,27 @@ HEADS: dict[str, Any] = {
     "lexical": LexicalAggregate,
     "implicit": ImplicitInteraction,
 }
+
+
+def make_head(config: ConfigDict, encoder: EncoderConfig) -> Head:
+    """The head that `config.head` names, with its own group of keys. Raises ValueError for an unknown name, settings
+    that mean nothing, and an encoder that lacks what the family needs."""
+    name = config.head.name
+    if name not in HEADS:
+        raise ValueError(f"head.name is {name!r}; it must be one of {', '.join(HEADS)}")
+    group = config.head.get(name, ConfigDict())
+    keys = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+    head = HEADS[name](
+        num_layers=encoder.num_layers,
+        hidden_size=encoder.hidden_size,
+        vocab_size=encoder.vocab_size,
+        token=config.head.token,
+        **keys,
+    )
+    for need in head.needs():
+        if need in encoder.lacks:
+            with_token = " with head.token 'cls'" if need == "cls" else ""
+            raise ValueError(
+                f"head.name is {name!r}{with_token}, which {encoder.model_type} cannot have: {encoder.lacks[need]}"
+            )
+    return head

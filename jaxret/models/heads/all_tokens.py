@@ -7,35 +7,42 @@ import jax
 import jax.numpy as jnp
 
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads.head import Side, Text, one_token, require_token
+from jaxret.models.heads.head import Head, Side, Text, one_token
 from jaxret.types import Embeddings, HiddenStates
 
 
-class AllTokens(nn.Module):
-    """ColBERT: the last layer at every token, V = T, projected to `projection` numbers if that is not 0.
+class AllTokens(Head):
+    """The last layer at every token, V = T, projected to `projection` numbers if that is not 0.
 
-    The query is one vector (the papers' baseline), or every one of its tokens under `late_interaction`: its score is
-    then the sum over query tokens of the maximum over passage tokens. With token "mean" and one query vector, the
-    passage's mean comes before its tokens.
+    The query is one vector (the MLR paper's baseline), or every one of its tokens under `late`: its score is then the
+    sum over query tokens of the maximum over passage tokens (ColBERT eq. 3). With token "mean" and one query vector,
+    the passage's mean comes before its tokens.
     """
 
-    num_layers: int
-    token: str = "cls"
     projection: int = 0
-    late_interaction: bool = False
+    late: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_token(self.token)
+    def check(self) -> None:
+        if self.projection < 0:
+            raise ValueError(f"head.all_tokens.projection is {self.projection}; 0 is the encoder's own size")
+
+    def needs(self) -> tuple[str, ...]:
+        return () if self.late else super().needs()
+
+    def pooling_problem(self, pooling: str) -> str:
+        return "needs every token's vector under late interaction" if self.late else super().pooling_problem(pooling)
 
     def vectors_per_passage(self) -> None:
         return None
 
-    def dimension(self, hidden_size: int) -> int:
-        return self.projection or hidden_size
+    def dimension(self) -> int:
+        return self.projection or self.hidden_size
+
+    def late_interaction(self) -> bool:
+        return self.late
 
     def keep(self, side: Side) -> Keep:
-        if self.late_interaction:
+        if self.late:
             return Keep(layers="last")
         if side == "query":
             return one_token(self.token, "last")

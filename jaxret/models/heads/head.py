@@ -1,17 +1,22 @@
-"""What every head is given, and the little they share."""
+"""What a head is to the rest of the project. One file a family says all of it; a new one is a new file, a line in the
+table of `heads/__init__.py`, and its group of keys in configs/base.py.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
+import flax.linen as nn
 import jax
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.keep import Keep
-from jaxret.types import Tokens
+from jaxret.types import Embeddings, HiddenStates, Tokens
 
 Side = Literal["query", "passage"]
 TOKENS = ("cls", "mean")
+NOT_KEYS = ("num_layers", "hidden_size", "vocab_size", "parent", "name")  # fields that are not from the config
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,100 @@ def one_token(token: str, layers: Literal["all", "last"]) -> Keep:
     return Keep(0, mean=True, layers=layers) if token == "mean" else Keep(1, layers=layers)
 
 
-def require_token(token: str) -> None:
-    if token not in TOKENS:
-        raise ValueError(f"head.token is {token!r}; it must be one of {', '.join(TOKENS)}")
+class Head(nn.Module):
+    """HiddenStates -> Embeddings: what a text's vectors are.
+
+    The fields of a family are the keys of its group in the config, `head.<name>.<field>`, and these four. What the
+    methods below say holds for most families: a query has one vector, of the last layer at `token`; there is nothing
+    but the contrastive loss. A family overrides what it does otherwise; there is no further inheritance.
+    """
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    token: str = "cls"  # "cls": the first token stands for the text; "mean": the masked mean
+
+    # Fields that change no vector: what the loss adds, how a weight begins; and fields that change no result: memory.
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
+    MEMORY: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.token not in TOKENS:
+            raise ValueError(f"head.token is {self.token!r}; it must be one of {', '.join(TOKENS)}")
+        self.check()
+
+    # What must hold
+
+    def check(self) -> None:
+        """Raises ValueError for settings that mean nothing."""
+
+    def needs(self) -> tuple[str, ...]:
+        """What it asks of an encoder, of `encoders.protocol.ABILITIES`."""
+        return ("cls",) if self.token == "cls" else ()
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Raises ValueError for a tokenizer whose words do not fit."""
+        if "cls" in self.needs() and tokenizer.cls_id is None:
+            raise ValueError("head.token is 'cls', but the tokenizer has no [CLS]; set head.token='mean'")
+
+    def pooling_problem(self, pooling: str) -> str:
+        """Why its vectors cannot be pooled so; "" if they can."""
+        vectors = self.vectors_per_passage()
+        if vectors == 1:
+            return "gives one vector"
+        if vectors is None and pooling == "scalar_mix":
+            return "has a vector for every token, so there is no fixed number of weights"
+        return ""
+
+    # Shapes
+
+    def vectors_per_passage(self) -> int | None:
+        """V, or None: one for every token."""
+        return 1
+
+    def dimension(self) -> int:
+        """D, the size of one vector."""
+        return self.hidden_size
+
+    def late_interaction(self) -> bool:
+        """Whether every token of a query is a vector, and a score is the sum of their maxima."""
+        return False
+
+    def vector_names(self) -> tuple[str, ...]:
+        """What each of a passage's V vectors is; () where that says nothing (V = 1 or one for every token)."""
+        return ()
+
+    # From tokens to vectors
+
+    def keep(self, side: Side) -> Keep:
+        """What it needs of the encoder."""
+        return one_token(self.token, "last")
+
+    def leading(self, side: Side) -> jax.Array | None:
+        """What replaces the first token: ids [n] or word embeddings [n,H]."""
+        return None
+
+    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
+        return Embeddings(hidden.states[-1], hidden.mask)
+
+    # What it learns from, beside the contrastive loss
+
+    def loss(self) -> dict[str, Any]:
+        """Settings of `training.losses.LossSettings` that the family brings along."""
+        return {}
+
+    def pseudo_query_length(self) -> int:
+        """Tokens of a pseudo-query to learn from, for each passage; 0: none are read."""
+        return 0
+
+    # What is written down
+
+    def contract(self) -> dict[str, Any]:
+        """The keys that vectors depend on."""
+        names = [f.name for f in fields(self) if f.name not in (*NOT_KEYS, *self.NOT_IN_VECTORS, *self.MEMORY)]
+        return {name: getattr(self, name) for name in names}
+
+    def reference_options(self) -> tuple[str, ...]:
+        """What is set as a published implementation has it, where that is not as in the paper; to be printed."""
+        return ()

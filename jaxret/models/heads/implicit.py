@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.attention import scan_layers
 from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads.head import Side, Text, require_token
+from jaxret.models.heads.head import Head, Side, Text
 from jaxret.types import Embeddings, HiddenStates
 
 VARIANTS = ("paper", "released")
@@ -42,7 +43,7 @@ class ReconstructorLayer(nn.Module):
         return layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow)), None
 
 
-class ImplicitInteraction(nn.Module):
+class ImplicitInteraction(Head):
     """V = 1. The query is h[L][0]; a passage's vector is the interactor's output at [CLS].
 
     variant "paper": U is K = `pseudo_length` [MASK] embeddings; the reconstructor's layers read all passage tokens P
@@ -50,35 +51,53 @@ class ImplicitInteraction(nn.Module):
     [MASK], [SEP]; the reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
 
     In training, where a text has a pseudo-query, `own_loss` is the cross-entropy of a vocabulary projection of Z_j
-    against its j-th token, summed, and the number of tokens (I3 eq. 6).
+    against its j-th token, summed, and the number of tokens (I3 eq. 10). The loss adds their mean, multiplied by
+    `reconstruction_weight` * `reconstruction_decay`^epoch, epochs counted from 0 (eq. 11).
     """
 
-    num_layers: int
     mask_id: int = 103
     variant: str = "paper"
     reconstructor_layers: int = 1
     interactor_layers: int = 1
     pseudo_length: int = 32
-    token: str = "cls"
+    reconstruction_weight: float = 1.0
+    reconstruction_decay: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_token(self.token)
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("reconstruction_weight", "reconstruction_decay")
+
+    def check(self) -> None:
         if self.variant not in VARIANTS:
-            raise ValueError(f"head.variant is {self.variant!r}; it must be one of {', '.join(VARIANTS)}")
+            raise ValueError(f"head.implicit.variant is {self.variant!r}; it must be one of {', '.join(VARIANTS)}")
         if self.token != "cls":
             raise ValueError("head.token is 'mean'; the interactor's output is read at [CLS]: use 'cls'")
         if min(self.reconstructor_layers, self.interactor_layers) < 1 or self.pseudo_length < 3:
-            raise ValueError("head.reconstructor_layers and head.interactor_layers are at least 1, pseudo_length 3")
+            raise ValueError(
+                "head.implicit.reconstructor_layers and head.implicit.interactor_layers are at least 1, "
+                "head.implicit.pseudo_length 3"
+            )
 
-    def vectors_per_passage(self) -> int:
-        return 1
+    def needs(self) -> tuple[str, ...]:
+        return "cls", "positioned_masks"
 
-    def dimension(self, hidden_size: int) -> int:
-        return hidden_size
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        super().check_tokenizer(tokenizer)
+        if tokenizer.mask_id != self.mask_id:
+            raise ValueError(
+                f"head.implicit.mask_id is {self.mask_id}, but the tokenizer's [MASK] is {tokenizer.mask_id}"
+            )
 
     def keep(self, side: Side) -> Keep:
         return Keep(1 if side == "query" or self.variant == "released" else None, layers="last")
+
+    def loss(self) -> dict[str, Any]:
+        return {"own_weight": self.reconstruction_weight, "own_decay": self.reconstruction_decay}
+
+    def pseudo_query_length(self) -> int:
+        return self.pseudo_length
+
+    def reference_options(self) -> tuple[str, ...]:
+        released = self.variant == "released"
+        return ("head.implicit.variant=released (the reconstructor sees [CLS] alone)",) if released else ()
 
     @nn.compact
     def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
@@ -86,7 +105,7 @@ class ImplicitInteraction(nn.Module):
         if text.side == "query":
             return Embeddings(states, mask)
         c, dtype = text.encoder.config, text.encoder.dtype
-        pseudo = text.encoder.embeddings(self.pseudo_ids(text), text.train)  # [B,U,H]
+        pseudo = text.encoder.embed(self.pseudo_ids(text), text.train)  # [B,U,H]
 
         read = scan_layers(ReconstructorLayer, self.reconstructor_layers)
         imagined, _ = read(c, dtype, text.train, name="reconstructor_layers")(pseudo, states, mask)  # Z [B,U,H]

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads.head import Side, Text, one_token, require_token
+from jaxret.models.heads.head import Head, Side, Text, one_token
 from jaxret.types import Embeddings, HiddenStates
 
 
-class Layers(nn.Module):
-    """MLR: a passage's vectors come from layers S = {l1 < ... < lm = L}, the last layer first (MLR eq. 3), V = m.
+class Layers(Head):
+    """A passage's vectors come from layers S = {l1 < ... < lm = L} (MLR eq. 1), the last layer first, V = m.
 
-    Layer 0 is the output of the embeddings. The last layer must be in S, because the query is compared with it.
+    `chosen` is S; layer 0 is the output of the embeddings. The last layer must be in S, because the query is compared
+    with it.
     """
 
-    num_layers: int
-    layers: tuple[int, ...]
-    token: str = "cls"
+    chosen: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_token(self.token)
-        if not self.layers or len(set(self.layers)) != len(self.layers):
-            raise ValueError(f"head.layers is {self.layers}; it must name different layers")
-        if max(self.layers) != self.num_layers or min(self.layers) < 0:
+    def check(self) -> None:
+        if not self.chosen or len(set(self.chosen)) != len(self.chosen):
+            raise ValueError(f"head.layers.chosen is {self.chosen}; it must name different layers")
+        if max(self.chosen) != self.num_layers or min(self.chosen) < 0:
             raise ValueError(
-                f"head.layers is {self.layers}; layers are 0 (embeddings) to {self.num_layers}, "
+                f"head.layers.chosen is {self.chosen}; layers are 0 (embeddings) to {self.num_layers}, "
                 f"and the last one, {self.num_layers}, must be among them"
             )
 
     def vectors_per_passage(self) -> int:
-        return len(self.layers)
+        return len(self.chosen)
 
-    def dimension(self, hidden_size: int) -> int:
-        return hidden_size
+    def vector_names(self) -> tuple[str, ...]:
+        return tuple(f"layer {layer}" for layer in sorted(self.chosen, reverse=True))
 
     def keep(self, side: Side) -> Keep:
         return one_token(self.token, "last" if side == "query" else "all")
@@ -43,6 +39,6 @@ class Layers(nn.Module):
     def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
         if text.side == "query":
             return Embeddings(hidden.states[-1], hidden.mask)
-        chosen = hidden.states[jnp.array(sorted(self.layers, reverse=True)), :, 0]  # [V,B,H]
-        mask = jnp.broadcast_to(hidden.mask, (hidden.mask.shape[0], len(self.layers)))
+        chosen = hidden.states[jnp.array(sorted(self.chosen, reverse=True)), :, 0]  # [V,B,H]
+        mask = jnp.broadcast_to(hidden.mask, (hidden.mask.shape[0], len(self.chosen)))
         return Embeddings(jnp.moveaxis(chosen, 0, 1), mask)

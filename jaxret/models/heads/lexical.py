@@ -4,7 +4,7 @@ a projection of [CLS]."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads.head import Side, Text, require_token
+from jaxret.models.heads.head import Head, Side, Text
 from jaxret.types import Embeddings, HiddenStates
 
 PRUNINGS = ("full", "semi", "linear")
@@ -105,48 +105,50 @@ def strongest(
     return total
 
 
-class LexicalAggregate(nn.Module):
+class LexicalAggregate(Head):
     """V = 1: [agg(`lexical_dim`) ; W_cls h[L][0] (`cls_dim`)], for queries and passages alike; 0 leaves a part out.
 
     For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative),
-    v = max_i w_i p_i, pruned to `lexical_dim` (Aggretriever eq. 2-6). Ablations: `mlm=False` takes the token itself
+    v = max_i w_i p_i, pruned to `lexical_dim` (Aggretriever eq. 2-4). Ablations: `mlm=False` takes the token itself
     for p_i, `term_weights=False` takes 1 for w_i, pruning "semi" has no sign, "linear" is a learned projection.
     With token "mean" the mean takes the place of [CLS], and all tokens count.
+
+    Where there are two parts, `parts_weight` of each part's own contrastive loss is added (eq. 7).
     """
 
-    num_layers: int
-    hidden_size: int
-    token: str = "cls"
     lexical_dim: int = 640
     cls_dim: int = 128
     pruning: str = "full"
     mlm: bool = True
     term_weights: bool = True
     chunk: int = 16
+    parts_weight: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_token(self.token)
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
+    MEMORY: ClassVar[tuple[str, ...]] = ("chunk",)
+
+    def check(self) -> None:
         if self.pruning not in PRUNINGS:
-            raise ValueError(f"head.pruning is {self.pruning!r}; it must be one of {', '.join(PRUNINGS)}")
+            raise ValueError(f"head.lexical.pruning is {self.pruning!r}; it must be one of {', '.join(PRUNINGS)}")
         if min(self.lexical_dim, self.cls_dim) < 0 or self.lexical_dim + self.cls_dim == 0:
             raise ValueError(
-                f"head.lexical_dim is {self.lexical_dim} and head.cls_dim {self.cls_dim}: "
+                f"head.lexical.lexical_dim is {self.lexical_dim} and head.lexical.cls_dim {self.cls_dim}: "
                 "neither may be negative, and one must be there"
             )
         if self.chunk < 1:
-            raise ValueError(f"head.chunk is {self.chunk}; at least 1 token is projected at a time")
+            raise ValueError(f"head.lexical.chunk is {self.chunk}; at least 1 token is projected at a time")
 
-    def vectors_per_passage(self) -> int:
-        return 1
+    def needs(self) -> tuple[str, ...]:
+        return (*super().needs(), *(["mlm_head"] if self.mlm else []))
 
-    def dimension(self, hidden_size: int) -> int:
+    def dimension(self) -> int:
         return self.lexical_dim + self.cls_dim
 
-    def parts(self) -> tuple[tuple[int, int], ...]:
-        """Where the vector's parts begin and end; each has a loss of its own, if there are two."""
-        both = ((0, self.lexical_dim), (self.lexical_dim, self.lexical_dim + self.cls_dim))
-        return both if self.lexical_dim and self.cls_dim else ()
+    def loss(self) -> dict[str, Any]:
+        if not (self.lexical_dim and self.cls_dim):
+            return {}
+        parts = (0, self.lexical_dim), (self.lexical_dim, self.lexical_dim + self.cls_dim)
+        return {"parts": parts, "parts_weight": self.parts_weight}
 
     def keep(self, side: Side) -> Keep:
         return Keep(mean=self.token == "mean", layers="last")

@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.heads.head import Side, Text
-from jaxret.types import Embeddings, HiddenStates
+from jaxret.models.heads.head import Head, Side
 
 
-class Viewers(nn.Module):
-    """MVR: n = `count` viewer tokens in place of [CLS], all at position 0, with the text from position 1; a passage's
-    vectors are the last layer at the viewers, V = n. The query has the first viewer alone.
+class Viewers(Head):
+    """n = `count` viewer tokens in place of [CLS], all at position 0, with the text from position 1; a passage's
+    vectors are the last layer at the viewers, V = n (MVR section 3.1). The query has the first viewer alone.
 
-    Viewers are the word embeddings of `count` ids from `first_viewer_id` on (unused ones of BERT's vocabulary), or a
-    table of their own, drawn with deviation 0.02, if `first_viewer_id` is -1.
+    Viewers are a table of their own, drawn from N(0, `deviation`^2), if `first_id` is -1; otherwise the word embeddings
+    of `count` ids from `first_id` on. At one position, only different embeddings tell viewers apart: with deviations
+    near an encoder's own (0.02), and with unused ids, the layers make one vector of them, so 1.0 is the default.
     """
 
-    num_layers: int
-    hidden_size: int
-    count: int
-    first_viewer_id: int = 1
+    count: int = 8
+    first_id: int = -1
+    deviation: float = 1.0
+
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token", "deviation")  # where the table began; the table is a weight
+
+    def check(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"head.viewers.count is {self.count}; a passage needs at least 1 viewer")
+        if self.deviation <= 0:
+            raise ValueError(f"head.viewers.deviation is {self.deviation}; equal viewers stay equal: it is above 0")
+        if self.first_id + self.count > self.vocab_size:
+            raise ValueError(
+                f"head.viewers.first_id is {self.first_id} and head.viewers.count {self.count}, but the vocabulary has "
+                f"{self.vocab_size} words; -1 gives viewers a table of their own"
+            )
+
+    def needs(self) -> tuple[str, ...]:
+        return ("leading",)
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        if self.first_id < 0:
+            return
+        words = [tokenizer.backend.id_to_token(self.first_id + i) for i in range(self.count)]
+        taken = [word for word in words if word is not None and not word.startswith("[unused")]
+        if taken:
+            raise ValueError(
+                f"head.viewers.first_id is {self.first_id}, but in the tokenizer that is {taken[0]!r}: viewers need "
+                "words that no text has; choose others, or -1 for a table of their own"
+            )
+
+    def pooling_problem(self, pooling: str) -> str:
+        return "keeps every viewer's vector"
 
     def vectors_per_passage(self) -> int:
         return self.count
 
-    def dimension(self, hidden_size: int) -> int:
-        return hidden_size
+    def vector_names(self) -> tuple[str, ...]:
+        return tuple(f"viewer {i}" for i in range(self.count))
 
     def keep(self, side: Side) -> Keep:
         return Keep(1 if side == "query" else self.count, layers="last")
@@ -37,10 +69,10 @@ class Viewers(nn.Module):
     def leading(self, side: Side) -> jax.Array:
         """What replaces [CLS]: ids [n] or embeddings [n,H]; n = 1 for queries."""
         wanted = 1 if side == "query" else self.count
-        if self.first_viewer_id >= 0:
-            return self.first_viewer_id + jnp.arange(wanted)
-        table = self.param("table", nn.initializers.normal(0.02), (self.count, self.hidden_size))
+        if self.first_id >= 0:
+            return self.first_id + jnp.arange(wanted)
+        table = self.param("table", nn.initializers.normal(self.deviation), (self.count, self.hidden_size))
         return table[:wanted]
 
-    def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
-        return Embeddings(hidden.states[-1], hidden.mask)
+    def loss(self) -> dict[str, Any]:
+        return {"local_target": "argmax"}  # the local term asks for a clear winner, whichever it is (MVR eq. 7)
