@@ -55,6 +55,7 @@ def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Pa
     config = read_json(tmp_path / "run" / "config.json")
     del config["encoder"]["layers"]
     write_json(tmp_path / "run" / "config.json", config)
+    Workdir(tmp_path / "run").seal.unlink()
     with pytest.raises(ContractError, match=r"config\.json has no key 'layers': another version"):
         open_run(tmp_path / "run")
 
