@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxret.contract import require_equal
-from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shard_set import ShardSet, open_shards
+from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
 from jaxret.storage import read_json
 
@@ -48,46 +49,81 @@ def choose_corpus(run: Run, name: str = "") -> Path:
 
 
 def open_corpus(run: Run, folder: Path) -> ShardSet:
-    """The shards in `folder`. Raises ContractError if another model, or another checkpoint of it, encoded them."""
+    """The shards in `folder`. Raises ContractError if another model, or another checkpoint of it, encoded them; how
+    long texts may be is each side's own. Raises ShardError if they do not say what they were made from."""
     shards = open_shards(folder)
     made_by = shards.manifest.fingerprint
+    for name, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
+        part = made_by.get(name)
+        if not isinstance(part, dict) or not all(key in part for key in keys):
+            raise ShardError(f"{folder}/manifest.json: fingerprint.{name} is {part!r}; run encode again")
     remedy = (
         f"Encode the corpus with this checkpoint (encode.py --workdir={run.workdir} --name=...), "
         f"or search with --checkpoint={made_by['checkpoint']['step']}."
     )
-    expected = {"contract": made_by["contract"], "checkpoint": made_by["checkpoint"]}
-    now = {"contract": run.contract, "checkpoint": run.checkpoint}
+    expected = {"contract": _without_lengths(made_by["contract"]), "checkpoint": made_by["checkpoint"]}
+    now = {"contract": _without_lengths(run.contract), "checkpoint": run.checkpoint}
     require_equal(expected, now, f"{folder}/manifest.json", f"the model in {run.workdir}", remedy)
     return shards
+
+
+def _without_lengths(contract: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in contract.items() if key not in ("query_length", "passage_length")}
+
+
+class Searcher:
+    """A run and a corpus that it encoded, opened once for any number of searches: keeps the compiled programs, the
+    shards (verified when it is opened), the backend, and the index of the passages' texts."""
+
+    def __init__(self, run: Run, folder: Path, backend: str = "auto") -> None:
+        """folder: as `choose_corpus` gives it. Raises what `open_corpus` raises, ValueError for a backend that there is
+        not, and RuntimeError if it disagrees with a float64 product."""
+        self.run = run
+        self.folder = folder
+        self.shards = open_corpus(run, folder)
+        self.backend = select_backend(backend, self.shards.ragged)
+        self_check(self.backend, self.shards.ragged)
+        self.embedder = run.embedder()
+        self._texts: Passages | None = None
+
+    def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> Retrieved:
+        """Encodes the queries and searches exactly; the k best passages of each, best first. Raises ValueError for
+        k < 1 or no queries."""
+        if k < 1:
+            raise ValueError(f"k is {k}; it must be at least 1")
+        if not queries:
+            raise ValueError("there is no query to search for")
+        self.run.tokenizer.truncation.clear()
+        tokens = self.run.tokenizer.queries((query.text for query in queries), progress)
+        vectors = self.embedder(tokens, "query", progress)
+        result = search(vectors, self.shards, k, self.backend, progress)
+        ids = self.shards.ids(result.rows.reshape(-1))
+        width = result.rows.shape[1]
+        rankings = {
+            query.id: [
+                (passage, float(score))
+                for passage, score in zip(ids[i * width : (i + 1) * width], result.scores[i], strict=True)
+            ]
+            for i, query in enumerate(queries)
+        }
+        return Retrieved(rankings, result, self.shards)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the corpus's file, by index, so far."""
+        return self._texts.bytes_read if self._texts else 0
+
+    def passages(self, ids: Collection[str]) -> dict[str, Passage]:
+        """The passages with these ids; reads no others. Raises what opening `Passages` raises."""
+        self._texts = self._texts or Passages(self.folder)
+        return self._texts.read(ids)
 
 
 def retrieve(
     run: Run, queries: Sequence[Query], folder: Path, k: int, backend: str = "auto", progress: bool = True
 ) -> Retrieved:
-    """Encodes the queries and searches the corpus in `folder` exactly; the k best passages of each, best first.
-
-    Raises ValueError for k < 1 or no queries, RuntimeError if the search backend disagrees with a float64 product.
-    """
-    if k < 1:
-        raise ValueError(f"k is {k}; it must be at least 1")
-    if not queries:
-        raise ValueError("there is no query to search for")
-    shards = open_corpus(run, folder)
-    run.tokenizer.truncation.clear()
-    tokens = run.tokenizer.queries((query.text for query in queries), progress)
-    chosen = select_backend(backend, shards.ragged)
-    self_check(chosen, shards.ragged)
-    result = search(run.embedder()(tokens, "query", progress), shards, k, chosen, progress)
-    ids = shards.ids(result.rows.reshape(-1))
-    width = result.rows.shape[1]
-    rankings = {
-        query.id: [
-            (passage, float(score))
-            for passage, score in zip(ids[i * width : (i + 1) * width], result.scores[i], strict=True)
-        ]
-        for i, query in enumerate(queries)
-    }
-    return Retrieved(rankings, result, shards)
+    """One search with a `Searcher` of its own."""
+    return Searcher(run, folder, backend).search(queries, k, progress)
 
 
 def evaluate_retrieved(retrieved: Retrieved, judgements: Sequence[Judgement], measures: Sequence[str]) -> Evaluation:
@@ -103,22 +139,12 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
         "training_data": read_json(run.workdir / "data.json"),
         "environment": read_json(run.workdir / "env.json"),
         "corpus": retrieved.corpus,
-        "search": {"backend": retrieved.result.backend, "k": k, "exact": True},
+        "search": {
+            "backend": retrieved.result.backend,
+            "k": k,
+            "exact": True,
+            "query_length": run.tokenizer.query_length,
+            "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
+        },
         **more,
     }
-
-
-def passage_texts(folder: Path, wanted: set[str]) -> dict[str, Passage]:
-    """The passages with these ids, read again from the corpus that was encoded.
-
-    Raises FileNotFoundError if it is no longer there, ContractError if it is another now.
-    """
-    written = read_json(folder / "corpus.json")
-    path = Path(written["path"])
-    if not path.exists():
-        raise FileNotFoundError(f"the corpus that was encoded is no longer at {path}, so its text cannot be shown")
-    if stat_corpus(path) != {key: written.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
-        expected = read_json(folder / "manifest.json")["fingerprint"]["corpus"]["sha256"]
-        found, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
-        require_equal({"sha256": expected}, {"sha256": found}, str(folder / "manifest.json"), str(path), remedy)
-    return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}

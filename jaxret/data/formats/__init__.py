@@ -32,6 +32,7 @@ __all__ = [
     "read_corpus",
     "read_examples",
     "read_judgements",
+    "read_located",
     "read_queries",
     "read_run",
     "scan_corpus",
@@ -108,6 +109,11 @@ def read_corpus(path: PathLike, policy: Policy | None = None, scan: CorpusScan |
     """
     policy = policy or Policy()
     return _unique(_passages(path, policy), policy, scan)
+
+
+def read_located(path: PathLike, policy: Policy | None = None) -> Iterator[tuple[Where, Passage]]:
+    """The passages of a corpus with their places, those with an id that was used before too; skips what is wrong."""
+    return _passages(path, policy or Policy("skip"))
 
 
 def _unique(passages: Iterator[tuple[Where, Passage]], policy: Policy, scan: CorpusScan | None) -> Iterator[Passage]:
