@@ -12,13 +12,20 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxret import distributed
 from jaxret.data.formats import Policy, check_unchanged, read_corpus, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokenizer import Truncation
-from jaxret.retrieval.shards import Shard, ShardWriter
+from jaxret.retrieval.passages import place
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
+from jaxret.runs.lock import hold
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
 from jaxret.types import VECTOR_DTYPES
+
+# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
+# minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
+SHARD_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -43,45 +50,72 @@ def corpus_name(path: str | Path) -> str:
 
 
 def encode_corpus(
-    run: Run, corpus: str | Path, name: str = "", on_error: str = "error", progress: bool = True
+    run: Run,
+    corpus: str | Path,
+    name: str = "",
+    on_error: str = "error",
+    progress: bool = True,
+    dtype: str = "",
+    shard_rows: int = 0,
 ) -> EncodeResult:
     """Encodes every passage of a BEIR folder, corpus.jsonl or psgs.tsv into `<workdir>/embeddings/<name>/`.
 
     A first pass checks and counts the corpus; then one shard at a time is read, tokenised and encoded, so memory does
-    not grow with the corpus. With several processes, each writes its own shards. Raises DataError for a bad record and
-    ContractError if the folder holds vectors of another checkpoint or corpus.
+    not grow with the corpus. With several processes, each writes its own shards.
+
+    dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows: passages per shard; 0: as the folder's shards
+    have it, else the run's encode.shard_rows, but no more than SHARD_ROWS.
+
+    Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
+    VectorError for a passage whose vectors are not finite, and ShardError if shards are missing in the end although no
+    other process is to write them.
     """
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    folder = run.workdir.embeddings(name or corpus_name(corpus))
     policy = Policy(on_error)
     scan = scan_corpus(corpus, policy)
     if policy.report():
         say(policy.report())
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
-    folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
-    produced_by = made_from(run, scan.sha256, scan.passages)
-    writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
-    where = {"path": str(Path(corpus).absolute()), **scan.stat}
-    write_json(folder / "corpus.json", where)  # where to find the text again
-    pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
-    if pending:
-        say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
-
-    embedder, dtype = run.embedder(), vector_dtype(run.config.encode.dtype)
-    passages = read_corpus(corpus, Policy(on_error), scan)
+    dtype = dtype or run.config.encode.dtype
+    to_disk = vector_dtype(dtype)
+    rows = shard_rows or rows_begun(folder) or min(run.config.encode.shard_rows, SHARD_ROWS)
+    produced_by = made_from(run, scan.sha256, scan.passages, dtype, rows)
+    writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
+    where = {"path": str(Path(corpus).absolute()), **scan.stat}  # where to find the text again
+    if read_entry(folder / "corpus.json") != where:
+        write_json(folder / "corpus.json", where)
+    embedder, pending = run.embedder(), writer.pending()
     cut = Truncation("passages", run.tokenizer.passage_length)
-    for shard, rows in each_shard(passages, pending):
-        ids: list[str] = []  # noted as the passages go by: only their tokens are kept
-        tokens = run.tokenizer.passages(_noting(ids, rows), progress, cut)
-        if shard is pending[0]:
-            say(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
-        vectors = embedder(tokens, "passage", progress).astype(dtype)
-        fixed = run.retriever.vectors_per_passage is not None
-        scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
-        writer.write(shard, vectors.stacked() if fixed else vectors, ids)
-    finished = not writer.pending()
-    if finished:
-        writer.finish()
+    if distributed.any_process(bool(pending)):
+        with hold(folder, "encoding"):
+            pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
+            if pending:
+                say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
+            passages = read_corpus(corpus, Policy(on_error), scan)
+            for shard, some in each_shard(passages, pending):
+                ids: list[str] = []  # noted as the passages go by: only their tokens are kept
+                tokens = run.tokenizer.passages(noting(ids, some), progress, cut)
+                if shard is pending[0]:
+                    say(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
+                vectors = embedder(tokens, "passage", progress).astype(to_disk)
+                fixed = run.retriever.vectors_per_passage is not None
+                scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
+                try:
+                    writer.write(shard, vectors.stacked() if fixed else vectors, ids)
+                except VectorError as error:
+                    raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
+    missing = writer.pending()
+    if missing and jax.process_count() == 1:
+        raise ShardError(
+            f"{folder}: {len(missing)} of {len(writer.shards)} shards, from {missing[0]} on, were changed or removed "
+            "while others were written: does another job encode into this folder? Run encode again"
+        )
+    if not missing:
+        made_on = {str(entry.get("made_on", "others")) for entry in writer.finish().shards}
+        if len(made_on) > 1:
+            say(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
     truncation = str(cut) if pending else ""
     if pending:
         total = f"{truncation}; " if len(pending) > 1 else ""  # of one shard it was said before
@@ -89,10 +123,33 @@ def encode_corpus(
             f"{total}{embedder.padding_ratio:.2f} tokens computed for each real one, "
             f"{embedder.programs} programs compiled"
         )
-    shards = -(-scan.passages // run.config.encode.shard_rows)
     return EncodeResult(
-        folder, scan.passages, shards, len(pending), embedder.padding_ratio, embedder.programs, truncation, finished
+        folder,
+        scan.passages,
+        len(writer.shards),
+        len(pending),
+        embedder.padding_ratio,
+        embedder.programs,
+        truncation,
+        not missing,
     )
+
+
+def noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
+    """The passages, whose ids are added to the list as they go by."""
+    for passage in passages:
+        ids.append(passage.id)
+        yield passage
+
+
+def rows_begun(folder: Path) -> int:
+    """The rows per shard of a folder that has some; 0 if none has."""
+    entries = (read_entry(path) or {} for path in [folder / "manifest.json", *sorted(folder.glob("shard-*.json"))])
+    return next((rows for entry in entries if type(rows := entry.get("rows_per_shard")) is int), 0)
+
+
+def device_kind(run: Run) -> str:
+    return str(run.mesh.devices.flat[0].device_kind)
 
 
 def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, Iterator[Passage]]]:
@@ -105,12 +162,6 @@ def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tu
         place = shard.stop
 
 
-def _noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
-    for passage in passages:
-        ids.append(passage.id)
-        yield passage
-
-
 def vector_dtype(name: str) -> Any:
     """numpy type of the vectors on disk."""
     if name not in VECTOR_DTYPES:
@@ -118,11 +169,12 @@ def vector_dtype(name: str) -> Any:
     return np.dtype(name).type
 
 
-def made_from(run: Run, sha256: str, passages: int) -> dict[str, Any]:
+def made_from(run: Run, sha256: str, passages: int, dtype: str, shard_rows: int) -> dict[str, Any]:
     """Everything that the bytes of the shards depend on."""
+    settings = {"dtype": dtype, "shard_rows": shard_rows, "tokens_per_batch": run.config.encode.tokens_per_batch}
     return {
         "contract": run.contract,
         "checkpoint": run.checkpoint,
         "corpus": {"sha256": sha256, "passages": passages},
-        "encode": run.config.encode.to_dict(),
+        "encode": settings,
     }

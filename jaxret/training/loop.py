@@ -20,6 +20,7 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, place_rows, shard_batch
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever
+from jaxret.runs.lock import hold
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
@@ -62,8 +63,13 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
     damaged or could not be saved, NotFiniteError if the loss breaks.
     """
-    job = prepare(config, Workdir(workdir), progress)
-    texts = read_texts(job)
+    folder = Workdir(workdir)
+    with hold(folder.path, "training"):
+        return _train(prepare(config, folder, progress))
+
+
+def _train(job: Job) -> TrainResult:
+    config, texts = job.config, read_texts(job)
     length = schedule_steps(config, texts.train)
     optimizer, schedule = make_optimizer(config.optimizer, length.total)
     state = None

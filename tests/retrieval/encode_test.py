@@ -16,7 +16,7 @@ from jaxret.contract import ContractError
 from jaxret.data.formats import CorpusScan, DataError, read_corpus, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
-from jaxret.retrieval.retrieve import passage_texts
+from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
 from jaxret.runs.run import Run, open_run
@@ -169,7 +169,7 @@ def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path
     vectors = shards.rows(range(7))
     np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
     assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
-    assert passage_texts(folder, {"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
+    assert Passages(folder).read({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
 
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from jaxret.data.formats import read_examples
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.training.loop import make_validation
-from jaxret.training.losses import LossSettings, contrastive_loss
+from jaxret.training.losses import LossSettings, Scores, total_loss
 from jaxret.training.step import Objective
 from jaxret.training.validation import Validation, make_pool
 from jaxret.types import Ragged
@@ -141,6 +141,6 @@ def test_of_equal_scores_the_first_comes_first(validation: Validation, monkeypat
         assert equal._retrieve(validation.embedder.params)["RR@10"] == pytest.approx(1 / (1 + place))
     scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
     for positives in ([0, 1], [2, 3]):
-        terms = contrastive_loss(scores, jnp.array(positives, jnp.int32), everyone, LossSettings())
+        terms = total_loss(Scores(lambda _: scores, jnp.array(positives, jnp.int32), everyone, LossSettings()))
         assert float(terms.rank) == np.mean(positives)
         assert float(terms.accuracy) == np.mean(np.array(positives) == 0)
