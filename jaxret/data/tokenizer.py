@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
 from tqdm import tqdm
 
 from jaxret.data.records import Passage
+from jaxret.storage import read_json
 from jaxret.types import Ragged
 
 # What turns T5's spiece.model into tokenizer.json; it needs sentencepiece, which this package does not.
@@ -62,38 +66,19 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
-        """Loads with transformers, offline and without remote code. Raises ValueError if there is no fast tokenizer,
-        if it has no [SEP] (or end of text) and [PAD], or if a length is under 3 tokens."""
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
-        from transformers import AutoTokenizer
-
-        # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
-        if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
-            raise ValueError(
-                f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there"
-                + (SPIECE_REMEDY.format(directory) if (Path(directory) / "spiece.model").is_file() else "")
-            )
-        try:
-            loaded = AutoTokenizer.from_pretrained(
-                str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
-            )
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
-        if not loaded.is_fast:
-            raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
-        end = loaded.sep_token_id if loaded.sep_token_id is not None else loaded.eos_token_id
-        special = {"cls": loaded.cls_token_id, "sep": end, "pad": loaded.pad_token_id}
-        if end is None or loaded.pad_token_id is None:
-            raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special}")
+        """Loads offline and without remote code. Raises ValueError if there is no fast tokenizer, if it has no [SEP]
+        (or end of text) and [PAD], or if a length is under 3 tokens."""
+        backend, special = _load_plain(Path(directory)) or _load_with_transformers(directory)
+        end = special["sep"] if special["sep"] is not None else special["eos"]
+        if end is None or special["pad"] is None:
+            found = {"cls": special["cls"], "sep": end, "pad": special["pad"]}
+            raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {found}")
         for name, length in (("query_length", query_length), ("passage_length", passage_length)):
             if length < 3:
                 raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
-        backend = loaded.backend_tokenizer
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
-        return cls(
-            backend, special["cls"], special["sep"], special["pad"], query_length, passage_length, loaded.mask_token_id
-        )
+        return cls(backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"])
 
     def bare(self, texts: Sequence[str]) -> Ragged:
         """Token ids without markers and without a limit."""
@@ -144,6 +129,92 @@ class TextTokenizer:
         for text, title in zip(texts, titles, strict=True):
             head = [*title.ids, self.sep_id] if title.ids else []
             yield [*start, *head, *text.ids, self.sep_id]
+
+
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizer", "BertTokenizerFast")
+# What else transformers looks at when it loads one of them; where it is there, transformers must do it.
+_NOT_PLAIN = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "add_bos_token",
+              "add_eos_token", "add_prefix_space", "split_special_tokens", "auto_map", "tokenizer_file")  # fmt: skip
+
+
+def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
+    """(backend, ids of the special tokens) of a directory in which tokenizer.json says everything, as transformers
+    would load it; None of any other. Importing transformers, and PyTorch with it, takes longer than a search."""
+    try:
+        settings = read_json(directory / "tokenizer_config.json")
+        rules = read_json(directory / "tokenizer.json")
+        if (directory / "added_tokens.json").exists() or settings.get("tokenizer_class") not in _PLAIN_CLASSES:
+            return None
+        named = {
+            f"{name}_token": settings.get(f"{name}_token")
+            for name in ("cls", "sep", "pad", "mask", "unk", "eos", "bos")
+        }
+        others = directory / "special_tokens_map.json"
+        if any(name in settings for name in _NOT_PLAIN) or (others.exists() and read_json(others) != _given(named)):
+            return None
+        special = {token["content"]: token["id"] for token in rules["added_tokens"] if token["special"]}
+        if any(token not in special for token in _given(named).values()):
+            return None
+        if settings["tokenizer_class"].startswith("Bert") and not _is_bert(rules, settings, named, special):
+            return None
+        backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # damaged, or of a kind unknown here: transformers says what is wrong
+        return None
+    if backend.post_processor is None:  # transformers fills it in, and the digest counts it
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    ids = {name: special[token] if token else None for name, token in ((n.split("_")[0], t) for n, t in named.items())}
+    return backend, ids
+
+
+def _given(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _is_bert(rules: dict[str, Any], settings: dict[str, Any], named: dict[str, Any], special: dict[str, int]) -> bool:
+    """Whether tokenizer.json is what transformers makes of BERT's vocabulary and settings; it reads only these."""
+    built = Tokenizer(WordPiece({"[UNK]": 0}, unk_token=named["unk_token"]))
+    built.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = named["cls_token"], named["sep_token"]
+    built.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, special[cls]), (sep, special[sep])],
+    )
+    wanted = json.loads(built.to_str())
+    same = all(wanted[part] == rules[part] for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"))
+    model, found = ({k: v for k, v in tree["model"].items() if k != "vocab"} for tree in (wanted, rules))
+    ours = {token["content"] for token in rules["added_tokens"]} == set(_given(named).values())
+    plain = all(not (t["single_word"] or t["lstrip"] or t["rstrip"] or t["normalized"]) for t in rules["added_tokens"])
+    return same and model == found and ours and plain and None not in (cls, sep, named["unk_token"])
+
+
+def _load_with_transformers(directory: str | Path) -> tuple[Any, dict[str, int | None]]:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    from transformers import AutoTokenizer  # seconds: only where it is needed
+
+    # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
+    if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        raise ValueError(
+            f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there"
+            + (SPIECE_REMEDY.format(directory) if (Path(directory) / "spiece.model").is_file() else "")
+        )
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
+    if not loaded.is_fast:
+        raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
+    names = ("cls", "sep", "pad", "mask", "eos")
+    return loaded.backend_tokenizer, {name: getattr(loaded, f"{name}_token_id") for name in names}
 
 
 def _blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
