@@ -22,7 +22,7 @@ from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.retrieve import retrieve
 from jaxret.retrieval.shard_set import open_shards
-from jaxret.retrieval.shards import ShardError, ShardWriter
+from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
@@ -91,7 +91,7 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
     assert made_by["encode"]["shard_rows"] == ROWS
     file = (root / "data" / "corpus.jsonl").stat()
     written = {"path": str(root / "data"), "bytes": file.st_size, "modified": file.st_mtime_ns}
-    assert read_json(encoded / "corpus.json") == written
+    assert read_sealed(encoded / "corpus.json") == written
 
 
 def test_what_is_cut_is_said_before_anything_is_encoded(
