@@ -16,9 +16,7 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", 'several hosts: "auto" on a TPU pod or under Slurm, or host:port')
 _PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
 _PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
-_ON_ERROR = flags.DEFINE_enum(
-    "on_error", "error", ["error", "skip", "keep"], "what to do with bad records (keep: empty passages)"
-)
+_ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip", "keep"], "bad records (keep: the empty ones)")
 
 
 def main() -> None:
