@@ -93,7 +93,7 @@ def get_config() -> ConfigDict:
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
     # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
-    c.data.on_error = "error"  # bad records: error (stop with file and line) or skip (counted)
+    c.data.on_error = "error"  # bad records: error (stop with file and line), skip (counted) or keep (empty passages)
 
     c.loss = ConfigDict()
     c.loss.temperature = 1.0  # scores are divided by it; 1 for raw dot products, about 0.05 if normalize

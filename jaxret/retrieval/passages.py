@@ -44,7 +44,7 @@ class Passages:
         self._index: Index | None = None
 
     def read(self, wanted: Collection[str]) -> dict[str, Passage]:
-        """The passages by id; one that no reader finds has no text, and was encoded under the policy "keep"."""
+        """Those of the passages that there are and that say something, by id."""
         found: dict[str, Passage] = {}
         if self._file.suffix != ".gz":
             self._index = self._index or self._stored() or self._make()
@@ -52,7 +52,7 @@ class Passages:
         missing = set(wanted).difference(found)
         if missing:
             found |= {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in missing}
-        return {key: found.get(key) or Passage(key, "") for key in wanted}
+        return found
 
     @property
     def _file(self) -> Path:

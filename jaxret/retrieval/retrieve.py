@@ -118,9 +118,10 @@ class Searcher:
         return self._texts.bytes_read if self._texts else 0
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """The passages with these ids; reads no others. Raises what opening `Passages` raises."""
+        """The passages of the shards with these ids; reads no others. Raises what opening `Passages` raises."""
         self._texts = self._texts or Passages(self.folder)
-        return self._texts.read(ids)
+        found = self._texts.read(ids)
+        return {key: found.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
 
 
 def retrieve(

@@ -19,8 +19,7 @@ from jaxret.data.records import Passage
 from jaxret.distributed import make_mesh, replicated
 from jaxret.retrieval import encode
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
-from jaxret.retrieval.passages import Passages
-from jaxret.retrieval.retrieve import retrieve
+from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
 from jaxret.runs.embedder import Embedder
@@ -174,7 +173,8 @@ def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path
     vectors = shards.rows(range(7))
     np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
     assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
-    assert Passages(folder).read({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
+    searcher = Searcher(with_run(run, tmp_path), folder)
+    assert searcher.passages({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
 
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
