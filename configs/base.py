@@ -155,10 +155,11 @@ def get_config() -> ConfigDict:
     c.mesh.coordinator = ""  # several hosts: "auto" on a TPU pod or under Slurm, else host:port of process 0
     c.mesh.num_processes = 1
     c.mesh.process_id = 0
+    c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384
-    c.encode.shard_rows = 50000  # passages per shard; shards depend on the corpus, never on the machine
+    c.encode.shard_rows = 8192  # passages per shard: what a kill costs; never depends on the machine
     c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
 
     return c

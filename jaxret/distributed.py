@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +36,7 @@ def initialize(
 
     coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm). timeout: seconds that
     the processes wait for each other. where: what the names of the settings begin with, for errors. Raises ValueError
-    if the settings do not fit together, TimeoutError if not all processes came.
+    if the settings do not fit together, TimeoutError if nobody is at `coordinator`.
     """
     given = f"{where}num_processes={num_processes} and {where}process_id={process_id}"
     if coordinator in ("", "auto"):
@@ -46,18 +50,41 @@ def initialize(
             raise ValueError(f"{where}coordinator={coordinator} must be HOST:PORT of process 0, or 'auto'")
         if num_processes < 2 or not 0 <= process_id < num_processes:
             raise ValueError(
-                f"{where}coordinator={coordinator} with {given}: tell every process how many there are (2 or more), and "
-                "which of them it is (from 0)"
+                f"{where}coordinator={coordinator} with {given}: every process must be told how many there are (2 or "
+                "more) and which of them it is (from 0)"
             )
     if timeout < 1:
         raise ValueError(f"{where}initialization_timeout={timeout} must be at least 1 second")
-    known = {} if coordinator == "auto" else {"coordinator_address": coordinator, "num_processes": num_processes}
+    if coordinator == "auto":
+        jax.distributed.initialize(initialization_timeout=timeout)
+        return
+    if process_id:
+        _wait_for(coordinator, timeout)
+    # When not all come, XLA ends the process with a dump of its own: the reason goes before.
+    line = f"error: not all of the {num_processes} processes came to {coordinator} within {timeout} s"
+    warning = threading.Timer(max(timeout - 1, 0.5), print, (line,), {"file": sys.stderr, "flush": True})
+    warning.daemon = True
+    warning.start()
     try:
-        jax.distributed.initialize(**known, process_id=process_id if known else None, initialization_timeout=timeout)
-    except RuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        raise TimeoutError(f"not all processes came to {coordinator} within {timeout} s") from error
+        jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=timeout)
+    finally:
+        warning.cancel()
+
+
+def _wait_for(address: str, timeout: int) -> None:
+    """Returns when something listens at HOST:PORT. Raises TimeoutError if nothing does."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"no process 0 at {address} within {timeout} s ({error.strerror or error})"
+                ) from error
+        time.sleep(0.2)
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,39 @@ def test_program_counts_shapes() -> None:
 def test_one_process_needs_no_coordinator() -> None:
     initialize()
     assert jax.process_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1",), "--coordinator=host:1 with --num_processes=1 and --process_id=0: every process must be told"),
+        (("host:1", 2, 2), "--num_processes=2 and --process_id=2: every process must be told"),
+        (("host:1", 2, -1), "every process must be told"),
+        (("", 2, 0), "--num_processes=2 and --process_id=0 need --coordinator=HOST:PORT"),
+        (("auto", 1, 1), "need --coordinator=HOST:PORT"),
+        (("host", 2, 0), "--coordinator=host must be HOST:PORT"),
+        (("host:port", 2, 0), "must be HOST:PORT"),
+        (("host:1", 2, 0, 0), "--initialization_timeout=0 must be at least 1 second"),
+    ],
+)
+def test_half_of_the_settings_of_several_hosts(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        initialize(*arguments)
+
+
+def test_nobody_at_the_coordinators_address() -> None:
+    address = free_address()
+    with pytest.raises(TimeoutError, match=f"no process 0 at {address} within 1 s"):
+        initialize(address, 2, 1, timeout=1)
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_come(tmp_path: Path) -> None:
+    """XLA ends the process; the reason stands before its dump."""
+    alone = f"from jaxret.distributed import initialize; initialize('{free_address()}', 2, 0, timeout=3)"
+    ((status, _, errors),) = together([sys.executable, "-c", alone])
+    assert status != 0
+    assert "error: not all of the 2 processes came" in errors.splitlines()[0]
 
 
 WORKER = """

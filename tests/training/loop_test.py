@@ -338,9 +338,7 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
 def test_parameters_that_are_not_finite_are_named() -> None:
     params = {"encoder": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, jnp.inf])}, "head": {"scale": jnp.ones(2)}}
     state = TrainState(params, {}, jnp.int32(4), jnp.array(True))
-    with pytest.raises(
-        NotFiniteError, match=r"step 4: parameter encoder/kernel \(1 in all\) holds a NaN"
-    ):
+    with pytest.raises(NotFiniteError, match=r"step 4: parameter encoder/kernel \(1 in all\) holds a NaN"):
         require_finite(state, "step 4")
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxret.models.encoders import bert, distilbert, roberta, t5
+from jaxret.models.encoders import bert, distilbert, modernbert, roberta, t5, xlm_roberta
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
 from jaxret.storage import read_json
@@ -19,8 +19,10 @@ from jaxret.types import Tokens
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": bert.ARCHITECTURE,
     "distilbert": distilbert.ARCHITECTURE,
+    "modernbert": modernbert.ARCHITECTURE,
     "roberta": roberta.ARCHITECTURE,
     "t5": t5.ARCHITECTURE,
+    "xlm-roberta": xlm_roberta.ARCHITECTURE,
 }
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 

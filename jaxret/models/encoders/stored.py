@@ -66,7 +66,8 @@ class Architecture:
     config, module: what is made of it (`module(config, dtype, remat)`; see protocol.py). keys: our field -> its key.
     only: options, besides PLAIN, that change the computation, and the one value of each that is computed here.
     translate: config.json -> the same in the spelling of `keys`; raises ValueError for what cannot be said so. check:
-    config -> (field, what would be right) of every value that does not go with the others.
+    config -> (field, what would be right) of every value that does not go with the others. extra: what transformers
+    must find in config.json besides.
 
     names: config -> {parameter path: tensor name}; a module's name is without suffix, and "{}" is the layer (a
     parameter with fewer rows than there are layers has those of the last ones). prefix: what models with a head put
@@ -85,6 +86,7 @@ class Architecture:
     only: Mapping[str, Any] = field(default_factory=dict)
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     check: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    extra: Mapping[str, Any] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     mlm_head: Callable[..., Any] | None = None
     mlm_class: str = ""
@@ -119,6 +121,7 @@ class Architecture:
             "model_type": self.model_type,
             "architectures": [self.mlm_class if with_head else self.class_name],
             "torch_dtype": "float32",
+            **self.extra,
         }
         for ours, key in self.keys.items():
             value = getattr(config, ours)
