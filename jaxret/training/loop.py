@@ -65,7 +65,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     """
     job = prepare(config, Workdir(workdir), progress)
     with hold(job.workdir.path, "training"):  # and a folder that cannot be written is told before there is work to lose
-        if not job.begun and job.workdir.config.exists():
+        if not job.begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
         return _train(job)
 
