@@ -33,8 +33,9 @@ from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.training.begin import prepare
-from jaxret.training.loop import NotFiniteError, TrainResult, require_finite, train
+from jaxret.training.loop import TrainResult, train
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.recorder import NotFiniteError, require_finite
 from jaxret.training.state import init_state, restore_state
 from jaxret.training.step import TrainState, make_train_step
 from tests.pipeline import (
