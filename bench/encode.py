@@ -42,8 +42,8 @@ def main() -> None:
     from jaxret.data.formats import read_corpus
     from jaxret.data.records import Passage
     from jaxret.distributed import make_mesh, replicated
-    from jaxret.models.encoders.pretrained import resolve
-    from jaxret.models.retriever import build_retriever, load_encoder
+    from jaxret.models.encoders.pretrained import load_pretrained, resolve
+    from jaxret.models.retriever import build_retriever
     from jaxret.runs.embedder import Embedder
     from jaxret.runs.run import load_tokenizer
 
@@ -54,7 +54,8 @@ def main() -> None:
 
     config = get_config("as_it_comes")
     config.tokens.passage_length = arguments.length
-    directory, bert, encoder = load_encoder(config)
+    directory = resolve(config.encoder.checkpoint)
+    bert, encoder = load_pretrained(directory, config.encoder.ignore)
     mesh = make_mesh()
     retriever = build_retriever(config, bert)
     tokenizer = load_tokenizer(config, directory, retriever)

@@ -14,6 +14,7 @@ from configs import base
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
 from jaxret.models.retriever import Retriever, build_retriever
@@ -37,6 +38,17 @@ T5 = T5Config(
     buckets=8,
     max_distance=10,
     dropout=0.0,
+)
+XLM_ROBERTA = dataclasses.replace(WITHOUT_DROPOUT, model_type="xlm-roberta", first_position=2, max_positions=18)
+MODERNBERT = ModernBertConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=16,
+    global_every=2,
+    local_window=4,
 )
 # The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
 DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}
@@ -78,7 +90,7 @@ def make_config(overrides: dict[str, Any]) -> ConfigDict:
 
 def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> Retriever:
     config = make_config(overrides)
-    if isinstance(encoder, BertConfig):
+    if "mlm_head" in {field.name for field in dataclasses.fields(encoder)}:
         encoder = dataclasses.replace(encoder, mlm_head="mlm_head" in make_head(config, encoder).needs())
     return build_retriever(config, encoder)
 

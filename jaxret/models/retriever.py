@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, verify_weights
+from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import HEADS, make_head
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.models.pooling import POOLINGS
@@ -46,7 +46,7 @@ class RetrieverModule(nn.Module):
             self.query_head, self.passage_head = self.head.clone(), self.head.clone()
 
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
-        encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
+        encoder = self._encoder(side)
         head = self.head if self.tied else getattr(self, f"{side}_head")
         hidden = encoder(tokens, head.keep(side), train, head.leading(side))
         embeddings = head(hidden, Text(side, tokens, encoder, train, labels))
@@ -59,9 +59,11 @@ class RetrieverModule(nn.Module):
             embeddings = replace(embeddings, vectors=embeddings.vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24)))
         return embeddings
 
+    def _encoder(self, side: Side) -> Any:
+        return self.encoder if self.tied else getattr(self, f"{side}_encoder")
+
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
-        encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
-        return encoder(tokens, Keep())
+        return self._encoder(side)(tokens, Keep())
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
         """Touches every parameter once; used to initialise."""
@@ -143,22 +145,22 @@ class Retriever:
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
     """The encoder that `config` takes from a Hugging Face directory: all of it, or its first layers, perhaps with the
     MLM head. Raises ValueError for what this encoder cannot do."""
-    encoder = read_config(directory)
+    shapes = read_config(directory)
     if config.encoder.layers:
-        if not 0 < config.encoder.layers <= encoder.num_layers:
+        if not 0 < config.encoder.layers <= shapes.num_layers:
             raise ValueError(
-                f"encoder.layers is {config.encoder.layers}; the encoder in {directory} has {encoder.num_layers}"
+                f"encoder.layers is {config.encoder.layers}; the encoder in {directory} has {shapes.num_layers}"
             )
-        encoder = replace(encoder, num_layers=config.encoder.layers)
+        shapes = replace(shapes, num_layers=config.encoder.layers)
     options = {
-        "mlm_head": "mlm_head" in make_head(config, encoder).needs(),
+        "mlm_head": "mlm_head" in make_head(config, shapes).needs(),
         "normalize_intermediate": config.encoder.normalize_intermediate,
     }
-    there = {field.name for field in fields(encoder)}
-    return replace(encoder, **{name: value for name, value in options.items() if name in there})
+    there = {field.name for field in fields(shapes)}
+    return replace(shapes, **{name: value for name, value in options.items() if name in there})
 
 
-def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
+def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
     """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
     mean nothing."""
 
@@ -167,13 +169,13 @@ def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
         return table[name]
 
-    head = make_head(config, encoder)
+    head = make_head(config, shapes)
     pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
     problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
     if problem:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
     module = RetrieverModule(
-        config=encoder,
+        config=shapes,
         dtype=choose(DTYPES, "encoder.dtype", config.encoder.dtype),
         remat=config.encoder.remat,
         tied=config.encoder.tied,
@@ -184,20 +186,9 @@ def build_retriever(config: ConfigDict, encoder: EncoderConfig) -> Retriever:
     return Retriever(module)
 
 
-def load_encoder(config: ConfigDict) -> tuple[Path, EncoderConfig, Params]:
-    """Reads the encoder named by the config: its directory (for the tokenizer), its shapes, its weights."""
-    directory = resolve(config.encoder.checkpoint, config.encoder.download)
-    if config.encoder.sha256:
-        verify_weights(directory, config.encoder.sha256)
-    encoder, params = load_pretrained(
-        directory, config.encoder.ignore, encoder_config(config, directory), config.seed.init
-    )
-    return directory, encoder, params
-
-
-def with_pretrained(params: Params, encoder: Params) -> Params:
+def with_pretrained(params: Params, weights: Params) -> Params:
     """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one."""
-    encoders = {name: encoder for name in params if name.endswith("encoder")}
+    encoders = {name: weights for name in params if name.endswith("encoder")}
     found, expected = traverse_util.flatten_dict(encoders), traverse_util.flatten_dict({n: params[n] for n in encoders})
     for path, leaf in expected.items():
         if np.shape(found.get(path)) != tuple(leaf.shape):

@@ -201,6 +201,14 @@ def test_one_vector_and_no_local_weight_is_the_loss_of_dpr(positive: Any, local:
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
 
+def test_of_equal_scores_the_first_document_comes_first() -> None:
+    scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
+    for positives in ([0, 1], [2, 3]):
+        terms = contrastive_loss(scores, jnp.array(positives, jnp.int32), everyone, LossSettings())
+        assert float(terms.rank) == np.mean(positives)
+        assert float(terms.accuracy) == np.mean(np.array(positives) == 0)
+
+
 def test_candidates() -> None:
     """Row = query, column = document, on the case above."""
     expected = [

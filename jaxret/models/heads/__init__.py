@@ -25,7 +25,7 @@ HEADS: dict[str, type[Head]] = {
 }
 
 
-def make_head(config: ConfigDict, encoder: EncoderConfig) -> Head:
+def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
     """The head that `config.head` names, with its own group of keys. Raises ValueError for an unknown name, settings
     that mean nothing, and an encoder that lacks what the family needs."""
     name = config.head.name
@@ -34,16 +34,16 @@ def make_head(config: ConfigDict, encoder: EncoderConfig) -> Head:
     group = config.head.get(name, ConfigDict())
     keys = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
     head = HEADS[name](
-        num_layers=encoder.num_layers,
-        hidden_size=encoder.hidden_size,
-        vocab_size=encoder.vocab_size,
+        num_layers=shapes.num_layers,
+        hidden_size=shapes.hidden_size,
+        vocab_size=shapes.vocab_size,
         token=config.head.token,
         **keys,
     )
     for need in head.needs():
-        if need in encoder.lacks:
+        if need in shapes.lacks:
             with_token = " with head.token 'cls'" if need == "cls" else ""
             raise ValueError(
-                f"head.name is {name!r}{with_token}, which {encoder.model_type} cannot have: {encoder.lacks[need]}"
+                f"head.name is {name!r}{with_token}, which {shapes.model_type} cannot have: {shapes.lacks[need]}"
             )
     return head

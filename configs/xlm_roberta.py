@@ -1,0 +1,13 @@
+"""The dual encoder on XLM-RoBERTa-base: a hundred languages."""
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config as base
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.encoder.checkpoint = "FacebookAI/xlm-roberta-base"
+    c.head.implicit.mask_id = 250001
+    c.train.chunk_size = 16
+    return c
