@@ -52,7 +52,7 @@ ERRORS = {
     },
     **{("mvr", pooling): r"keeps every viewer's vector" for pooling in POOLINGS[1:]},
     ("colbert", "scalar_mix"): r"no fixed number of weights",
-    ("late_interaction", "scalar_mix"): r"no fixed number of weights",
+    ("late_interaction", "scalar_mix"): r"needs every token's vector under late interaction",
     ("late_interaction", "average"): r"needs every token's vector under late interaction",
     ("late_interaction", "self_contrastive"): r"needs every token's vector under late interaction",
 }
@@ -60,7 +60,9 @@ ERRORS = {
 
 def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
-    if encoder == "t5" and family in ("mvr", "aggretriever", "i3"):
+    if encoder == "t5" and family == "i3":
+        return r"head.token is 'mean'; the interactor's output is read at \[CLS\]"
+    if encoder == "t5" and family in ("mvr", "aggretriever"):
         return r"which t5 cannot have"
     if encoder == "modernbert" and family == "i3":
         return r"which modernbert cannot have: ModernBERT's embeddings hold no positions"
@@ -88,7 +90,7 @@ def test_what_means_nothing_is_an_error(family: str, pooling: str, encoder: str)
 
 def test_t5_has_no_cls() -> None:
     with pytest.raises(
-        ValueError, match=r"with head.token 'cls', which t5 cannot have: .*no \[CLS\]; set head.token='mean'"
+        ValueError, match=r"'last_layer', which t5 cannot have: T5 has no \[CLS\]; set head.token='mean'"
     ):
         tiny.make_retriever({}, tiny.T5)
 

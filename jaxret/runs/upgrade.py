@@ -6,32 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxret.contract import flatten
+from jaxret.models.heads import HEADS
 
-# Old key -> where its value is now; several where families shared it, none where nothing reads it any more.
-RENAMED: dict[str, tuple[str, ...]] = {
-    "head.layers": ("head.layers.chosen",),
-    "head.count": ("head.first_tokens.count", "head.viewers.count"),
-    "head.first_viewer_id": ("head.viewers.first_id",),
-    "head.projection": ("head.all_tokens.projection",),
-    "head.late_interaction": ("head.all_tokens.late",),
-    **{
-        f"head.{key}": (f"head.lexical.{key}",)
-        for key in ("lexical_dim", "cls_dim", "pruning", "mlm", "term_weights", "chunk")
-    },
-    **{
-        f"head.{key}": (f"head.implicit.{key}",)
-        for key in ("variant", "reconstructor_layers", "interactor_layers", "pseudo_length", "mask_id")
-    },
-    "loss.parts_weight": ("head.lexical.parts_weight",),
-    "loss.reconstruction_weight": ("head.implicit.reconstruction_weight",),
-    "loss.reconstruction_decay": ("head.implicit.reconstruction_decay",),
-}
-# Key -> what the code did while there was no such key.
+# Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
-    "head.viewers.deviation": 0.02,
     "mesh.initialization_timeout": 300,
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
+    **{f"head.{name}.{key}": value for name, head in HEADS.items() for key, value in head.ABSENT.items()},
 }
+# Old key -> where its value is now; several where families shared it.
+RENAMED: dict[str, tuple[str, ...]] = {}
+for _name, _head in HEADS.items():
+    for _key, _old in _head.RENAMED.items():
+        RENAMED[_old] = (*RENAMED.get(_old, ()), f"head.{_name}.{_key}")
 
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,14 @@ import pytest
 import pytrec_eval
 
 from jaxret.contract import ContractError
-from jaxret.data.formats import DataError, Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
+from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.retrieve import Searcher, choose_corpus, retrieve
 from jaxret.retrieval.shard_set import open_shards
-from jaxret.retrieval.shards import ShardError
+from jaxret.retrieval.shards import ShardError, read_sealed, sealed
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
 from jaxret.tools.search_files import answer, dataset_name, measures_for, search_files
@@ -137,7 +137,7 @@ def test_a_corpus_that_was_copied_and_one_that_changed(
     run = copied(root, tmp_path / "mine")
     shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, the same text
     place = run.workdir / "embeddings" / "data" / "corpus.json"
-    place.write_text(json.dumps(read_json(place) | {"path": str(tmp_path / "data")}))
+    place.write_text(json.dumps(sealed(read_sealed(place) | {"path": str(tmp_path / "data")})))
     answer(run, "river stone", 1, progress=False)
     assert "\n  1. " in capsys.readouterr().out
     text = (tmp_path / "data" / "corpus.jsonl").read_text()
@@ -185,7 +185,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
 
 @pytest.mark.parametrize("question", ["", " \t", "\udcff"])
 def test_a_question_that_asks_nothing_is_refused(question: str, run: Run) -> None:
-    with pytest.raises(DataError, match="--query: "):
+    with pytest.raises(ValueError, match=r"the question (is blank|holds byte 0xff)"):
         answer(run, question, 3, progress=False)
 
 
@@ -195,7 +195,7 @@ def test_results_that_cannot_be_written_are_known_before_the_search(
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     (run.workdir / "eval").write_text("a file where a folder should be")
     monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("it went on to search"))
-    with pytest.raises(OSError, match=r"results cannot be written .*mine/eval'"):
+    with pytest.raises(OSError, match=r"mine/eval cannot be written"):
         search_files(run, data, data, "test", K, progress=False)
 
 
@@ -279,7 +279,7 @@ def test_passages_are_read_from_files_of_any_format(name: str, root: Path, tmp_p
     searcher = Searcher(run, folder)
     expected = {passage.id: passage for passage in read_corpus(path, Policy("skip"))}
     assert len(expected) == 20
-    for wanted in (["p7"], ["p19", "p4", "nowhere", "p0"], list(expected)):
+    for wanted in (["p7"], ["p19", "p4", "p0"], list(expected)):
         assert searcher.passages(wanted) == {key: expected[key] for key in wanted if key in expected}
 
 

@@ -55,7 +55,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("train.py", (*MINILM, "--config.encoder.tied=7"), "--config.encoder.tied=7: it must be true or false"),
         ("train.py", (*MINILM, "--config.mesh.coordinator=h:1"), "with --config.mesh.num_processes=1 and"),
         ("encode.py", ("--workdir=w", "--corpus=c", "--coordinator=h:1"), "with --num_processes=1 and --process_id=0"),
-        ("encode.py", ("--workdir=w", "--corpus=c", "--on_error=sip"), "<error|skip>"),
+        ("encode.py", ("--workdir=w", "--corpus=c", "--on_error=sip"), "<error|skip|keep>"),
         ("encode.py", ("--workdir=w", "--corpus"), "Missing value for flag --corpus"),
         ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
         ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
@@ -157,7 +157,9 @@ def program(body: str, **options: Any) -> subprocess.Popen[str]:
     ("number", "status", "told"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
 )
 def test_signals(number: int, status: int, told: str) -> None:
-    process = program("import time; print('ready', flush=True); time.sleep(60)")
+    # A shell's background jobs ignore SIGINT, and so would the tests' children if the tests are one.
+    heard = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    process = program(f"{heard}; print('ready', flush=True); time.sleep(60)")
     assert process.stdout
     process.stdout.readline()
     process.send_signal(number)

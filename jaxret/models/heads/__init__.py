@@ -42,8 +42,8 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
     )
     for need in head.needs():
         if need in shapes.lacks:
-            with_token = " with head.token 'cls'" if need == "cls" else ""
+            advice = "; set head.token='mean'" if head.needs() == ("cls",) else ""
             raise ValueError(
-                f"head.name is {name!r}{with_token}, which {shapes.model_type} cannot have: {shapes.lacks[need]}"
+                f"head.name is {name!r}, which {shapes.model_type} cannot have: {shapes.lacks[need]}{advice}"
             )
     return head

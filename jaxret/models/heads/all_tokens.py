@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,8 @@ class AllTokens(Head):
 
     projection: int = 0
     late: bool = False
+
+    RENAMED: ClassVar[dict[str, str]] = {"projection": "head.projection", "late": "head.late_interaction"}
 
     def check(self) -> None:
         if self.projection < 0:

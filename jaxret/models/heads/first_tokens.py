@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.heads.head import Head, Side, one_token
 
@@ -11,6 +13,8 @@ class FirstTokens(Head):
     then the first m - 1 tokens."""
 
     count: int = 8
+
+    RENAMED: ClassVar[dict[str, str]] = {"count": "head.count"}
 
     def check(self) -> None:
         if self.count < 1:

@@ -52,6 +52,9 @@ class Head(nn.Module):
     # Fields that change no vector: what the loss adds, how a weight begins; and fields that change no result: memory.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
     MEMORY: ClassVar[tuple[str, ...]] = ()
+    # For runs of older versions: the config key that a field's value had, and what the code did while it had none.
+    RENAMED: ClassVar[dict[str, str]] = {}
+    ABSENT: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,6 +64,11 @@ class ImplicitInteraction(Head):
     reconstruction_decay: float = 0.1
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("reconstruction_weight", "reconstruction_decay")
+    RENAMED: ClassVar[dict[str, str]] = {
+        **{f"{part}_layers": f"head.{part}_layers" for part in ("reconstructor", "interactor")},
+        **{key: f"head.{key}" for key in ("mask_id", "variant", "pseudo_length")},
+        **{f"reconstruction_{key}": f"loss.reconstruction_{key}" for key in ("weight", "decay")},
+    }
 
     def check(self) -> None:
         if self.variant not in VARIANTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 
 from jaxret.models.encoders.keep import Keep
@@ -17,6 +19,8 @@ class Layers(Head):
     """
 
     chosen: tuple[int, ...] = ()
+
+    RENAMED: ClassVar[dict[str, str]] = {"chosen": "head.layers"}
 
     def check(self) -> None:
         if not all(type(layer) is int for layer in self.chosen):

@@ -126,6 +126,10 @@ class LexicalAggregate(Head):
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
     MEMORY: ClassVar[tuple[str, ...]] = ("chunk",)
+    RENAMED: ClassVar[dict[str, str]] = {
+        **{key: f"head.{key}" for key in ("lexical_dim", "cls_dim", "pruning", "mlm", "term_weights", "chunk")},
+        "parts_weight": "loss.parts_weight",
+    }
 
     def check(self) -> None:
         if self.pruning not in PRUNINGS:
