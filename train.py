@@ -6,18 +6,19 @@ Run the same command again to resume. With several hosts, run it on each (see co
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret import distributed
 from jaxret.tools.cli import run_script
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "what to train", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file("config", None, "what to train: configs/FILE.py, or configs/FILE.py:SYSTEM")
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 
 def main() -> None:
+    from jaxret import distributed
     from jaxret.training.loop import train
 
     config = _CONFIG.value
-    distributed.initialize(config.mesh.coordinator, config.mesh.num_processes, config.mesh.process_id)
+    mesh = config.mesh
+    distributed.initialize(mesh.coordinator, mesh.num_processes, mesh.process_id, where="--config.mesh.")
     train(config, _WORKDIR.value).require_finished()
 
 

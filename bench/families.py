@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from configs.minilm import get_config
 from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import resolve, save_pretrained
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.dense import search
-from jaxret.retrieval.late import search_lists
 from jaxret.retrieval.retrieve import choose_corpus
+from jaxret.retrieval.search import search
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
@@ -55,7 +55,7 @@ def random_t5(folder: Path) -> str:
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     params = make_encoder(config).init(jax.random.key(0), tokens)["params"]
     save_pretrained(folder, config, params)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+    for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     return str(folder)
@@ -108,10 +108,8 @@ def times(run: Run, data: str) -> tuple[float, float]:
     queries = [query for query, _ in zip(read_queries(data), range(TIMED_QUERIES), strict=False)]
     vectors = embedder(run.tokenizer.queries(query.text for query in queries), "query")
     shards = open_shards(choose_corpus(run))
-    if shards.ragged:
-        return encode, median_ms(lambda: search_lists(vectors, shards, K), len(queries))
-    backend, flat = select_backend(), vectors.stacked()[:, 0]
-    return encode, median_ms(lambda: search(flat, shards, K, backend), len(queries))
+    backend = select_backend(lists=shards.ragged)
+    return encode, median_ms(lambda: search(vectors, shards, K, backend), len(queries))
 
 
 def main() -> None:
@@ -131,7 +129,7 @@ def main() -> None:
     print("| vectors / passage | bytes / passage | encode, ms / passage | search, ms / query |\n|:--|" + "--:|" * 9)
     for system, before, after in rows:
         run = open_run(workdir / system)
-        first, last = contrastive_loss(run.workdir)
+        first, last = contrastive_loss(run.workdir.path)
         vectors, stored = size(run)
         encode, searched = times(run, arguments.data)
         print(

@@ -30,6 +30,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
 
     from configs.minilm import get_config
     from jaxret.data.formats import read_corpus, write_beir
+    from jaxret.data.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve, save_pretrained
     from jaxret.models.retriever import build_retriever
@@ -45,7 +46,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
         bert = BertConfig(30522, 64, 2, 4, 128, 512)
         config.encoder.checkpoint, config.encoder.sha256 = str(workdir / "small"), ""
         save_pretrained(workdir / "small", bert, build_retriever(config, bert).init(jax.random.key(0))["encoder"])
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
             shutil.copyfile(source / name, workdir / "small" / name)
     write_beir(workdir / "corpus", islice(read_corpus(corpus), size), [], {})
     passage = next(read_corpus(workdir / "corpus"))

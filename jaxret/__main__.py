@@ -1,42 +1,63 @@
-"""python -m jaxret VERB: what is more than one call into the library."""
+"""python -m jaxret VERB (or jaxret VERB): what is more than one call into the library."""
 
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
 
-from jaxret.tools.cli import user_errors
+from jaxret.tools.cli import keep_compiled, nearest, quiet, user_errors
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes are errors like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (--help lists the flags)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jaxret")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    with user_errors():
+        arguments, rest = parser().parse_known_args()
+        if rest:
+            near = nearest(rest[0].partition("=")[0], [f"--{name}" for name in vars(arguments)])
+            raise ValueError(f"{rest[0]!r} is no flag{near} (--help lists them)")
+        quiet()
+        keep_compiled()
+        run(arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = _Parser(prog="python -m jaxret", description=__doc__, allow_abbrev=False)
+    verbs = found.add_subparsers(dest="verb", required=True, metavar="VERB")
     demo = verbs.add_parser("demo", help="train, encode, search and evaluate on the documentation of this Python")
     demo.add_argument("--workdir", default="runs/demo", help="where everything is saved (default: %(default)s)")
     spread = verbs.add_parser("diversity", help="how different a checkpoint's vectors of a passage are; which wins")
     spread.add_argument("--workdir", required=True, help="a trained run with several vectors a passage")
     spread.add_argument("--data", required=True, help="BEIR folder with judged queries")
-    spread.add_argument("--split", default="test")
+    spread.add_argument("--split", default="test", help="whose queries (default: %(default)s)")
     spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
     words = verbs.add_parser("keywords", help="pseudo-queries from the passages' own words")
     words.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
     words.add_argument("--out", required=True, help="file to write, for data.pseudo_queries")
     words.add_argument("--count", type=int, default=8, help="words for each passage (default: %(default)s)")
-    arguments = parser.parse_args()
-    with user_errors():
-        if arguments.verb == "demo":
-            from jaxret.demo.demo import demo as run_demo
+    return found
 
-            run_demo(arguments.workdir)
-        elif arguments.verb == "keywords":
-            from jaxret.tools.keywords import write_keywords
 
-            found, total = write_keywords(arguments.corpus, arguments.out, arguments.count)
-            print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
-        else:
-            from jaxret.runs.run import open_run
-            from jaxret.tools.diversity import report
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.verb == "demo":
+        from jaxret.demo.demo import demo as run_demo
 
-            print(report(open_run(arguments.workdir, arguments.checkpoint), arguments.data, arguments.split))
+        run_demo(arguments.workdir)
+    elif arguments.verb == "keywords":
+        from jaxret.tools.keywords import write_keywords
+
+        found, total = write_keywords(arguments.corpus, arguments.out, arguments.count)
+        print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
+    else:
+        from jaxret.runs.run import open_run
+        from jaxret.tools.diversity import report
+
+        print(report(open_run(arguments.workdir, arguments.checkpoint), arguments.data, arguments.split))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Save and restore with Orbax; the only file that imports it.
 
 A checkpoint holds `params`, `progress` (optimiser state, step) and, in its metadata, a digest of every leaf: Orbax
-reads a data file with a flipped byte without complaint, so what was restored is compared with what was saved. The
-best checkpoint (by a validation metric) and the last one are kept.
+reads a data file with a flipped byte without complaint, so what was restored is compared with what was saved. A seal
+over digests, step and metrics shows whether the numbers that choose the best one are those that were measured. The best
+checkpoint (by a validation metric) and the last one are kept.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxret.storage import sha256_json
+from jaxret.storage import read_json, sha256_json
 
 Tree = Any
 
-logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs a dozen lines for every save
+_REMEDY = "delete the folder and continue from another checkpoint"
 
 
 class CheckpointError(ValueError):
@@ -65,6 +66,10 @@ def digests(tree: Tree) -> dict[str, str]:
     return {name: np.asarray(value).tobytes().hex() for name, value in _digests(tree).items()}
 
 
+def _seal(step: int, metrics: Mapping[str, float] | None, leaves: Mapping[str, str]) -> str:
+    return sha256_json({"step": step, "metrics": metrics, "digests": leaves})
+
+
 def digest(tree: Tree) -> str:
     """One short hex string for a whole tree of arrays; what shards and results name as their checkpoint."""
     return sha256_json(digests(tree))[:16]
@@ -75,7 +80,7 @@ class Checkpoints:
 
     best_metric: name of the validation metric that chooses the best; `maximize` says which way. Without a metric only
     the last checkpoint is kept, and it is also the best. writing: clears away what an interrupted save left; not for
-    those who read while another process may be saving.
+    those who read while another process may be saving. Raises CheckpointError naming the first that is damaged.
     """
 
     def __init__(
@@ -83,6 +88,11 @@ class Checkpoints:
     ) -> None:
         self.directory = Path(directory).absolute()
         self._metric, self._maximize = best_metric, maximize
+        self._saving: int | None = None  # the step of a save that nobody waited for yet
+        self.half_written = sorted(path.name for path in self.directory.glob("*.orbax-checkpoint-tmp*"))
+        for path in self.directory.glob("*"):
+            if path.name.isdigit():
+                self._require_sealed(path)
         policies = ocp.training.preservation_policies
         keep: list[Any] = [policies.LatestN(1)]
         if best_metric:
@@ -96,6 +106,32 @@ class Checkpoints:
     def _rank(self, metrics: Mapping[str, float]) -> float:
         value = float(metrics[self._metric or ""])
         return value if self._maximize else -value
+
+    def _require_sealed(self, folder: Path) -> None:
+        """Raises CheckpointError unless step, metrics and digests are as they were saved."""
+        try:
+            written, metrics = read_json(folder / "_CHECKPOINT_METADATA")["custom_metadata"], None
+            if (folder / "metrics").exists():
+                metrics = read_json(folder / "metrics" / "metrics")
+            sound = "seal" not in written or written["seal"] == _seal(int(folder.name), metrics, written["digests"])
+            if metrics is not None and self._metric:  # an older checkpoint has no seal, but must have a rank
+                self._rank(metrics)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not folder.exists():  # superseded meanwhile by the process that trains
+                return
+            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
+        if not sound:
+            raise CheckpointError(
+                f"{folder} is damaged: its metadata, or {folder}/metrics, is not what was saved; {_REMEDY}"
+            )
+
+    def prune(self) -> list[int]:
+        """Deletes the checkpoints that are neither best nor last, as they stay behind where a process was killed
+        between a save and the deletion that it brings; their steps."""
+        superseded = [c.step for c in self._checkpointer.checkpoints if c.step not in (self.best(), self.last())]
+        for step in superseded:
+            self._checkpointer.delete(step)
+        return superseded
 
     def last(self) -> int | None:
         """The step of the newest checkpoint, None if there is none."""
@@ -111,12 +147,30 @@ class Checkpoints:
         return int(max(measured, key=lambda c: (self._rank(c.metrics), c.step)).step)  # type: ignore[arg-type]
 
     def save(self, step: int, params: Tree, progress: Tree, metrics: Mapping[str, float] | None = None) -> None:
-        """Starts an asynchronous save; the arrays are copied to the host before it returns."""
+        """Starts an asynchronous save; the arrays are copied to the host before it returns. Raises CheckpointError if
+        the save before it failed."""
+        self.wait()
         items = {"params": params, "progress": progress}
         values = {k: float(v) for k, v in metrics.items()} if metrics else None
-        self._checkpointer.save_checkpointables_async(
-            step, items, metrics=values, custom_metadata={"digests": digests(items)}, force=True
-        )
+        found = digests(items)
+        custom = {"digests": found, "seal": _seal(step, values, found)}
+        with self._reported(step):
+            self._checkpointer.save_checkpointables_async(
+                step, items, metrics=values, custom_metadata=custom, force=True
+            )
+        self._saving = step
+
+    def poll(self) -> None:
+        """Raises CheckpointError if the save under way has failed; does not wait for it."""
+        if self._saving is not None and not self._checkpointer.is_saving_in_progress():
+            self.wait()
+
+    @contextmanager
+    def _reported(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            raise CheckpointError(f"{self.directory}/{step} could not be saved: {error}") from error
 
     def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
         """Reads (params, progress) of a step onto the shapes, types and shardings of the abstract trees given.
@@ -129,18 +183,25 @@ class Checkpoints:
         if step not in [c.step for c in self._checkpointer.checkpoints]:
             have = ", ".join(str(c.step) for c in self._checkpointer.checkpoints) or "none"
             raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
-        metadata = self._checkpointer.checkpointables_metadata(step)
-        self._require_same_shapes(wanted, {name: metadata.metadata.get(name) for name in wanted}, folder)
+        try:
+            metadata = self._checkpointer.checkpointables_metadata(step)
+            shapes = {name: metadata.metadata[name] for name in wanted}
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
+        for name, found in shapes.items():
+            if found is None:
+                raise CheckpointError(f"{folder} is damaged: {folder}/{name} cannot be read; {_REMEDY}")
+        self._require_same_shapes(wanted, shapes, folder)
         try:
             restored = self._checkpointer.load_checkpointables(step, wanted)
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder} cannot be read ({error.__cause__ or error})") from error
+        except Exception as error:
+            raise CheckpointError(f"{folder} cannot be read ({error.__cause__ or error}); {_REMEDY}") from error
         saved = (metadata.custom_metadata or {}).get("digests", {})
         damaged = [name for name, value in digests(restored).items() if saved.get(name) != value]
         if damaged:
             raise CheckpointError(
                 f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
-                f"delete the folder and continue from another checkpoint"
+                + _REMEDY
             )
         return restored["params"], restored.get("progress")
 
@@ -159,14 +220,19 @@ class Checkpoints:
             raise CheckpointError(f"{folder} does not fit the config: {shown} ({len(problems)} differences)")
 
     def wait(self) -> None:
-        """Blocks until the save under way is on disk."""
-        self._checkpointer.wait()
-
-    def close(self) -> None:
-        self._checkpointer.close()
+        """Blocks until the save under way is on disk. Raises CheckpointError if it fails."""
+        step, self._saving = self._saving, None
+        if step is not None:
+            with self._reported(step):
+                self._checkpointer.wait()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+            self._checkpointer.close()
+        except Exception:
+            if kind is None:  # else what ended the block is what must be told
+                raise

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,15 +29,62 @@ PARAMETER_RULES: tuple[tuple[str, P], ...] = (
 )
 
 
-def initialize(coordinator: str = "", num_processes: int = 1, process_id: int = 0) -> None:
+def initialize(
+    coordinator: str = "", num_processes: int = 1, process_id: int = 0, timeout: int = 300, where: str = "--"
+) -> None:
     """Joins a multi-process job. On one process with no coordinator nothing happens.
 
-    coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm).
+    coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm). timeout: seconds that
+    the processes wait for each other. where: what the names of the settings begin with, for errors. Raises ValueError
+    if the settings do not fit together, TimeoutError if nobody is at `coordinator`.
     """
+    given = f"{where}num_processes={num_processes} and {where}process_id={process_id}"
+    if coordinator in ("", "auto"):
+        if (num_processes, process_id) != (1, 0):
+            raise ValueError(f"{given} need {where}coordinator=HOST:PORT; one process alone, and 'auto', needs neither")
+        if not coordinator:
+            return
+    else:
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"{where}coordinator={coordinator} must be HOST:PORT of process 0, or 'auto'")
+        if num_processes < 2 or not 0 <= process_id < num_processes:
+            raise ValueError(
+                f"{where}coordinator={coordinator} with {given}: every process must be told how many there are (2 or "
+                "more) and which of them it is (from 0)"
+            )
+    if timeout < 1:
+        raise ValueError(f"{where}initialization_timeout={timeout} must be at least 1 second")
     if coordinator == "auto":
-        jax.distributed.initialize()
-    elif coordinator:
-        jax.distributed.initialize(coordinator, num_processes=num_processes, process_id=process_id)
+        jax.distributed.initialize(initialization_timeout=timeout)
+        return
+    if process_id:
+        _wait_for(coordinator, timeout)
+    # When not all come, XLA ends the process with a dump of its own: the reason goes before.
+    line = f"error: not all of the {num_processes} processes came to {coordinator} within {timeout} s"
+    warning = threading.Timer(max(timeout - 1, 0.5), print, (line,), {"file": sys.stderr, "flush": True})
+    warning.daemon = True
+    warning.start()
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=timeout)
+    finally:
+        warning.cancel()
+
+
+def _wait_for(address: str, timeout: int) -> None:
+    """Returns when something listens at HOST:PORT. Raises TimeoutError if nothing does."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"no process 0 at {address} within {timeout} s ({error.strerror or error})"
+                ) from error
+        time.sleep(0.2)
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
@@ -87,6 +138,21 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def from_first_process(text: str) -> str:
+    """The text (of at most 4,096 bytes) that process 0 gives; all of them must ask."""
+    if jax.process_count() == 1:
+        return text
+    data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(data))
+    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def wait_for_all() -> None:
+    """Returns when every process has come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("wait_for_all")
 
 
 class Program:

@@ -1,15 +1,59 @@
-"""Files that are either whole or not there: atomic writes and digests."""
+"""Files that are either whole or not there: atomic writes, digests, and errors that say which file and why."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+_CAUSES = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "no permission",
+    errno.EPERM: "not permitted",
+    errno.EFBIG: "larger than this process may write",
+    errno.EIO: "the disk reports an input/output error",
+    errno.ENOENT: "its folder is gone",
+    errno.ENOTDIR: "a file is where a folder should be",
+    errno.EEXIST: "a file is where a folder should be",
+    errno.EISDIR: "a folder has that name",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
+
+
+class StorageError(OSError):
+    """A file or folder that cannot be written; the text names it and the cause."""
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of writing `path` in the block become StorageErrors; those of other files stay what they are."""
+    path = Path(path)
+    try:
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        ours = named is None or named in (path, *path.parents) or _TEMPORARY.fullmatch(named.name)
+        if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):  # np.save: no file, no cause
+            full = shutil.disk_usage(path.parent).free < 1 << 20
+            cause = _CAUSES[errno.ENOSPC] if full else "the disk took only a part of it: full, or a quota or limit"
+        elif ours and error.errno in _CAUSES:
+            cause = _CAUSES[error.errno]
+        else:
+            raise
+        told = StorageError(f"{path} cannot be written: {cause}")
+        told.errno = error.errno
+        raise told from error
 
 
 @contextlib.contextmanager
@@ -17,25 +61,59 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     """Opens a temporary file beside `path`; on success flushes it to disk and renames it to `path`.
 
     A reader therefore sees the old file or the new one, never half of one. Text is UTF-8 with "\\n" line ends.
-    If the block raises, `path` is untouched and the temporary file is removed.
+    If the block raises, `path` is untouched and the temporary file is removed. Raises StorageError if the disk is full
+    or will not take the file.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # hosts that share a disk can share pids
+    temporary = _beside(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    try:
-        with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # makes the rename itself durable
-    finally:
-        os.close(directory)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # what went wrong first is what must be told
+                temporary.unlink()
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # makes the rename itself durable
+        finally:
+            os.close(directory)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # hosts that share a disk can share pids
+
+
+def sweep(folder: str | os.PathLike[str]) -> list[str]:
+    """Removes what killed writers left in `folder` (not below it): the temporary files of `atomic_write`; their names.
+
+    Only for who holds the folder's lock, before others of the same job write there.
+    """
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        found = [e for e in entries if _TEMPORARY.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+        for entry in found:
+            Path(entry.path).unlink(missing_ok=True)
+        return sorted(entry.name for entry in found)
+    return []
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Makes the folder and writes a block to it, which is removed again. Raises StorageError with the cause."""
+    probe = _beside(Path(folder) / "probe")
+    with naming(folder):
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(probe, "wb") as file:
+                file.write(bytes(4096))  # an empty file fits on a full disk
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -46,12 +124,28 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads JSON; a broken file is a ValueError that names it."""
-    with open(path, encoding="utf-8") as file:
-        try:
-            return json.load(file)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+    """Reads JSON; whatever is wrong with it is a ValueError that names the file, and the line where there is one."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
+        return found
+
+    data = Path(path).read_bytes()
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not valid JSON (the byte 0x{data[error.start]:02x} is no UTF-8)") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: not valid JSON (nested too deeply)") from error
+    except ValueError as error:  # a key twice, or a number with thousands of digits
+        reason = "a number has too many digits" if "set_int_max_str_digits" in str(error) else str(error)
+        raise ValueError(f"{path}: not valid JSON ({reason})") from error
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:

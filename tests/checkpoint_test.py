@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +198,111 @@ def test_digests_on_a_mesh_see_a_change_in_any_shard() -> None:
         changed[i] = 1
         found.add(digest({"x": jax.device_put(changed, sharding)}))
     assert len(found) == 11
+
+
+@contextmanager
+def a_full_disk(limit: int = 2000) -> Iterator[None]:
+    """No file can grow beyond `limit` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_and_step(opened: Checkpoints) -> None:
+    """What training does: a save, then steps, none of which is a save."""
+    opened.save(1, placed(HOST), placed(PROGRESS))
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        opened.poll()
+        time.sleep(0.01)
+
+
+def test_a_failed_save_is_told_without_waiting_for_the_next(tmp_path: Path) -> None:
+    message = rf"{tmp_path}/1 could not be saved: .+"
+    with Checkpoints(tmp_path) as opened, a_full_disk(), pytest.raises(CheckpointError, match=message):
+        save_and_step(opened)
+    with Checkpoints(tmp_path) as opened:
+        assert opened.last() is None
+        assert opened.half_written
+        opened.save(1, placed(HOST), placed(PROGRESS))
+    with Checkpoints(tmp_path) as opened:
+        assert (opened.last(), opened.half_written) == (1, [])
+
+
+def with_metrics(folder: Path, values: list[float]) -> Path:
+    with Checkpoints(folder, "RR@10") as checkpoints:
+        for step, value in enumerate(values, 1):
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
+    return folder
+
+
+def test_what_is_neither_best_nor_last_is_pruned(tmp_path: Path) -> None:
+    """As a process leaves it that is killed between a save and the deletion of what the save supersedes."""
+    with_metrics(tmp_path / "run", [0.5, 0.1])
+    shutil.copytree(with_metrics(tmp_path / "other", [0.1, 0.2, 0.3]) / "3", tmp_path / "run" / "3")
+    (tmp_path / "run" / "4.orbax-checkpoint-tmp").mkdir()
+    with Checkpoints(tmp_path / "run", "RR@10", writing=False) as checkpoints:
+        assert checkpoints.half_written == ["4.orbax-checkpoint-tmp"]
+    with Checkpoints(tmp_path / "run", "RR@10") as checkpoints:
+        assert checkpoints.prune() == [2]
+        assert (checkpoints.best(), checkpoints.last()) == (1, 3)
+        assert checkpoints.prune() == []
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1", "3"]
+
+
+METADATA, METRICS = "1/_CHECKPOINT_METADATA", "1/metrics/metrics"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (METRICS, lambda text: text.replace("0.5", "0.4")),  # another would be best
+        (METRICS, lambda text: text.replace("RR@10", "RR@11")),
+        (METRICS, lambda text: "[]"),
+        (METRICS, lambda text: "{"),
+        (METRICS, lambda text: ""),
+        (METRICS, lambda text: None),
+        (METADATA, lambda text: "{"),
+        (METADATA, lambda text: "[]"),
+        (METADATA, lambda text: "{}"),
+        (METADATA, lambda text: text.replace('"seal": "', '"seal": "0')),
+        (METADATA, lambda text: text.replace('"digests": {', '"digests": [], "x": {')),
+        (METADATA, lambda text: None),
+    ],
+)
+def test_what_chooses_the_best_is_not_believed_when_changed(name: str, change: Any, tmp_path: Path) -> None:
+    with_metrics(tmp_path, [0.5, 0.45])
+    before = (tmp_path / name).read_text()
+    after = change(before)
+    assert after != before
+    (tmp_path / name).unlink()
+    if after is not None:
+        (tmp_path / name).write_text(after)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/1 is damaged: .* delete the folder"):
+        Checkpoints(tmp_path, "RR@10")
+
+
+def test_a_renamed_checkpoint_is_not_believed(tmp_path: Path) -> None:
+    (with_metrics(tmp_path, [0.5]) / "1").rename(tmp_path / "7")
+    with pytest.raises(CheckpointError, match="/7 is damaged"):
+        Checkpoints(tmp_path, "RR@10")
+
+
+def test_every_flipped_bit_of_the_metrics_is_seen(tmp_path: Path) -> None:
+    path = with_metrics(tmp_path, [0.5, 0.45]) / METRICS
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        path.write_bytes(whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :])
+        with pytest.raises(CheckpointError, match="/1 is damaged"):
+            Checkpoints(tmp_path, "RR@10")
+
+
+@pytest.mark.parametrize("file", ["_METADATA", "_sharding", "manifest.ocdbt", "array_metadatas/process_0"])
+def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "1" / "params" / file).write_text("{")
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"/1 (is damaged|cannot be read)"):
+        checkpoints.restore(1, abstract(placed(HOST)))

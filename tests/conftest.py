@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
     raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
@@ -19,13 +20,16 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+# What was compiled is kept between runs, and shared with the scripts that tests start; `make clean` removes it.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import functools
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import flax.struct

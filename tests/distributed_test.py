@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +21,7 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
-from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
+from tests.pipeline import command, free_address, tiny_config, together, train_arguments, write_data, write_encoder
 from tests.tiny import SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
 
 
@@ -94,6 +90,39 @@ def test_one_process_needs_no_coordinator() -> None:
     assert jax.process_count() == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1",), "--coordinator=host:1 with --num_processes=1 and --process_id=0: every process must be told"),
+        (("host:1", 2, 2), "--num_processes=2 and --process_id=2: every process must be told"),
+        (("host:1", 2, -1), "every process must be told"),
+        (("", 2, 0), "--num_processes=2 and --process_id=0 need --coordinator=HOST:PORT"),
+        (("auto", 1, 1), "need --coordinator=HOST:PORT"),
+        (("host", 2, 0), "--coordinator=host must be HOST:PORT"),
+        (("host:port", 2, 0), "must be HOST:PORT"),
+        (("host:1", 2, 0, 0), "--initialization_timeout=0 must be at least 1 second"),
+    ],
+)
+def test_half_of_the_settings_of_several_hosts(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        initialize(*arguments)
+
+
+def test_nobody_at_the_coordinators_address() -> None:
+    address = free_address()
+    with pytest.raises(TimeoutError, match=f"no process 0 at {address} within 1 s"):
+        initialize(address, 2, 1, timeout=1)
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_come(tmp_path: Path) -> None:
+    """XLA ends the process; the reason stands before its dump."""
+    alone = f"from jaxret.distributed import initialize; initialize('{free_address()}', 2, 0, timeout=3)"
+    ((status, _, errors),) = together([sys.executable, "-c", alone])
+    assert status != 0
+    assert "error: not all of the 2 processes came" in errors.splitlines()[0]
+
+
 WORKER = """
 import json, sys
 from jaxret.distributed import initialize
@@ -109,37 +138,6 @@ from tests.tiny import SELF_CONTRASTIVE, run_steps
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
 print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2)))
 """
-
-
-def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
-    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
-    called while they run."""
-    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
-    workers = [
-        subprocess.Popen(
-            arguments,
-            cwd=REPOSITORY,
-            env=environment() | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in commands
-    ]
-    try:
-        if stop:
-            stop(workers)
-        outputs = [worker.communicate(timeout=240) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
-
-
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 @pytest.mark.slow

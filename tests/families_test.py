@@ -13,8 +13,7 @@ import pytest
 
 from jaxret.distributed import make_mesh, shard_batch, shardings
 from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.dense import search
-from jaxret.retrieval.late import ListsInMemory, search_lists
+from jaxret.retrieval.search import search
 from jaxret.runs.embedder import Embedder
 from jaxret.training.step import TrainState, make_train_step
 from jaxret.types import Ragged
@@ -143,7 +142,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     if expected is None:
         extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
-        found = search_lists(queries, ListsInMemory((passages,)), 10)
+        found = search(queries, [passages], 10, select_backend(lists=True))
     else:
         assert (passages.lengths == expected).all()
         found = search(queries.stacked()[:, 0], [passages.stacked()], 10, select_backend("faiss-cpu"))

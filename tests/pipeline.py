@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -47,16 +47,6 @@ WORDS = [
     "castle",
 ]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-# The same few programs are compiled again and again here, in this process and in those it starts: keep them.
-_COMPILED = tempfile.TemporaryDirectory(prefix="jaxret-compiled-")
-_CACHE = {
-    "jax_compilation_cache_dir": _COMPILED.name,
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-for _key, _value in _CACHE.items():
-    jax.config.update(_key, _value)
-
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
 
 
@@ -167,8 +157,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """What a script is started with: the devices of this process, errors as a user sees them."""
-    cache = {key.upper(): str(value) for key, value in _CACHE.items()}
-    return {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -176,6 +165,37 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         command(script, *arguments), cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
     )
+
+
+def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
+    """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
+    called while they run."""
+    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}  # the last one counts
+    workers = [
+        subprocess.Popen(
+            arguments,
+            cwd=REPOSITORY,
+            env=environment() | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in commands
+    ]
+    try:
+        if stop:
+            stop(workers)
+        outputs = [worker.communicate(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
+
+
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def train_arguments(encoder: Path, data: Path, workdir: Path, **overrides: Any) -> list[str]:

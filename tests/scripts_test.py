@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.pipeline import (
     contents,
     environment,
     run_script,
+    train_arguments,
     untrained_run,
     write_data,
     write_encoder,
@@ -60,19 +63,66 @@ def test_encode_killed_and_continued(root: Path) -> None:
     assert len(read_json(folder / "manifest.json")["shards"]) > len(done)
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "message"),
-    [
-        ("train.py", ("--config=configs/minilm.py", "--workdir=w", "--config.data.trian=x"), "no such key"),
-        ("train.py", ("--config=configs/minilm.py",), "--workdir must have a value"),
-        ("train.py", ("--config=configs/minilm.py", "--workdir=w", "stray"), "every argument is a flag"),
-        ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
-        ("search.py", ("--workdir=nowhere",), "give either --query"),
-    ],
-)
-def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], message: str) -> None:
-    done = run_script(script, *arguments)
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert message in line
-    assert "Traceback" not in done.stderr
+PROGRAMS = """
+import runpy, sys
+from jaxret.tools.cli import keep_compiled
+keep_compiled()  # JAX reads the variables when it is imported
+from jax import monitoring
+count = {}
+def listen(event, **_):
+    count[event] = count.get(event, 0) + 1
+monitoring.register_event_listener(listen)
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    names = ("compile_requests_use_cache", "cache_hits", "cache_misses")
+    print(*(count.get(f"/jax/compilation_cache/{name}", 0) for name in names), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None:
+    """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
+    second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""
+    workdir, cache = tmp_path / "run", tmp_path / "cache"
+    user = {k: v for k, v in environment().items() if not k.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
+    user["XDG_CACHE_HOME"] = str(cache)
+
+    def run(*arguments: str, **more: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=REPOSITORY, env=user | more, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in re.sub(r"\x1b\[A|\r", "\n", done.stderr).splitlines() if line.strip()]
+        counts = lines.pop().split() if arguments[0] == "-c" else []
+        assert [
+            line for line in lines if not re.match(r"(train|validate|encode \w+|tokenize \w+|search): ", line)
+        ] == []
+        return counts + [line for line in done.stdout.splitlines() if "[Gloo]" not in line]
+
+    config = train_arguments(root / "encoder", root / "data", workdir, train__steps=1, train__checkpoint_every=1)
+    trained = run("train.py", *config)
+    patterns = [
+        r"train: 48 examples from ", r"  48 queries: ", r"  \d+ passages: ", r"dev: \d+ examples", r"  \d+ queries: ",
+        r"  \d+ passages: ", r"step 1: ", r"1 of 1 steps done; ",
+    ]  # fmt: skip
+    assert len(trained) == len(patterns), trained
+    for line, pattern in zip(trained, patterns, strict=True):
+        assert re.match(pattern, line), trained
+    encoded = run("encode.py", f"--workdir={workdir}", f"--corpus={root / 'data'}")
+    assert re.match(r"[\d,]+ passages are in ", encoded[-1])
+
+    assert list((cache / "jaxret" / "compiled").iterdir())
+    search = ("-c", PROGRAMS, "search.py", f"--workdir={workdir}", "--query=silver river")
+    requests, _, misses, *answer = run(*search)
+    assert int(misses) > 0
+    assert run(*search) == [requests, requests, "0", *answer], "the second start compiles nothing"
+    assert int(requests) > 0
+    entries = list((cache / "jaxret" / "compiled").iterdir())
+    for number, entry in enumerate(entries):
+        data = entry.read_bytes()
+        entry.write_bytes([b"", b"junk", data[: len(data) // 2]][number % 3])
+    assert run(*search)[3:] == answer
+    (tmp_path / "file").touch()
+    assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxret.storage import atomic_write, read_json, sha256_file, sha256_json, write_json
+from jaxret.storage import (
+    StorageError,
+    atomic_write,
+    read_json,
+    require_writable,
+    sha256_file,
+    sha256_json,
+    sweep,
+    write_json,
+)
 
 
 def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -55,6 +70,143 @@ def test_broken_json_names_file_and_line(tmp_path: Path) -> None:
     path.write_text('{"a": 1,\n "b": }\n')
     with pytest.raises(ValueError, match=r"x\.json:2: not valid JSON"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"a": 1,\n "b": "\xba"}', r"x\.json:2: not valid JSON \(the byte 0xba is no UTF-8\)"),
+        ("{}".encode("utf-16"), r"x\.json:1: not valid JSON \(the byte 0xff"),
+        (b"\xef\xbb\xbf{}", r"x\.json:1: not valid JSON"),
+        (b"", r"x\.json:1: not valid JSON"),
+        (b"[" * 200_000, r"x\.json: not valid JSON \(nested too deeply\)"),
+        (b'{"a":' * 200_000, r"x\.json: not valid JSON \(nested too deeply\)"),
+        (b"1" * 10_000, r"x\.json: not valid JSON \(a number has too many digits\)"),
+        (b'{"text": "a", "n": 1, "text": "b"}', r"x\.json: not valid JSON \(the key 'text' is there twice\)"),
+    ],
+)
+def test_whatever_is_wrong_names_the_file(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=message) as refused:
+        read_json(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_file_is_on_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, done = tmp_path / "x", []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        synced = os.fstat(descriptor)
+        kind = "folder" if os.path.samestat(synced, tmp_path.stat()) else f"file of {synced.st_size} bytes"
+        done.append(f"fsync {kind}")
+        fsync(descriptor)
+
+    def recorded_replace(source: Path, target: Path) -> None:
+        done.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with atomic_write(path) as file:
+        file.write("five\n")
+    assert done == ["fsync file of 5 bytes", "replace", "fsync folder"]
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "no permission"),
+        (errno.EIO, "the disk reports an input/output error"),
+    ],
+)
+def test_a_disk_that_will_not_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, cause: str
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*(("builtins.open", refuse) if call == "open" else (f"os.{call}", refuse)))
+    with pytest.raises(StorageError) as told, atomic_write(path) as file:
+        file.write("new")
+    monkeypatch.undo()
+    assert str(told.value) == f"{path} cannot be written: {cause}"
+    assert told.value.errno == number
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_numpys_short_write(tmp_path: Path) -> None:
+    """What np.save says has neither file nor cause. In a process of its own, which may write 4 KiB."""
+    program = (
+        "import sys; import numpy as np; from jaxret.storage import atomic_write\n"
+        "with atomic_write(sys.argv[1], 'wb') as file: np.save(file, np.zeros(1600))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x.npy")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )
+    assert done.stderr.splitlines()[-1] == (
+        f"jaxret.storage.StorageError: {tmp_path}/x.npy cannot be written: the disk took only a part of it: full, or "
+        "a quota or limit"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_other_files_and_of_the_block_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing, atomic_write(tmp_path / "x", "wb"):
+        (tmp_path / "other").read_bytes()
+    assert not isinstance(missing.value, StorageError)
+    with pytest.raises(OSError, match="not gzipped") as other, atomic_write(tmp_path / "x", "wb"):
+        raise OSError("not gzipped")
+    assert not isinstance(other.value, StorageError)
+
+
+def test_a_folder_is_tried_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_writable(tmp_path / "new" / "folder")
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match=f"{place} cannot be written: a file is where a folder should be"):
+            require_writable(place)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=f"{tmp_path} cannot be written: the disk is full"):
+        require_writable(tmp_path)
+
+
+def test_only_what_atomic_write_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leftover made by atomic_write itself, killed; and names that are nearly of its shape."""
+    killed = (
+        "import os, sys; from jaxret.storage import atomic_write\n"
+        "with atomic_write(sys.argv[1]) as file: file.write('half'); file.flush(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "ids.txt")])
+    (leftover,) = (p.name for p in tmp_path.iterdir())
+    kept = [".ids.txt.tmp", "ids.txt.0123456789abcdef.tmp", ".x.0123456789abcdeg.tmp", ".x.0123456789abcdef.tmp2"]
+    for name in kept:
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
+    (tmp_path / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "ids.txt")
+    before = {p.name for p in tmp_path.iterdir()}
+    assert sweep(tmp_path) == [leftover]
+    assert {p.name for p in tmp_path.iterdir()} == before - {leftover}
+    assert sweep(tmp_path / "absent") == []
 
 
 def test_digests(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.records import Example, Passage
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokenizer import TextTokenizer, Truncation
 from jaxret.storage import sha256_json
 from jaxret.types import Batch, Ragged, Tokens
 
@@ -33,6 +33,7 @@ class TrainingSet:
     # training query for its positive.
     pseudo_queries: Ragged | None = None
     imagine_queries: bool = False
+    truncations: tuple[Truncation, ...] = ()  # of queries and of passages
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -75,9 +76,10 @@ def tokenize_examples(
         queries = [pseudo_queries.get(passage.id, "") for passage in passages]
         text.append(queries)
         imagined = tokenizer.bare(queries)
+    cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
     return TrainingSet(
-        queries=tokenizer.queries((e.query.text for e in examples), progress),
-        passages=tokenizer.passages(passages, progress),
+        queries=tokenizer.queries((e.query.text for e in examples), progress, cut[0]),
+        passages=tokenizer.passages(passages, progress, cut[1]),
         positives=known[:, 0].copy(),
         known_positives=known,
         negatives=Ragged.from_lists(negatives),
@@ -87,6 +89,7 @@ def tokenize_examples(
         digest=sha256_json(text),
         pseudo_queries=imagined,
         imagine_queries=imagine_queries,
+        truncations=cut,
     )
 
 

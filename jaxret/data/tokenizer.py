@@ -4,28 +4,53 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from jaxret.data.records import Passage
+from jaxret.storage import sha256_file
 from jaxret.types import Ragged
 
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # one of these has to be there
+# Every file that a tokenizer may be stored in: what a run keeps, and what is fetched from a hub.
+TOKENIZER_FILES = (
+    *_VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+)
 # What turns T5's spiece.model into tokenizer.json; it needs sentencepiece, which this package does not.
 SPIECE_REMEDY = (
     "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
     "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""
 )
-_BLOCK = 2048  # texts handed to the Rust tokenizer at a time
+
+# The Rust tokenizer takes about 100 bytes for each character, and nobody needs the millionth token of a text that is
+# cut at 256. So a text goes to it as far as the first white space after `_CHARACTERS` for each token of the limit
+# (English has 4 to 5 a token), and 8 times as far as long as that gives fewer tokens than the limit. The ids are those
+# of the whole text, because no token spans white space; only what lies beyond `_REACH` characters is never looked at.
+_CHARACTERS = 32
+_REACH = 2**20
+_WHITE_SPACE = re.compile("[ \\t\\n\\r]")  # BERT drops other control characters, and what stood around them is one word
+# Texts handed to the tokenizer at a time: so many, or so many characters.
+_BLOCK = 2048
+_BLOCK_CHARACTERS = 2**20
 
 
 @dataclass
 class Truncation:
-    """How much text the length limit cost; `str()` is the line printed before training and encoding."""
+    """How much text the length limit cost; `str()` is the line printed before training and encoding.
+
+    Of a text so long that its end was never tokenised, the tokens are estimated from its characters.
+    """
 
     what: str
     limit: int
@@ -33,12 +58,21 @@ class Truncation:
     cut: int = 0
     tokens: int = 0
     lost: int = 0
+    estimated: int = 0  # texts whose tokens are
+
+    def add(self, tokens: int, unread: int) -> None:
+        """Counts a text of so many tokens, and an estimated number that were not made."""
+        self.texts += 1
+        self.tokens += tokens + unread
+        self.cut += tokens + unread > self.limit
+        self.lost += max(tokens + unread - self.limit, 0)
+        self.estimated += unread > 0
 
     def __str__(self) -> str:
         texts, tokens = max(self.texts, 1), max(self.tokens, 1)
         return (
             f"{self.texts:,} {self.what}: {self.cut / texts:.1%} cut at {self.limit} tokens, "
-            f"{self.lost / tokens:.1%} of tokens lost"
+            f"{'about ' if self.estimated else ''}{self.lost / tokens:.1%} of tokens lost"
         )
 
 
@@ -48,7 +82,7 @@ class TextTokenizer:
 
     A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], or without the title if that is empty.
     What is too long is cut on the right and still ends in [SEP]. RoBERTa's <s> and </s> are its [CLS] and [SEP]; T5 has
-    no [CLS], and </s> for [SEP].
+    no [CLS], and </s> for [SEP]. `dataclasses.replace` gives the same with other lengths; one under 3 is a ValueError.
     """
 
     backend: Any  # tokenizers.Tokenizer
@@ -58,7 +92,11 @@ class TextTokenizer:
     query_length: int
     passage_length: int
     mask_id: int | None = None
-    truncation: dict[str, Truncation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("query_length", "passage_length"):
+            if (length := getattr(self, name)) < 3:
+                raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
 
     @classmethod
     def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
@@ -68,16 +106,16 @@ class TextTokenizer:
         from transformers import AutoTokenizer
 
         # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
-        if not any((Path(directory) / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        if not any((Path(directory) / name).is_file() for name in _VOCABULARIES):
             raise ValueError(
-                f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json is there"
+                f"{directory} has no tokenizer: none of {', '.join(_VOCABULARIES)} is there"
                 + (SPIECE_REMEDY.format(directory) if (Path(directory) / "spiece.model").is_file() else "")
             )
         try:
             loaded = AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:  # the Rust tokenizer has no class of its own for a broken tokenizer.json
             raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
         if not loaded.is_fast:
             raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
@@ -85,9 +123,6 @@ class TextTokenizer:
         special = {"cls": loaded.cls_token_id, "sep": end, "pad": loaded.pad_token_id}
         if end is None or loaded.pad_token_id is None:
             raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special}")
-        for name, length in (("query_length", query_length), ("passage_length", passage_length)):
-            if length < 3:
-                raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
         backend = loaded.backend_tokenizer
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
@@ -95,9 +130,15 @@ class TextTokenizer:
             backend, special["cls"], special["sep"], special["pad"], query_length, passage_length, loaded.mask_token_id
         )
 
-    def bare(self, texts: Sequence[str]) -> Ragged:
-        """Token ids without markers and without a limit."""
-        return Ragged.from_lists([e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)])
+    @staticmethod
+    def digests(directory: str | Path) -> dict[str, str]:
+        """{file: SHA-256} of those of `TOKENIZER_FILES` that are in a directory."""
+        paths = [Path(directory) / name for name in TOKENIZER_FILES]
+        return {path.name: sha256_file(path) for path in paths if path.is_file()}
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        return {"cls": self.cls_id, "sep": self.sep_id, "pad": self.pad_id, "mask": self.mask_id}
 
     @property
     def marker_ids(self) -> tuple[int, ...]:
@@ -113,40 +154,78 @@ class TextTokenizer:
         """SHA-256 of vocabulary and rules."""
         return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
 
-    def queries(self, texts: Iterable[str], progress: bool = False) -> Ragged:
-        """Token ids of queries; counts truncation in `truncation["queries"]`."""
-        return self._encode(((text, "") for text in texts), "queries", self.query_length, progress)
+    def bare(self, texts: Sequence[str]) -> Ragged:
+        """Token ids without markers and without a limit (of at most 2**20 characters)."""
+        blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in texts))
+        return _joined([Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks])
 
-    def passages(self, passages: Iterable[Passage], progress: bool = False) -> Ragged:
-        """Token ids of passages; counts truncation in `truncation["passages"]`."""
-        return self._encode(((p.text, p.title) for p in passages), "passages", self.passage_length, progress)
+    def queries(self, texts: Iterable[str], progress: bool = False, cut: Truncation | None = None) -> Ragged:
+        """Token ids of queries; what the limit costs is counted in `cut`, if one is given."""
+        return self._encode(((text, "") for text in texts), "queries", self.query_length, progress, cut)
 
-    def _encode(self, texts: Iterable[tuple[str, str]], what: str, limit: int, progress: bool) -> Ragged:
-        count = self.truncation.setdefault(what, Truncation(what, limit))
-        rows: list[list[int]] = []
-        with tqdm(desc=f"tokenize {what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
-            for block in _blocks(texts, _BLOCK):
-                for ids in self._ids(block):
-                    count.texts += 1
-                    count.tokens += len(ids)
-                    if len(ids) > limit:
-                        count.cut += 1
-                        count.lost += len(ids) - limit
-                        ids = [*ids[: limit - 1], self.sep_id]
-                    rows.append(ids)
-                bar.update(len(block))
-        return Ragged.from_lists(rows)
+    def passages(self, passages: Iterable[Passage], progress: bool = False, cut: Truncation | None = None) -> Ragged:
+        """Token ids of passages; what the limit costs is counted in `cut`, if one is given. Of `passages`, which may
+        be a stream, only a block is held at a time, and of a long one only its beginning."""
+        return self._encode(((p.text, p.title) for p in passages), "passages", self.passage_length, progress, cut)
 
-    def _ids(self, block: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
-        texts = self.backend.encode_batch_fast([text for text, _ in block], add_special_tokens=False)
-        titles = self.backend.encode_batch_fast([title for _, title in block], add_special_tokens=False)
+    def _encode(
+        self, texts: Iterable[tuple[str, str]], what: str, limit: int, progress: bool, cut: Truncation | None
+    ) -> Ragged:
+        count = Truncation(what, limit) if cut is None else cut
         start = [] if self.cls_id is None else [self.cls_id]
-        for text, title in zip(texts, titles, strict=True):
-            head = [*title.ids, self.sep_id] if title.ids else []
-            yield [*start, *head, *text.ids, self.sep_id]
+        done: list[Ragged] = []
+        with tqdm(desc=f"tokenize {what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
+            for block in _blocks(texts):
+                rows: list[list[int]] = []
+                found = (
+                    self._encoded([text for text, *_ in block], limit),
+                    self._encoded([t for _, t, _ in block], limit),
+                )
+                for (_, _, size), (text, text_read), (title, title_read) in zip(block, *found):
+                    ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
+                    read = text_read + title_read
+                    count.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
+                    rows.append(ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id])
+                done.append(Ragged.from_lists(rows))
+                bar.update(len(block))
+        return _joined(done)
+
+    def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
+        """Of each text (ids, characters read): all of them, or as many from its beginning as give `limit` ids."""
+        found: list[tuple[list[int], int]] = [([], 0)] * len(texts)
+        rest, reach = list(range(len(texts))), _CHARACTERS * max(limit, 128)
+        while rest:
+            parts = [_beginning(texts[i], reach) for i in rest]
+            for i, part, encoding in zip(rest, parts, self.backend.encode_batch_fast(parts, add_special_tokens=False)):
+                found[i] = encoding.ids, len(part)
+            rest = [i for i in rest if len(found[i][0]) < limit and found[i][1] < len(texts[i])]
+            reach *= 8
+        return found
 
 
-def _blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while block := list(islice(iterator, size)):
+def _beginning(text: str, reach: int) -> str:
+    """The words of a text that begin in its first `reach` characters."""
+    space = _WHITE_SPACE.search(text, reach)
+    return text[: space.start()].rstrip() if space else text
+
+
+def _blocks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, int]]]:
+    """Blocks of (text, title, characters of both); of either, so much as may be tokenised."""
+    block: list[tuple[str, str, int]] = []
+    held = 0
+    for text, title in texts:
+        block.append((text[:_REACH], title[:_REACH], len(text) + len(title)))
+        held += len(block[-1][0]) + len(block[-1][1])
+        if len(block) == _BLOCK or held >= _BLOCK_CHARACTERS:
+            yield block
+            block, held = [], 0
+    if block:
         yield block
+
+
+def _joined(parts: Sequence[Ragged]) -> Ragged:
+    """The rows of all, in order."""
+    if not parts:
+        return Ragged.from_lists([])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))

@@ -48,8 +48,7 @@ class RetrieverModule(nn.Module):
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
         encoder = self.encoder if self.tied else getattr(self, f"{side}_encoder")
         head = self.head if self.tied else getattr(self, f"{side}_head")
-        leading = head.leading(side)
-        hidden = encoder(tokens, head.keep(side), train, **({} if leading is None else {"leading": leading}))
+        hidden = encoder(tokens, head.keep(side), train, head.leading(side))
         embeddings = head(hidden, Text(side, tokens, encoder, train, labels))
         # Everything after the encoder is float32: scores of bf16 vectors would have ties where there are none.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))

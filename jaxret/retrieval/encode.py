@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
+from jaxret.data.formats import Policy, check_unchanged, read_corpus, scan_corpus
 from jaxret.data.records import Passage
+from jaxret.data.tokenizer import Truncation
 from jaxret.retrieval.shards import Shard, ShardWriter
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
@@ -60,26 +61,28 @@ def encode_corpus(
     folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
     produced_by = made_from(run, scan.sha256, scan.passages)
     writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
-    where = {"path": str(Path(corpus).absolute()), **stat_corpus(corpus)}
+    where = {"path": str(Path(corpus).absolute()), **scan.stat}
     write_json(folder / "corpus.json", where)  # where to find the text again
     pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
     if pending:
         say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
 
-    run.tokenizer.truncation.clear()  # of a corpus encoded before
     embedder, dtype = run.embedder(), vector_dtype(run.config.encode.dtype)
     passages = read_corpus(corpus, Policy(on_error), scan)
+    cut = Truncation("passages", run.tokenizer.passage_length)
     for shard, rows in each_shard(passages, pending):
-        tokens = run.tokenizer.passages(rows, progress)
+        ids: list[str] = []  # noted as the passages go by: only their tokens are kept
+        tokens = run.tokenizer.passages(_noting(ids, rows), progress, cut)
         if shard is pending[0]:
-            say(f"{run.tokenizer.truncation['passages']}{' (the first shard)' if shard.count > 1 else ''}")
+            say(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
         vectors = embedder(tokens, "passage", progress).astype(dtype)
         fixed = run.retriever.vectors_per_passage is not None
-        writer.write(shard, vectors.stacked() if fixed else vectors, [passage.id for passage in rows])
+        scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
+        writer.write(shard, vectors.stacked() if fixed else vectors, ids)
     finished = not writer.pending()
     if finished:
         writer.finish()
-    truncation = str(run.tokenizer.truncation.get("passages", ""))
+    truncation = str(cut) if pending else ""
     if pending:
         total = f"{truncation}; " if len(pending) > 1 else ""  # of one shard it was said before
         say(
@@ -92,14 +95,20 @@ def encode_corpus(
     )
 
 
-def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, list[Passage]]]:
-    """Reads the corpus once and yields the passages of each pending shard; nothing else is kept."""
+def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, Iterator[Passage]]]:
+    """Reads the corpus once and yields the passages of each pending shard, to be taken before the next."""
     place = 0
     for shard in pending:
         for _ in islice(passages, shard.start - place):
             pass
-        yield shard, list(islice(passages, shard.stop - shard.start))
+        yield shard, islice(passages, shard.stop - shard.start)
         place = shard.stop
+
+
+def _noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
+    for passage in passages:
+        ids.append(passage.id)
+        yield passage
 
 
 def vector_dtype(name: str) -> Any:

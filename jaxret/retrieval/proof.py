@@ -1,5 +1,5 @@
 """The proof of an exact search: candidates, what bounds the documents left out, and looking deeper until nothing can be
-missing. What a score is, and how exact candidates are scored, is the caller's (`dense.py`, `late.py`)."""
+missing. What a score is, and how candidates are scored exactly, is the caller's (`search.py`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from jaxret.retrieval.backends import Found, keep_best
 
 MARGIN = 32  # candidates beyond k (and beyond k / 8): enough for nearly every query to be proven in one round
 PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more queries, the corpus is read again
@@ -23,6 +21,23 @@ class SearchResult:
     rows: np.ndarray  # [Q,k] int64, global rows
     backend: str  # its description
     rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
+
+
+class Found(NamedTuple):
+    """The best documents of a block for each query; no document twice."""
+
+    scores: np.ndarray  # [Q,k] float32, descending
+    documents: np.ndarray  # [Q,k] int64, within the block
+    bound: np.ndarray  # [Q] float32: no document left out scores higher; -inf where none was left out
+
+
+def keep_best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns [Q,min(k,n)] of the k highest scores [Q,n], in no order, and the highest score left out [Q]."""
+    n = scores.shape[1]
+    if k >= n:
+        return np.broadcast_to(np.arange(n), scores.shape), np.full(len(scores), -np.inf, np.float32)
+    order = np.argpartition(scores, (n - k - 1, n - k), axis=1)  # the best left out ends up at column n - k - 1
+    return order[:, n - k :], np.take_along_axis(scores, order[:, n - k - 1 : n - k], axis=1)[:, 0]
 
 
 class Candidates(NamedTuple):

@@ -10,11 +10,12 @@ from typing import Any
 from jaxret.contract import require_equal
 from jaxret.data.formats import Policy, read_corpus, scan_corpus, stat_corpus
 from jaxret.data.records import Judgement, Passage, Query, Rankings
+from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.retrieval.backends import select_backend, self_check
-from jaxret.retrieval.dense import search
-from jaxret.retrieval.late import search_lists, self_check_lists
+from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.proof import SearchResult
+from jaxret.retrieval.search import search
+from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.runs.run import Run
 from jaxret.storage import read_json
@@ -27,6 +28,7 @@ class Retrieved:
     rankings: Rankings
     result: SearchResult
     shards: ShardSet
+    truncation: Truncation  # of the queries
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -73,18 +75,11 @@ def retrieve(
     if not queries:
         raise ValueError("there is no query to search for")
     shards = open_corpus(run, folder)
-    run.tokenizer.truncation.clear()
-    tokens = run.tokenizer.queries((query.text for query in queries), progress)
-    if shards.ragged:
-        if backend not in ("auto", "xla"):
-            raise ValueError(f"search backend {backend!r} has no lists of vectors; {folder} needs xla, or auto")
-        self_check_lists()
-        result = search_lists(run.embedder()(tokens, "query", progress), shards, k, progress=progress)
-    else:
-        chosen = select_backend(backend)
-        self_check(chosen)
-        vectors = run.embedder()(tokens, "query", progress).stacked()[:, 0]
-        result = search(vectors, shards, k, chosen, progress=progress)
+    cut = Truncation("queries", run.tokenizer.query_length)
+    tokens = run.tokenizer.queries((query.text for query in queries), progress, cut)
+    chosen = select_backend(backend, shards.ragged)
+    self_check(chosen, shards.ragged)
+    result = search(run.embedder()(tokens, "query", progress), shards, k, chosen, progress)
     ids = shards.ids(result.rows.reshape(-1))
     width = result.rows.shape[1]
     rankings = {
@@ -94,7 +89,7 @@ def retrieve(
         ]
         for i, query in enumerate(queries)
     }
-    return Retrieved(rankings, result, shards)
+    return Retrieved(rankings, result, shards, cut)
 
 
 def evaluate_retrieved(retrieved: Retrieved, judgements: Sequence[Judgement], measures: Sequence[str]) -> Evaluation:
@@ -128,4 +123,5 @@ def passage_texts(folder: Path, wanted: set[str]) -> dict[str, Passage]:
         expected = read_json(folder / "manifest.json")["fingerprint"]["corpus"]["sha256"]
         found, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
         require_equal({"sha256": expected}, {"sha256": found}, str(folder / "manifest.json"), str(path), remedy)
-    return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+    texts = {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+    return {key: texts.get(key) or Passage(key, "") for key in wanted}  # one without text was encoded under "keep"

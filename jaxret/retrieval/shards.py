@@ -3,8 +3,10 @@
 vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D]; float32 or float16
 offsets-00000-of-00064.npy   layout "ragged" alone: int64 [rows + 1], where the vectors of each row begin and end
 ids-00000-of-00064.txt       the passage id of each row
-shard-00000-of-00064.json    written last: sizes and digests of the files, and what they were made from
+shard-00000-of-00064.json    written last: sizes and digests of the files, what they were made from, and on what
 manifest.json                written when every shard is there
+
+Both kinds of JSON file carry a digest of themselves ("sha256", of their other keys); those of older code do not.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.contract import require_equal
-from jaxret.storage import atomic_write, read_json, sha256_file, write_json
+from jaxret.storage import atomic_write, read_json, sha256_file, sha256_json, write_json
 from jaxret.types import VECTOR_DTYPES, Ragged
 
 LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
@@ -28,6 +30,14 @@ DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
 
 class ShardError(ValueError):
     """A file of vectors or ids is missing, damaged or not what its manifest says."""
+
+
+class VectorError(ValueError):
+    """A passage's vectors cannot be stored; `passage_id` says which passage it is."""
+
+    def __init__(self, row: int, passage_id: str, problem: str) -> None:
+        super().__init__(f"passage {passage_id!r} (row {row}) {problem}")
+        self.passage_id = passage_id
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,9 @@ class Shard:
     def sidecar(self, folder: Path) -> Path:
         return folder / f"shard-{self.suffix}.json"
 
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop - 1}"
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -91,11 +104,20 @@ class ShardWriter:
     """Writes the shards of one corpus into `folder`, in any order, from any number of processes.
 
     `fingerprint` is a nested JSON mapping of everything the bytes depend on. Opening a folder whose shards have
-    another fingerprint or other boundaries raises ContractError.
+    another fingerprint or other boundaries raises ContractError. `made_on` is noted with each shard, and not compared:
+    it may change the last bits, no more.
     """
 
-    def __init__(self, folder: Path, total_rows: int, rows_per_shard: int, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        total_rows: int,
+        rows_per_shard: int,
+        fingerprint: Mapping[str, Any],
+        made_on: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = Path(folder)
+        self.made_on = dict(made_on or {})
         self.shards = plan_shards(total_rows, rows_per_shard)
         self.made_from = {
             "total_rows": total_rows,
@@ -123,8 +145,8 @@ class ShardWriter:
         id of each row."""
         layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
         flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
-        dtype = _check_vectors(shard, vectors, flat)
         _check_ids(shard, ids)
+        dtype = _check_vectors(shard, vectors, flat, ids)
         (self.folder / "manifest.json").unlink(missing_ok=True)  # it describes the shards that were there before
         self._whole.discard(shard.index)
         with atomic_write(shard.vectors(self.folder), "wb") as file:
@@ -140,9 +162,10 @@ class ShardWriter:
             "layout": layout,
             "shape": list(flat.shape),
             "dtype": dtype,
+            **({"made_on": self.made_on} if self.made_on else {}),
             **{name: _describe(path) for name, path in shard.files(self.folder, layout).items()},
         }
-        write_json(shard.sidecar(self.folder), entry | self.made_from)
+        write_json(shard.sidecar(self.folder), sealed(entry | self.made_from))
         self._whole.add(shard.index)
 
     def finish(self) -> Manifest:
@@ -154,7 +177,7 @@ class ShardWriter:
                 f"{self.folder}: {len(missing)} of {len(self.shards)} shards are missing or damaged ({names}): "
                 "run encode again to write them"
             )
-        entries = [read_json(shard.sidecar(self.folder)) for shard in self.shards]
+        entries = [read_sealed(shard.sidecar(self.folder)) for shard in self.shards]
         layout, dtype = entries[0]["layout"], entries[0]["dtype"]
         fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # what all shards share: (V, D) or (D,)
         same = (layout, dtype, entries[0]["shape"][fixed])
@@ -174,7 +197,7 @@ class ShardWriter:
         )
         path = self.folder / "manifest.json"
         if read_entry(path) != vars(manifest):
-            write_json(path, vars(manifest))
+            write_json(path, sealed(vars(manifest)))
         return manifest
 
     def _is_whole(self, shard: Shard) -> bool:
@@ -182,14 +205,29 @@ class ShardWriter:
         entry = read_entry(sidecar)
         if entry is None or any(entry.get(key) != value for key, value in self.made_from.items()):
             return False
-        if entry.get("first_row") != shard.start or entry.get("rows") != shard.rows:
-            return False
         try:
+            check_entry(sidecar, shard, entry)
             check_files(self.folder, shard, entry, verify=shard.index not in self._whole)
         except ShardError:
             return False  # pending() lists it, and it is written again
         self._whole.add(shard.index)
         return True
+
+
+def check_entry(path: Path, shard: Shard, entry: Any) -> None:
+    """Raises ShardError, naming `path`, if an entry is not of that shard or makes no sense."""
+    problem = "is no object"
+    if isinstance(entry, Mapping):
+        shape, dtype, layout = (entry.get(key) for key in ("shape", "dtype", "layout"))
+        axes = {"fixed": 3, "ragged": 2}.get(layout) if isinstance(layout, str) else None
+        sizes = isinstance(shape, list) and len(shape) == axes and all(type(n) is int and n > 0 for n in shape)
+        if (entry.get("first_row"), entry.get("rows")) != (shard.start, shard.rows):
+            problem = f"is of rows from {entry.get('first_row')!r}, {entry.get('rows')!r} of them"
+        elif not sizes or dtype not in list(DTYPES):
+            problem = f"says {layout!r}, {shape!r}, {dtype!r} of layout, shape and dtype"
+        else:
+            return
+    raise ShardError(f"{path}: the entry of shard {shard.suffix} ({shard}) {problem}; run encode again")
 
 
 def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
@@ -198,23 +236,31 @@ def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bo
         expected = entry.get(kind)
         if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
             raise ShardError(
-                f"{folder}: the entry of shard {shard.suffix} says nothing of its {kind}; run encode again"
+                f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
             )
         if not path.is_file():
-            raise ShardError(f"{path} does not exist; run encode again")
-        if path.stat().st_size != expected["bytes"]:
-            raise ShardError(f"{path}: {path.stat().st_size} bytes, {expected['bytes']} were written; run encode again")
+            raise ShardError(f"{path} ({shard}) does not exist; run encode again")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
         if verify and sha256_file(path) != expected["sha256"]:
-            raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
+            raise ShardError(
+                f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
+            )
 
 
-def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray) -> str:
+def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray, ids: Sequence[str]) -> str:
     """The name of their dtype."""
     lists = isinstance(vectors, Ragged)
     if flat.ndim != (2 if lists else 3) or len(vectors) != shard.rows or 0 in flat.shape:
         raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(flat.shape)}")
-    if isinstance(vectors, Ragged) and not (vectors.lengths > 0).all():
-        raise ValueError(f"row {shard.start + int((vectors.lengths > 0).argmin())} has no vector")
+    if isinstance(vectors, Ragged):
+        if not (vectors.lengths > 0).all():
+            row = int((vectors.lengths > 0).argmin())
+            raise VectorError(shard.start + row, ids[row], "has no vector")
+        first, last = int(vectors.offsets[0]), int(vectors.offsets[-1])
+        if (first, last) != (0, len(flat)):
+            raise ValueError(f"shard {shard.suffix}: offsets go from {first} to {last}, not from 0 to {len(flat)}")
     dtype = flat.dtype.name
     if dtype not in DTYPES:
         raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(DTYPES)}")
@@ -222,8 +268,8 @@ def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray)
     if not finite.all():
         place = int(finite.argmin())
         row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, Ragged) else place
-        hint = "; float16 holds nothing above 65504, so try encode.dtype=float32" if dtype == "float16" else ""
-        raise ValueError(f"row {shard.start + row} has a NaN or an infinity in its vectors{hint}")
+        hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
+        raise VectorError(shard.start + row, ids[row], f"has a NaN or an infinity in its vectors{hint}")
     return dtype
 
 
@@ -239,10 +285,57 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def read_entry(path: Path) -> dict[str, Any] | None:
-    """The mapping in a JSON file, or None if it is missing or broken, which means the same: not done."""
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with a digest of itself."""
+    return {**value, "sha256": sha256_json(dict(value))}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `sealed` was given. Raises FileNotFoundError, and ShardError if the file is not what was written; one of
+    older code, without a digest, is taken as it is."""
     try:
         found = read_json(path)
-    except (FileNotFoundError, ValueError):
+        if not isinstance(found, dict):
+            raise TypeError(f"a JSON object is expected, not {type(found).__name__}")
+        whole = "sha256" not in found or found.pop("sha256") == sha256_json(found)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
+    if not whole:
+        raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
+    return found
+
+
+def read_entry(path: Path) -> dict[str, Any] | None:
+    """As `read_sealed`, or None if the file is missing or broken, which means the same: not done."""
+    try:
+        return read_sealed(path)
+    except (FileNotFoundError, ShardError):
         return None
-    return found if isinstance(found, dict) else None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file; nothing is made of its numbers before they agree with each other. Raises ShardError."""
+    found = read_sealed(path)
+    if set(found) != set(Manifest.__annotations__):
+        raise ShardError(f"{path}: not a manifest of this version; run encode again")
+    layout, shards = found["layout"], found["shards"]
+    if layout not in LAYOUTS:
+        raise ShardError(f"{path}: layout {layout!r} is none of {', '.join(LAYOUTS)}; run encode again")
+    for name in ("total_rows", "rows_per_shard", "dimension", "vectors_per_row")[: 4 if layout == "fixed" else 3]:
+        if type(found[name]) is not int or found[name] < 1:
+            raise ShardError(f"{path}: {name} is {found[name]!r}, no whole number from 1; run encode again")
+    if not isinstance(shards, list) or not isinstance(found["fingerprint"], dict):
+        raise ShardError(f"{path}: shards must be a list and fingerprint an object; run encode again")
+    count = -(-found["total_rows"] // found["rows_per_shard"])
+    if len(shards) != count:
+        raise ShardError(f"{path}: lists {len(shards)} shards, {count} are right; run encode again")
+    for shard, entry in zip(plan_shards(found["total_rows"], found["rows_per_shard"]), shards, strict=True):
+        check_entry(path, shard, entry)
+        shape = [shard.rows, found["vectors_per_row"], found["dimension"]]
+        if layout == "ragged":
+            shape = [entry["shape"][0], found["dimension"]]
+        if (entry["shape"], entry["dtype"], entry["layout"]) != (shape, found["dtype"], layout):
+            raise ShardError(
+                f"{path}: the entry of shard {shard.suffix} ({shard}) contradicts the totals; run encode again"
+            )
+    return Manifest(**(found | {"vectors_per_row": found["vectors_per_row"] if layout == "fixed" else None}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -49,43 +49,61 @@ def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> I
 
 
 @dataclass
-class Embedder:
-    """`Retriever.encode` over any number of texts. Keeps the compiled programs, and counts padding."""
+class Counts:
+    """What an embedder computed so far."""
 
-    retriever: Retriever
-    params: Any
-    mesh: Mesh
-    pad_id: int
-    max_lengths: dict[Side, int]
-    tokens_per_batch: int
     real_tokens: int = 0
     padded_tokens: int = 0
-    _programs: dict[Side, Program] = field(default_factory=dict)
+    programs: int = 0
+
+
+Programs = dict[tuple[Retriever, Mesh, Side], Program]
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """`Retriever.encode` over any number of texts, with the parameters that it holds. `compiled` holds the programs,
+    which depend on nothing else here: copies with other parameters share them, and so may others."""
+
+    retriever: Retriever
+    params: Any = field(repr=False)
+    mesh: Mesh
+    pad_id: int
+    max_lengths: Mapping[Side, int]
+    tokens_per_batch: int
+    compiled: Programs = field(default_factory=dict, repr=False, compare=False)
+    counts: Counts = field(default_factory=Counts, compare=False)
+
+    def with_params(self, params: Any) -> Embedder:
+        """The same with other parameters (of the same shapes); nothing is compiled again."""
+        return replace(self, params=params)
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled so far."""
-        return sum(program.count for program in self._programs.values())
+        """How many programs were compiled for the texts so far."""
+        return self.counts.programs
 
     @property
     def padding_ratio(self) -> float:
         """Tokens computed for each real one."""
-        return self.padded_tokens / max(self.real_tokens, 1)
+        return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
     def _program(self, side: Side) -> Program:
-        if side not in self._programs:
+        key = self.retriever, self.mesh, side
+        if key not in self.compiled:
+            retriever = self.retriever
 
             def encode(params: Any, tokens: Tokens) -> jax.Array:
-                found = self.retriever.encode(params, tokens, side)
+                found = retriever.encode(params, tokens, side)
                 # A short text may lack some of its V vectors; the first one again changes no maximum.
                 return jnp.where(found.mask[..., None], found.vectors, found.vectors[:, :1])
 
-            self._programs[side] = Program(
+            self.compiled[key] = Program(
                 encode,
                 in_shardings=(shardings(self.mesh, self.params), by_row(self.mesh)),
                 out_shardings=replicated(self.mesh),
             )
-        return self._programs[side]
+        return self.compiled[key]
 
     def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> Ragged:
         """The vectors of every text, float32, in the order of `texts`."""
@@ -99,6 +117,7 @@ class Embedder:
             result.flat[place] = np.asarray(vectors)[: len(rows)][there]
 
         program = self._program(side)
+        before = program.count
         pending: tuple[np.ndarray, Any] | None = None
         with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
             for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
@@ -109,9 +128,10 @@ class Embedder:
                 if pending:  # the device works on this batch while the host stores the one before
                     store(*pending)
                 pending = rows, encoded
-                self.real_tokens += int(texts.lengths[rows].sum())
-                self.padded_tokens += size * length
+                self.counts.real_tokens += int(texts.lengths[rows].sum())
+                self.counts.padded_tokens += size * length
                 bar.update(len(rows))
             if pending:
                 store(*pending)
+        self.counts.programs += program.count - before
         return result

@@ -1,15 +1,17 @@
 """A run's folder as the tools after training see it: config, tokenizer, contract, checkpoints.
 
-The folder is complete in itself: the encoder's shapes and tokenizer are copied into it, so encoding and search do not
-need the place that training started from.
+The folder is complete in itself: the encoder's shapes and tokenizer are copied into it, so resuming, encoding and
+search do not need the place that training started from.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +20,24 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, digest
-from jaxret.contract import ContractError, require_equal
+from jaxret.contract import ContractError
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
-from jaxret.runs.embedder import Embedder
-from jaxret.storage import atomic_write, read_json, write_json
+from jaxret.runs.contract import TOKENIZER_FILES, make_contract, require_same, understood
+from jaxret.runs.embedder import Embedder, Programs
+from jaxret.runs.seal import check_seal, write_sealed
+from jaxret.runs.upgrade import upgrade
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import atomic_write, read_json
 
 LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 def config_json(config: ConfigDict) -> dict[str, Any]:
     """The config as JSON would give it back: tuples are lists."""
     return json.loads(json.dumps(config.to_dict()))
-
-
-def make_contract(config: ConfigDict, retriever: Retriever, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """What training, encoding and search must agree on for vectors to be comparable."""
-    return {
-        "text": tokenizer.markers,
-        "tokenizer": tokenizer.digest,
-        "query_length": tokenizer.query_length,
-        "passage_length": tokenizer.passage_length,
-        **retriever.contract(),
-    }
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
@@ -63,85 +50,115 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
     return tokenizer
 
 
-def is_new(workdir: Path, config: ConfigDict, contract: dict[str, Any]) -> bool:
-    """Whether the folder holds no run yet; if it does, it must be the same run.
-
-    Raises ContractError with both values if it is another. How many devices a run uses (mesh.*) may change.
-    """
-    path = workdir / "config.json"
-    if not path.exists():
-        return True
-    wanted, found = config_json(config), read_json(path)
-    for tree in (wanted, found):
-        tree.pop("mesh", None)
-    remedy = "To resume the run use its config; to start another choose another --workdir."
-    require_equal(found, wanted, str(path), "the config given", remedy)
-    path = workdir / "contract.json"
-    require_equal(read_json(path), contract, str(path), "this run", remedy)
-    return False
-
-
-def create(workdir: Path, config: ConfigDict, encoder_directory: Path, contract: dict[str, Any]) -> None:
-    """Writes config.json, contract.json and encoder/."""
-    if jax.process_index() != 0:
-        return
-    for name in ("config.json", *_TOKENIZER_FILES):
-        source = encoder_directory / name
-        if source.exists():
-            with atomic_write(workdir / "encoder" / name, "wb") as file, open(source, "rb") as original:
+def create(workdir: Workdir, config: ConfigDict, encoder: Path, contract: Mapping[str, Any], data: Any) -> None:
+    """Makes the folder a run: the encoder's config and tokenizer, contract.json, data.json, and last config.json."""
+    for name in ("config.json", *TOKENIZER_FILES):
+        if (encoder / name).exists():
+            with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
                 shutil.copyfileobj(original, file)
-    write_json(workdir / "contract.json", contract)
-    write_json(workdir / "config.json", config_json(config))  # last: with it, the folder is a run
+    values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
+    write_sealed(workdir, values)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
-    """A trained retriever, opened for encoding or search."""
+    """A trained retriever, opened for encoding or search. `config` and `contract` say the lengths that it is used
+    with."""
 
-    workdir: Path
+    workdir: Workdir
     config: ConfigDict
     retriever: Retriever
     tokenizer: TextTokenizer
-    params: Params
+    params: Params = field(repr=False)
     contract: dict[str, Any]
     checkpoint: dict[str, Any]  # {"step", "digest"}
     mesh: Mesh
+    compiled: Programs = field(default_factory=dict, repr=False, compare=False)
 
-    def embedder(self) -> Embedder:
-        """Text -> vectors, with this run's parameters."""
-        return Embedder(
-            retriever=self.retriever,
-            params=self.params,
-            mesh=self.mesh,
-            pad_id=self.tokenizer.pad_id,
-            max_lengths={"query": self.tokenizer.query_length, "passage": self.tokenizer.passage_length},
-            tokens_per_batch=self.config.encode.tokens_per_batch,
-        )
+    def embedder(self, unpooled: bool = False) -> Embedder:
+        """Text -> vectors, with this run's parameters; all embedders of a run share their programs. unpooled: a
+        passage's vectors are those that the head gives."""
+        retriever = self.retriever.unpooled() if unpooled else self.retriever
+        return make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
+
+    def understood(self, contract: Mapping[str, Any]) -> dict[str, Any]:
+        """A contract that shards or results hold, perhaps an older one, as `self.contract` spells it."""
+        return understood(contract, self.contract, self.tokenizer.digest)
+
+    def require_same_vectors(self, contract: Mapping[str, Any], name: str, remedy: str) -> None:
+        """Raises ContractError with both values unless the contract in `name` is this run's; how long texts may be is
+        each side's own."""
+        here = f"the model in {self.workdir}"
+        require_same(contract, self.contract, self.tokenizer.digest, name, here, remedy, lengths=False)
 
 
-def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
-    """Opens a run at its `best` or `last` checkpoint, or at the step given.
+def make_embedder(
+    retriever: Retriever,
+    params: Params,
+    mesh: Mesh,
+    tokenizer: TextTokenizer,
+    config: ConfigDict,
+    compiled: Programs | None = None,
+) -> Embedder:
+    """The embedder of a run that is opened, and of one that is trained."""
+    return Embedder(
+        retriever=retriever,
+        params=params,
+        mesh=mesh,
+        pad_id=tokenizer.pad_id,
+        max_lengths={"query": tokenizer.query_length, "passage": tokenizer.passage_length},
+        tokens_per_batch=config.encode.tokens_per_batch,
+        compiled={} if compiled is None else compiled,
+    )
 
-    Raises FileNotFoundError if the folder is no run, CheckpointError if it has no such checkpoint, and ContractError
-    if its files were changed since training.
-    """
-    workdir = Path(workdir)
-    if not (workdir / "config.json").exists():
+
+def stored_config(workdir: Workdir) -> ConfigDict:
+    """The config of a run, as this jaxret spells it. Raises FileNotFoundError if the folder is no run, ContractError
+    if one of its files is damaged or was edited."""
+    if not workdir.config.exists():
         raise FileNotFoundError(f"{workdir} is no run: it has no config.json; train.py --workdir={workdir} makes one")
-    config = ConfigDict(read_json(workdir / "config.json"))
+    check_seal(workdir)
+    for path in (workdir.contract, workdir.encoder / "config.json"):  # of an older run: a newer one has a seal
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing; restore it")
+    config = read_json(workdir.config)
+    if not isinstance(config, dict):
+        raise ContractError(f"{workdir.config} is damaged: it holds no config; restore it")
+    return ConfigDict(upgrade(config))
+
+
+def open_run(
+    workdir: str | os.PathLike[str],
+    checkpoint: str = "best",
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    tokens_per_batch: int | None = None,
+) -> Run:
+    """Opens a run at its `best` or `last` checkpoint, or at the step given. Lengths and batches may be others than in
+    training.
+
+    Raises FileNotFoundError if the folder is no run, CheckpointError if it has no such checkpoint, ContractError if its
+    files were changed since training, ValueError for a length that the encoder cannot have.
+    """
+    folder = Workdir(workdir)
+    config = stored_config(folder)
     try:
-        retriever = build_retriever(config, encoder_config(config, workdir / "encoder"))
-        tokenizer = load_tokenizer(config, workdir / "encoder", retriever)
-        contract = make_contract(config, retriever, tokenizer)
+        retriever = build_retriever(config, encoder_config(config, folder.encoder))
+        tokenizer = load_tokenizer(config, folder.encoder, retriever)
     except AttributeError as error:
         if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing
             raise
         missing = str(error).strip("\"'")
         raise ContractError(
-            f"{workdir}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
+            f"{folder}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
         ) from error
-    stored = read_json(workdir / "contract.json")
-    require_equal(stored, contract, str(workdir / "contract.json"), f"the files in {workdir}", "Restore the files.")
+    contract = make_contract(retriever, tokenizer, folder.encoder)
+    require_stored_contract(folder, contract, tokenizer, "Restore the files.")
+    tokenizer = with_lengths(config, retriever, tokenizer, query_length, passage_length)
+    if tokens_per_batch is not None:
+        if tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch is {tokens_per_batch}; it must be at least 1")
+        config.encode.tokens_per_batch = tokens_per_batch
     devices = jax.local_devices()
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
     abstract = jax.eval_shape(retriever.init, jax.random.key(0))
@@ -150,19 +167,49 @@ def open_run(workdir: str | Path, checkpoint: str = "best") -> Run:
         abstract,
         shardings(mesh, abstract),
     )
-    with open_checkpoints(workdir, config) as checkpoints:
-        step = choose_checkpoint(checkpoints, checkpoint, workdir)
+    with open_checkpoints(folder, config) as checkpoints:
+        step = choose_checkpoint(checkpoints, checkpoint, folder)
         params, _ = checkpoints.restore(step, placed)
-    return Run(workdir, config, retriever, tokenizer, params, contract, {"step": step, "digest": digest(params)}, mesh)
+    return Run(
+        workdir=folder,
+        config=config,
+        retriever=retriever,
+        tokenizer=tokenizer,
+        params=params,
+        contract=make_contract(retriever, tokenizer, folder.encoder),
+        checkpoint={"step": step, "digest": digest(params)},
+        mesh=mesh,
+    )
 
 
-def open_checkpoints(workdir: Path, config: ConfigDict, writing: bool = False) -> Checkpoints:
+def require_stored_contract(
+    workdir: Workdir, contract: Mapping[str, Any], tokenizer: TextTokenizer, remedy: str
+) -> None:
+    """Raises ContractError unless the run's contract.json, perhaps an older one, is the contract given."""
+    name, here = str(workdir.contract), f"the files in {workdir}"
+    require_same(read_json(workdir.contract), contract, tokenizer.digest, name, here, remedy)
+
+
+def with_lengths(
+    config: ConfigDict, retriever: Retriever, tokenizer: TextTokenizer, query: int | None, passage: int | None
+) -> TextTokenizer:
+    """The tokenizer with other lengths, which the config then says too."""
+    for key, length in (("query_length", query), ("passage_length", passage)):
+        if length is not None:
+            if not 3 <= length <= retriever.longest:
+                raise ValueError(f"{key} is {length}; it must be 3 to {retriever.longest}, the encoder's positions")
+            config.tokens[key] = length
+    lengths = {"query_length": config.tokens.query_length, "passage_length": config.tokens.passage_length}
+    return replace(tokenizer, **lengths)
+
+
+def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
     """The checkpoints of a run, with its rule for which is best."""
     metric = config.validation.metric if config.data.dev else None
-    return Checkpoints(workdir / "checkpoints", metric, maximize=metric not in LESS_IS_BETTER, writing=writing)
+    return Checkpoints(workdir.checkpoints, metric, maximize=metric not in LESS_IS_BETTER, writing=writing)
 
 
-def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Path) -> int:
+def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> int:
     """ "best", "last" or a step -> a step."""
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()

@@ -1,46 +1,234 @@
-"""What the scripts share: flags, quiet libraries, and errors in one sentence instead of a traceback."""
+"""What the scripts and `python -m jaxret` share: flags and help, a quiet terminal, compiled programs that are kept, and
+errors in one sentence instead of a traceback.
+
+Nothing here imports JAX: a mistake in the flags is told at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+INTERRUPTED = 130  # what a shell shows for a program that Ctrl-C ended
+NO_READER = 141  # and for one that wrote to a closed pipe
+UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
+CACHE_BYTES = 2 << 30  # of compiled programs kept
+
+# These talk about their own work: dozens of lines for a save, a list of the accelerators that were not found.
+_TALKATIVE = ("absl", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Prints errors in input, config and files as `error: ...` and exits with 1; JAXRET_DEBUG=1 shows tracebacks."""
+    """Prints an error as `error: ...` and exits with 1, an unexpected one with 70; JAXRET_DEBUG=1 shows tracebacks."""
     try:
         yield
-    except (ValueError, FileNotFoundError, ArithmeticError) as error:
-        if os.environ.get("JAXRET_DEBUG"):
+        sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        if _debugging():
             raise
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from error
+    except BrokenPipeError as error:  # `search.py ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at the end
+        raise SystemExit(NO_READER) from error
+    except Exception as error:
+        if _debugging():
+            raise
+        told = sentence(error)
+        if told:
+            print(f"error: {told}", file=sys.stderr)
+            raise SystemExit(1) from error
+        first = _first_line(error)
+        print(
+            f"unexpected error: {type(error).__name__}: {first} (JAXRET_DEBUG=1 shows where; please report it)",
+            file=sys.stderr,
+        )
+        raise SystemExit(UNEXPECTED) from error
+
+
+def sentence(error: Exception) -> str:
+    """What to tell of an error in input, config, files or the machine; "" for one that nobody foresaw."""
+    if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
+        first = _first_line(error)
+        if "RESOURCE_EXHAUSTED" in first:
+            return f"the device is out of memory; smaller batches or chunks need less ({first})"
+        return first
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"out of memory{f' ({error})' if str(error) else ''}"
+    if isinstance(error, (ValueError, OSError, ArithmeticError, EOFError)):
+        return str(error) or type(error).__name__
+    if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
+        return _first_line(error)  # ours, or of JAX about its devices, which adds pages
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def _debugging() -> bool:
+    return bool(os.environ.get("JAXRET_DEBUG"))
+
+
+def quiet() -> None:
+    """Leaves the terminal to our own bars and errors. JAX's warnings stay: they are about devices that are missed."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
+    warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+
+
+def keep_compiled() -> None:
+    """Lets JAX keep compiled programs in the user's cache folder, so that the next start of the same job compiles
+    nothing. JAX's own variables come first; JAXRET_COMPILATION_CACHE=0 turns it off. Must run before JAX is imported.
+
+    JAX could bound the size itself, but then it never writes again after a kill between an entry and its time stamp.
+    """
+    if os.environ.get("JAXRET_COMPILATION_CACHE") == "0" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(home).expanduser() / "jaxret" / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(folder, CACHE_BYTES)
+    except (OSError, RuntimeError):  # no home, or no room in it: compile as ever
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _prune(folder: Path, limit: int) -> None:
+    """Removes what was longest not read until the files hold at most `limit` bytes."""
+    with os.scandir(folder) as entries:
+        files = [(e.stat(), e.path) for e in entries if e.is_file(follow_symlinks=False)]
+    total = sum(stat.st_size for stat, _ in files)
+    for stat, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
+        if total <= limit:
+            return
+        with contextlib.suppress(FileNotFoundError):  # another start prunes too
+            os.unlink(path)
+        total -= stat.st_size
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Parses the flags and calls `main`; an unknown config key is an error like any other."""
+    """Parses the flags, calls `main` and exits; -h and --help print the script's own flags."""
+    with user_errors():
+        if any(argument in ("-h", "--h", "-help", "--help") for argument in sys.argv[1:]):
+            print(help_text())
+            return
+        if "--helpfull" in sys.argv[1:]:
+            print(flags.FLAGS.get_help())
+            return
+        parse(sys.argv)
+        quiet()  # after the flags: absl sets its log level when they are parsed
+        keep_compiled()
+        main()
 
-    def parse(arguments: list[str]) -> list[str]:
-        with user_errors():
-            try:
-                rest = flags.FLAGS(arguments)
-            except (AttributeError, KeyError) as error:  # how ml_collections says that a key is unknown
-                raise ValueError(f"--config: no such key: {error}") from error
-            except flags.Error as error:
-                raise ValueError(f"{error} (--help lists the flags)") from error
-            if len(rest) > 1:
-                raise ValueError(f"what is {' '.join(rest[1:])!r}? every argument is a flag: --name=value")
-        return rest
 
-    def call(_: list[str]) -> None:
-        logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
-        with user_errors():
-            main()
+def parse(arguments: list[str]) -> None:
+    """Fills flags.FLAGS; whatever is wrong with the flags is a ValueError that says what would be right."""
+    if "config" in flags.FLAGS:
+        _check_config(arguments)
+    try:
+        rest = flags.FLAGS(arguments)
+    except flags.UnrecognizedFlagError as error:
+        known = [holder.name for holder in _own_flags()]
+        raise ValueError(
+            f"--{error.flagname} is no flag{nearest(error.flagname, known)} (--help lists them)"
+        ) from error
+    except flags.Error as error:
+        raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
+    if len(rest) > 1:
+        raise ValueError(f"what is {' '.join(rest[1:])!r}? every argument is a flag: --name=value")
 
-    app.run(call, flags_parser=parse)
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?" for the known name that is nearest, "" if none is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _check_config(arguments: list[str]) -> None:
+    """What ml_collections would answer with a traceback: a file that is no config, and keys that it does not have."""
+    pairs = [argument.lstrip("-").partition("=") for argument in arguments[1:]]
+    following = dict(pairwise(arguments))
+    given = [value if equals else following.get(f"--{name}", "") for name, equals, value in pairs if name == "config"]
+    keys = [name.removeprefix("config.") for name, _, _ in pairs if name.startswith("config.")]
+    if not given:
+        if keys:
+            raise ValueError(f"--config.{keys[0]} needs a config to change: --config=configs/FILE.py")
+        return
+    path = given[-1].partition(":")[0]
+    if not (path.endswith(".py") and Path(path).is_file()):
+        near = nearest(path, [str(p) for p in Path(path).parent.glob("*.py")])
+        raise ValueError(f"--config={given[-1]}: there is no file {path!r} that ends in .py{near}")
+    try:
+        config = flags.FLAGS["config"].parser.parse(given[-1])
+    except Exception as error:  # whatever the file does
+        last = str(error).strip().splitlines()[-1]
+        told = re.sub(r"^[A-Za-z]+Error: ", "", last)
+        raise ValueError(told if path in told else f"--config={given[-1]}: {told}") from error
+    known = list(_keys(config))
+    for key in keys:
+        if any(name.startswith(f"{key}.") for name in known):
+            raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
+        if key not in known:
+            raise ValueError(f"--config.{key}: {given[-1]} has no such key{nearest(key, known)}")
+
+
+def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if hasattr(value, "items"):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _wrong_value(told: str) -> str:
+    """absl's sentence; for a value of another type, which type it must be."""
+    if missing := re.findall(r"Flag (--\w+) must have a value", told):
+        return f"{' and '.join(missing)} must be given"
+    found = re.match(r"flag (--([\w.]+)=.*?): ", told, re.DOTALL)
+    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    if not found or found[2] not in flags.FLAGS:
+        return told
+    kind = kinds.get(flags.FLAGS[found[2]].parser.flag_type())
+    return f"{found[1]}: it must be {kind}" if kind else told.removeprefix("flag ")
+
+
+def _own_flags() -> list[flags.FlagHolder]:
+    """The flags that the script itself defines, in its order."""
+    return [value for value in vars(sys.modules["__main__"]).values() if isinstance(value, flags.FlagHolder)]
+
+
+def help_text() -> str:
+    """The script's docstring, and its flags with meaning and default."""
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
+    for holder in _own_flags():
+        flag = flags.FLAGS[holder.name]
+        value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
+        default = " [required]" if value is None else f" [{value}]" if value != "" else ""
+        lines.append(f"  --{flag.name + '=':<14} {flag.help}{default}")
+        if flag.name == "config":
+            lines.append(f"  {'--config.KEY=':<16} any key of the config: configs/base.py has all, with their meaning")
+    return "\n".join(lines)

@@ -36,11 +36,10 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
     row = {passage.id: i for i, passage in enumerate(passages)}
     asked = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
 
-    embedder = run.embedder()
     texts = run.tokenizer.queries((queries[query_id].text for query_id in asked), progress)
-    query_vectors = embedder(texts, "query", progress).stacked()[:, 0]
-    embedder.retriever = run.retriever.unpooled()
-    passage_vectors = embedder(run.tokenizer.passages(passages, progress), "passage", progress).stacked()
+    query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
+    texts = run.tokenizer.passages(passages, progress)
+    passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
     left = np.array([asked[j.query_id] for j in pairs])
     right = np.array([row[j.passage_id] for j in pairs])
     return diversity(query_vectors[left], passage_vectors[right], right)

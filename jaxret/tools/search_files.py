@@ -56,7 +56,7 @@ def search_files(
     folder = choose_corpus(run, corpus)
     retrieved = retrieve(run, asked, folder, k, backend, progress)
     result = retrieved.result
-    print(run.tokenizer.truncation["queries"])
+    print(retrieved.truncation)
     print(f"exact search of {retrieved.corpus['passages']:,} passages for {len(asked):,} queries by {result.backend}")
     name = f"{dataset_name(queries)}.{split}" if qrels else dataset_name(queries)
     path = run.workdir / "runs" / f"{name}.trec"

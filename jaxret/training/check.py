@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.retriever import Retriever
+from jaxret.training.losses import loss_settings
+from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import METRICS
 from jaxret.types import VECTOR_DTYPES
 
@@ -36,8 +39,11 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.loss.contrastive_weight == 0 and config.data.dev:
         raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
-    if not config.data.train:
-        raise ValueError("data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH")
+    if not config.data.train and config.train.steps != 0:
+        raise ValueError(
+            "data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH "
+            "(or --config.train.steps=0, to encode with the model as it comes)"
+        )
 
 
 def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
@@ -57,10 +63,14 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
 
 
 def check_model(config: ConfigDict, retriever: Retriever) -> None:
-    """Raises ValueError for settings that this model ignores, or that it cannot have."""
+    """Raises ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have; needs its
+    shapes alone."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     check_lengths(config, retriever)
+    loss_settings(config, retriever)
+    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
+    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
 
 
 def check_lengths(config: ConfigDict, retriever: Retriever) -> None:

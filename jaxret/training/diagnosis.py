@@ -12,14 +12,20 @@ from jaxret.training.step import Objective
 from jaxret.types import Batch
 
 
-def _not_finite(tree: Any) -> list[str]:
+@jax.jit
+def _finite(tree: Any) -> list[jax.Array]:
+    return [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def not_finite(tree: Any) -> list[str]:
+    """The paths of the leaves that hold a NaN or an infinity."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [path_name(path) for path, leaf in leaves if not bool(jnp.all(jnp.isfinite(leaf)))]
+    return [path_name(path) for (path, _), finite in zip(leaves, _finite(tree)) if not bool(finite)]
 
 
 def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, step: jax.Array | int = 0) -> str:
     """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
-    if bad := _not_finite(params):
+    if bad := not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
     hidden_states = jax.jit(objective.retriever.hidden_states, static_argnames="side")
     for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
@@ -33,8 +39,8 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, st
         return terms.loss, terms
 
     (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, key, step)
-    if bad := _not_finite(terms):
+    if bad := not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"
-    if bad := _not_finite(gradients):
+    if bad := not_finite(gradients):
         return f"the gradient of {bad[0]} ({len(bad)} in all) is not finite, though the loss is"
     return "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
-from jaxret.contract import require_equal
 from jaxret.data.batches import TrainingSet, tokenize_examples
 from jaxret.data.formats import Policy, read_examples, read_queries
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.storage import read_json, write_json
 
 
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
-) -> TrainingSet:
-    """Reads and tokenises the `train` or `dev` examples, and prints what was skipped and cut."""
+) -> TrainingSet | None:
+    """Reads and tokenises the `train` or `dev` examples, and prints what was skipped and cut; None if the config names
+    none."""
+    if not config.data[which]:
+        return None
     policy = Policy(config.data.on_error)
     source, split = config.data[which], config.data[f"{which}_split"]
     negatives_run = config.data.negatives_run or None
@@ -27,10 +27,9 @@ def load_examples(
     pseudo_queries = None
     if imagine and imagine != "query":
         pseudo_queries = {query.id: query.text for query in read_queries(imagine, policy)}
-    tokenizer.truncation.clear()
     data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, imagine == "query")
     say(f"{which}: {len(data):,} examples from {source}")
-    for truncation in tokenizer.truncation.values():
+    for truncation in data.truncations:
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
@@ -49,16 +48,10 @@ def load_examples(
     return data
 
 
-def record_data(workdir: Path, sets: dict[str, TrainingSet | None]) -> None:
-    """Writes data.json, or checks that a resumed run reads the same text as before."""
-    found = {
+def data_record(train: TrainingSet | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
+    """What data.json holds: the sizes and a digest of each set that there is."""
+    return {
         name: {"examples": len(data), "passages": len(data.passages), "sha256": data.digest}
-        for name, data in sets.items()
+        for name, data in (("train", train), ("dev", dev))
         if data is not None
     }
-    path = workdir / "data.json"
-    if path.exists():
-        remedy = "A run can only be resumed on the data it began with."
-        require_equal(read_json(path), found, str(path), "the data given", remedy)
-    elif jax.process_index() == 0:
-        write_json(path, found)

@@ -6,13 +6,13 @@ import json
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter
 
 import jaxret
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import atomic_write, write_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
@@ -32,13 +32,13 @@ def environment() -> dict[str, Any]:
 
 
 class MetricsLog:
-    """Appends to <workdir>/metrics.jsonl and <workdir>/tensorboard. Only process 0 writes.
+    """Appends to a run's metrics.jsonl and tensorboard/. Only process 0 writes.
 
     A run that resumes at a step first drops the lines after it, so that every step is logged once.
     """
 
-    def __init__(self, workdir: Path, resume_step: int) -> None:
-        self._path = workdir / "metrics.jsonl"
+    def __init__(self, workdir: Workdir, resume_step: int) -> None:
+        self._path = workdir.metrics
         self._active = jax.process_index() == 0
         if not self._active:
             return
@@ -52,8 +52,8 @@ class MetricsLog:
                     break  # a line half written when the machine died; everything before it stands
         with atomic_write(self._path) as file:
             file.writelines(kept)
-        write_json(workdir / "env.json", environment())
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=resume_step + 1)
+        write_json(workdir.environment, environment())
+        self._board = SummaryWriter(str(workdir.tensorboard), purge_step=resume_step + 1)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
         """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each."""

@@ -1,42 +1,42 @@
-"""Training from start to end: data, model, state, steps; the same call resumes what was interrupted."""
+"""Training from start to end: config, folder, data, state, steps; the same call resumes what was interrupted."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
+import optax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.contract import require_equal
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import any_process, make_mesh, place_rows, shard_batch
-from jaxret.models.encoders.pretrained import Params, stores_mlm_head
-from jaxret.models.retriever import Retriever, build_retriever, load_encoder
-from jaxret.runs import run
-from jaxret.runs.embedder import Embedder
-from jaxret.training.check import check, check_model, reference_options
-from jaxret.training.diagnosis import diagnose
-from jaxret.training.examples import load_examples, record_data
+from jaxret.distributed import Program, any_process, place_rows, shard_batch
+from jaxret.models.encoders.pretrained import Params
+from jaxret.models.retriever import Retriever
+from jaxret.runs.resume import SCHEDULE, remember
+from jaxret.runs.run import create, make_embedder, open_checkpoints
+from jaxret.runs.workdir import Workdir
+from jaxret.training.begin import Job, Say, Texts, prepare, read_texts, tell_changes
+from jaxret.training.diagnosis import diagnose, not_finite
 from jaxret.training.logging import MetricsLog
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.state import init_state, place, restore_state
+from jaxret.training.signals import stop_on_sigterm
+from jaxret.training.state import first_state, restore_state
 from jaxret.training.step import Objective, TrainState, make_eval_step, make_train_step
 from jaxret.training.validation import Validation, make_pool
+from jaxret.types import Batch
 
 
 class NotFiniteError(ArithmeticError):
-    """The loss or a gradient became NaN or infinite."""
+    """A parameter, the loss or a gradient is NaN or infinite."""
 
 
 @dataclass
@@ -59,104 +59,172 @@ class TrainResult:
 def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> TrainResult:
     """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run.
 
-    Raises ContractError if it holds another run, DataError for bad records, NotFiniteError if the loss breaks.
+    Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
+    damaged or could not be saved, NotFiniteError if the loss breaks.
     """
-    workdir = Path(workdir)
-    mesh = make_mesh(config.mesh.fsdp)
-    check(config, mesh)
-    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
-
-    directory, encoder, pretrained = load_encoder(config)
-    retriever = build_retriever(config, encoder)
-    tokenizer = run.load_tokenizer(config, directory, retriever)
-    check_model(config, retriever)
-    announce(config, retriever, directory, say)
-    contract = run.make_contract(config, retriever, tokenizer)
-    new = run.is_new(workdir, config, contract)
-
-    data = load_examples(config, "train", tokenizer, progress, say)
-    dev = load_examples(config, "dev", tokenizer, progress, say) if config.data.dev else None
-    total_steps, checkpoint_every = schedule_steps(config, len(data))
-    settings = loss_settings(config, retriever, config.train.batch_size / len(data))
-    objective = Objective(retriever, settings, mesh, config.train.chunk_size)
-    optimizer, schedule = make_optimizer(config.optimizer, total_steps)
-    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
-    begin: run.Run | None = None
-    if new:  # only now: a folder is no run before its data, its settings and its start could be read
-        if config.train.start_from:
-            begin = open_start(config.train.start_from, contract)
-        run.create(workdir, config, directory, contract)
-    record_data(workdir, {"train": data, "dev": dev})
-    dropout_key = jax.random.key(config.seed.dropout)
-
-    with run.open_checkpoints(workdir, config, writing=True) as checkpoints:
+    job = prepare(config, Workdir(workdir), progress)
+    texts = read_texts(job)
+    length = schedule_steps(config, texts.train)
+    optimizer, schedule = make_optimizer(config.optimizer, length.total)
+    state = None
+    if not job.begun:  # a folder is no run before its data and its weights could be read
+        state = first_state(job, texts, optimizer)
+        require_finite(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
+        if jax.process_index() == 0:
+            create(job.workdir, config, job.encoder, texts.contract, texts.record)
+    with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         start = checkpoints.last()
-        if start is None:
-            state = init_state(config, mesh, retriever, pretrained, optimizer)
-            if config.train.start_from:
-                begin = begin or open_start(config.train.start_from, contract)
-                state = with_params(state, begin.params)
-        else:
-            state = restore_state(checkpoints, start, mesh, retriever, optimizer)
-        del pretrained, begin  # copies of the parameters
-        log = MetricsLog(workdir, start or 0)
-        train_step = make_train_step(objective, optimizer, state, dropout_key)
-        validate = make_validation(config, objective, state.params, dev, data, tokenizer, progress) if dev else None
-        plan = batch_plan(config, retriever, config.train.batch_size)
-        inspector = Inspector(objective, plan, data, dropout_key)
-        recorder = Recorder(checkpoints, log, inspector, validate, say)
-
-        step = start or 0
-        if start is None and total_steps == 0:
-            recorder.save(state, step, validate=True)
-        clock = Stopwatch(step)
-        bar = tqdm(total=total_steps, initial=step, desc="train", unit="step", disable=not progress)
-        with stop_on_sigterm() as stop, bar:
-            stopping, alone = False, jax.process_count() == 1
-            while step < total_steps and not stopping:
-                batch = plan.training_batch(data, step, (jax.process_index(), jax.process_count()))
-                state, values = train_step(state, shard_batch(mesh, batch))
-                step += 1
-                # Read once a step: a signal in between waits for the next. Several processes agree where they log.
-                stopping = (alone or step % config.train.log_every == 0) and any_process(stop.requested)
-                bar.update()
-                if step % config.train.log_every == 0 or step == total_steps:
-                    inspector.require_healthy(state)
-                    rate = {"learning_rate": float(schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
-                    log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
-                    bar.set_postfix(loss=f"{float(values['loss']):.4f}")
-                due = step % checkpoint_every == 0 or step == total_steps
-                if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
-                    recorder.save(state, step, validate=due)
-                    clock = Stopwatch(step)  # validation is not training time
-        if step < total_steps:
-            say(f"stopped by SIGTERM after step {step}; the same command continues")
+        if state is None:
+            state = resume(job, texts, length, optimizer, schedule, checkpoints)
+        with closing(MetricsLog(job.workdir, start or 0)) as log:
+            trainer = make_trainer(job, texts, length, state, optimizer, schedule, checkpoints, log)
+            step = trainer.run(state, start)
         checkpoints.wait()
-        log.close()
-    say(f"{step} of {total_steps} steps done; the training step was compiled to {train_step.count} program(s)")
-    return TrainResult(step, total_steps, start, train_step.count, recorder.metrics)
+    if step < length.total:
+        job.say(f"stopped by SIGTERM after step {step}; the same command continues")
+    programs = trainer.train_step.count
+    job.say(f"{step} of {length.total} steps done; the training step was compiled to {programs} program(s)")
+    return TrainResult(step, length.total, start, programs, trainer.recorder.metrics)
 
 
-def announce(config: ConfigDict, retriever: Retriever, directory: Path, say: Callable[[str], None]) -> None:
-    """Says what a user of the config might not expect: new parts of the encoder, options that follow published code."""
-    if getattr(retriever.module.config, "mlm_head", False) and not stores_mlm_head(directory):
-        say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
-    for option in reference_options(config, retriever):
-        say(f"as a published implementation does it, not its paper: {option}")
+@dataclass(frozen=True)
+class Length:
+    """How long a run is, in steps."""
+
+    total: int
+    checkpoint_every: int
+    epochs_per_step: float
 
 
-def open_start(workdir: str, contract: dict[str, Any]) -> run.Run:
-    """Another run, at its best checkpoint, to begin with. Raises ContractError if that is another model."""
-    other = run.open_run(workdir)
-    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
-    require_equal(other.contract, contract, f"{workdir}/contract.json", "this run", remedy)
-    return other
+def schedule_steps(config: ConfigDict, data: TrainingSet | None) -> Length:
+    """Steps or epochs of the config -> steps."""
+    an_epoch = len(data) / config.train.batch_size if data else math.inf
+    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * an_epoch)
+    every = config.train.checkpoint_every or (max(math.ceil(an_epoch), 1) if data else 1)
+    return Length(total, every, 1 / an_epoch)
 
 
-def with_params(state: TrainState, params: Params) -> TrainState:
-    """The state with other parameters, placed as its own are."""
-    places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-    return replace(state, params=jax.tree.map(place, jax.device_get(params), places))
+def resume(
+    job: Job,
+    texts: Texts,
+    length: Length,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    checkpoints: Checkpoints,
+) -> TrainState:
+    """The state of the last checkpoint; the folder then says what the config has changed. Raises ValueError if the run
+    is longer already."""
+    start = checkpoints.last()
+    if start is None:  # interrupted before the first
+        state = first_state(job, texts, optimizer)
+    elif start > length.total:
+        raise ValueError(
+            f"the config asks for {length.total} steps, but the run in {job.workdir} has made {start}; "
+            "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
+        )
+    else:
+        state = restore_state(checkpoints, start, job.mesh, job.retriever, optimizer)
+    require_finite(state, f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights")
+    if checkpoints.half_written:
+        job.say(f"removed what was half written: {', '.join(checkpoints.half_written)}")
+    if superseded := checkpoints.prune():
+        job.say(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
+    tell_changes(job)
+    if any(key in job.changes for key in SCHEDULE):
+        rate = float(schedule(start or 0))
+        job.say(f"the learning rate is planned anew over {length.total} steps: it goes on with {rate:.3g}")
+    any_process(False)  # nobody reads the old config any more
+    if jax.process_index() == 0:
+        remember(job.workdir, job.config, texts.contract, texts.record, job.changes, start or 0)
+    return state
+
+
+def require_finite(state: TrainState, what: str) -> None:
+    """Raises NotFiniteError naming the first parameter that holds a NaN or an infinity."""
+    if bad := not_finite(state.params):
+        raise NotFiniteError(f"{what}: parameter {bad[0]} ({len(bad)} in all) holds a NaN or an infinity")
+
+
+@dataclass
+class Trainer:
+    """The steps, and what happens between them."""
+
+    job: Job
+    length: Length
+    data: TrainingSet | None
+    plan: BatchPlan
+    train_step: Program
+    schedule: optax.Schedule
+    inspector: Inspector
+    recorder: Recorder
+    checkpoints: Checkpoints
+    log: MetricsLog
+
+    def run(self, state: TrainState, start: int | None) -> int:
+        """Steps until the end or SIGTERM; the number of the last one. `start`: that of the checkpoint, if there is."""
+        step, total, log_every = start or 0, self.length.total, self.job.config.train.log_every
+        if start is None and total == 0:
+            self.recorder.save(state, step, validate=True)
+        clock, stopping, alone = Stopwatch(step), False, jax.process_count() == 1
+        bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not self.job.progress)
+        with stop_on_sigterm() as stop, bar:
+            while step < total and not stopping:
+                state, values = self.train_step(state, self.batch(step))
+                step += 1
+                self.checkpoints.poll()
+                # Read once a step: a signal in between waits for the next. Several processes agree where they log.
+                stopping = (alone or step % log_every == 0) and any_process(stop.requested)
+                bar.update()
+                if step % log_every == 0 or step == total:
+                    self.inspector.require_healthy(state)
+                    rate = {"learning_rate": float(self.schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
+                    self.log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
+                    bar.set_postfix(loss=f"{float(values['loss']):.4f}")
+                due = step % self.length.checkpoint_every == 0 or step == total
+                if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
+                    self.recorder.save(state, step, validate=due)
+                    clock = Stopwatch(step)  # validation is not training time
+        return step
+
+    def batch(self, step: int) -> Batch:
+        """This process's part of a step's batch, on the mesh."""
+        assert self.data is not None  # else there are no steps
+        part = jax.process_index(), jax.process_count()
+        return shard_batch(self.job.mesh, self.plan.training_batch(self.data, step, part))
+
+
+def make_trainer(
+    job: Job,
+    texts: Texts,
+    length: Length,
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    checkpoints: Checkpoints,
+    log: MetricsLog,
+) -> Trainer:
+    """Compiles nothing yet."""
+    config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
+    settings = loss_settings(config, job.retriever, length.epochs_per_step)
+    objective = Objective(job.retriever, settings, job.mesh, config.train.chunk_size)
+    plan = batch_plan(config, job.retriever, config.train.batch_size)
+    inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints)
+    validate = None
+    if texts.dev:
+        args = config, objective, state.params, texts.dev, texts.train, texts.tokenizer, job.progress
+        validate = make_validation(*args)
+    return Trainer(
+        job=job,
+        length=length,
+        data=texts.train,
+        plan=plan,
+        train_step=make_train_step(objective, optimizer, state, dropout_key),
+        schedule=schedule,
+        inspector=inspector,
+        recorder=Recorder(checkpoints, log, inspector, validate, job.say),
+        checkpoints=checkpoints,
+        log=log,
+    )
 
 
 @dataclass
@@ -165,21 +233,25 @@ class Inspector:
 
     objective: Objective
     plan: BatchPlan
-    data: TrainingSet
+    data: TrainingSet | None
     dropout_key: jax.Array
+    checkpoints: Checkpoints
 
     def require_healthy(self, state: TrainState) -> None:
         """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
         if bool(state.healthy):
             return
+        assert self.data is not None  # there was a step
         step = int(state.step)
         batch = self.plan.training_batch(self.data, step)
         key = jax.random.fold_in(self.dropout_key, step)
         batch = place_rows(self.objective.mesh, batch)
         where = diagnose(self.objective, state.params, batch, key, state.step)
         queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(step, len(self.data))[:8])
+        last = self.checkpoints.last()
+        good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
-            f"step {step + 1}: {where}. The batch begins with queries {queries}. The last checkpoint is good; "
+            f"step {step + 1}: {where}. The batch begins with queries {queries}. {good}; "
             f"a lower optimizer.learning_rate or encoder.dtype=float32 may help"
         )
 
@@ -192,12 +264,13 @@ class Recorder:
     log: MetricsLog
     inspector: Inspector
     validate: Validation | None
-    say: Callable[[str], None]
+    say: Say
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
         """A checkpoint of `state`, never of a broken one; with validation, if asked and there is a dev set."""
         self.inspector.require_healthy(state)
+        require_finite(state, f"step {step}")
         metrics = None
         if self.validate and validate:
             metrics = self.metrics = self.validate(state.params)
@@ -219,13 +292,6 @@ class Stopwatch:
         return seconds
 
 
-def schedule_steps(config: ConfigDict, examples: int) -> tuple[int, int]:
-    """(total steps, steps between checkpoints)."""
-    an_epoch = examples / config.train.batch_size
-    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * an_epoch)
-    return total, config.train.checkpoint_every or max(math.ceil(an_epoch), 1)
-
-
 def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> BatchPlan:
     return BatchPlan(
         batch_size=batch_size,
@@ -244,42 +310,11 @@ def make_validation(
     objective: Objective,
     params: Params,
     dev: TrainingSet,
-    data: TrainingSet,
+    data: TrainingSet | None,
     tokenizer: TextTokenizer,
     progress: bool = False,
 ) -> Validation:
-    embedder = Embedder(
-        retriever=objective.retriever,
-        params=params,
-        mesh=objective.mesh,
-        pad_id=tokenizer.pad_id,
-        max_lengths={"query": config.tokens.query_length, "passage": config.tokens.passage_length},
-        tokens_per_batch=config.encode.tokens_per_batch,
-    )
+    embedder = make_embedder(objective.retriever, params, objective.mesh, tokenizer, config)
     pool, places = make_pool(dev, data, config.validation.pool_size, config.seed.data)
     plan = batch_plan(config, objective.retriever, config.validation.batch_size)
     return Validation(dev, pool, places, plan, make_eval_step(objective, params), embedder, progress)
-
-
-@dataclass
-class Stop:
-    requested: bool = False
-
-
-@contextmanager
-def stop_on_sigterm() -> Iterator[Stop]:
-    """Lets the step under way finish and be saved when the machine is taken away."""
-    stop = Stop()
-
-    def handle(*_: object) -> None:
-        stop.requested = True
-
-    try:
-        before = signal.signal(signal.SIGTERM, handle)
-    except ValueError:  # not in the main thread: the owner of the process decides
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)

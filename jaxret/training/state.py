@@ -1,4 +1,4 @@
-"""Where a run's state comes from: pre-trained weights, or a checkpoint."""
+"""Where a run's state comes from: pre-trained weights, another run, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from jaxret.checkpoint import Checkpoints
+from jaxret.contract import require_equal
 from jaxret.distributed import replicated, shardings
-from jaxret.models.encoders.pretrained import Params
+from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, stores_mlm_head, verify_weights
 from jaxret.models.retriever import Retriever, with_pretrained
+from jaxret.runs.run import open_run
+from jaxret.training.begin import Job, Texts
 from jaxret.training.step import TrainState
 
 
@@ -23,6 +26,31 @@ def place(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
         return leaf
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
+
+
+def first_state(job: Job, texts: Texts, optimizer: optax.GradientTransformation) -> TrainState:
+    """A new run's state: from the weights of its encoder, or from the run that it starts from; only here are they read.
+
+    Raises ContractError if the run to start from is another model, ValueError for weights that do not fit.
+    """
+    config, source = job.config, job.config.train.start_from
+    if not source:
+        return init_state(config, job.mesh, job.retriever, load_weights(job), optimizer)
+    other = open_run(source)
+    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
+    require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
+    return state_of(job.mesh, jax.device_get(other.params), optimizer)
+
+
+def load_weights(job: Job) -> Params:
+    """The pre-trained weights, in the shapes of the run's encoder; says if an MLM head had to be drawn."""
+    config, encoder = job.config, job.retriever.module.config
+    directory = resolve(config.encoder.checkpoint, config.encoder.download)
+    if config.encoder.sha256:
+        verify_weights(directory, config.encoder.sha256)
+    if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
+        job.say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
+    return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]
 
 
 def init_state(
@@ -38,8 +66,12 @@ def init_state(
         return {name: part for name, part in retriever.init(key).items() if not name.endswith("encoder")}
 
     rest = jax.jit(drawn, out_shardings={n: places[n] for n in shapes if not n.endswith("encoder")})(key)
-    params = with_pretrained({**shapes, **rest}, pretrained)
-    params = jax.tree.map(place, params, places)
+    return state_of(mesh, with_pretrained({**shapes, **rest}, pretrained), optimizer)
+
+
+def state_of(mesh: Mesh, params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """A new run's state around the parameters given, which may lie anywhere."""
+    params = jax.tree.map(place, params, shardings(mesh, params))
     opt_places = shardings(mesh, jax.eval_shape(optimizer.init, params))
     opt_state = jax.jit(optimizer.init, out_shardings=opt_places)(params)
     scalars = jax.device_put((jnp.int32(0), jnp.array(True)), replicated(mesh))

@@ -56,9 +56,9 @@ class Validation:
         return {name: value / len(self.dev) for name, value in total.items()}
 
     def _retrieve(self, params: Any) -> dict[str, float]:
-        self.embedder.params = params
-        queries = self.embedder(self.dev.queries, "query", self.progress)
-        passages = self.embedder(self.pool, "passage", self.progress)
+        embedder = self.embedder.with_params(params)
+        queries = embedder(self.dev.queries, "query", self.progress)
+        passages = embedder(self.pool, "passage", self.progress)
         run, judgements = {}, []
         for i in range(len(queries)):
             best = np.maximum.reduceat(passages.flat @ queries[i].T, passages.offsets[:-1])  # [passages,U]
@@ -70,7 +70,7 @@ class Validation:
         return dict(evaluate(run, judgements, POOL_MEASURES).mean)
 
 
-def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> tuple[Ragged, np.ndarray]:
+def make_pool(dev: TrainingSet, train: TrainingSet | None, size: int, seed: int) -> tuple[Ragged, np.ndarray]:
     """All relevant dev passages; then, up to `size` in all, the other dev passages (hard negatives) and a sample of the
     training passages whose tokens differ from theirs. Also the row of each dev passage in it, -1 if it is not there."""
     relevant = np.unique(dev.known_positives[dev.known_positives >= 0])
@@ -80,10 +80,11 @@ def make_pool(dev: TrainingSet, train: TrainingSet, size: int, seed: int) -> tup
     places[chosen] = np.arange(len(chosen))
     rows = [dev.passages[i] for i in chosen]
     seen = {row.tobytes() for row in rows}
-    for i in np.random.default_rng(seed).permutation(len(train.passages)):
+    more = train.passages if train else Ragged.from_lists([])
+    for i in np.random.default_rng(seed).permutation(len(more)):
         if len(rows) >= size:
             break
-        row = train.passages[int(i)]
+        row = more[int(i)]
         if row.tobytes() not in seen:
             seen.add(row.tobytes())
             rows.append(row)

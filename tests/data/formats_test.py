@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from jaxret.data import formats
-from jaxret.data.files import DataError, Policy, Where
+from jaxret.data.files import DataError, Policy, Where, check_question
 from jaxret.data.formats import (
+    check_unchanged,
     read_corpus,
     read_examples,
     read_judgements,
@@ -27,6 +31,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.evaluation.metrics import evaluate
 
 NASTY = [
     "plain",
@@ -144,15 +149,60 @@ def test_dpr_examples_round_trip(tmp_path: Path, suffix: str) -> None:
 def test_run_round_trip_keeps_every_bit_of_a_score(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.trec{suffix}"
     scores = np.sort(np.random.default_rng(0).normal(size=200).astype(np.float32))[::-1]
-    run = {"q1": [(f"p{i}", score) for i, score in enumerate(scores)], "q0": [("p1", -1e-30), ("p2", -1e-30)]}
+    run = {"q1": [(f"p{i}", score) for i, score in enumerate(scores)], "q0": [("p1", -1e-30), ("p2", -2e-30)]}
     write_run(path, run, "tag")
     found = read_run(path)
-    assert found == run
+    assert found["q1"] == run["q1"]
+    assert [passage for passage, _ in found["q0"]] == ["p1", "p2"]
     assert list(found) == ["q1", "q0"]
     assert np.array_equal(np.array([score for _, score in found["q1"]], np.float32), scores)
     first = (gzip.decompress(path.read_bytes()) if suffix else path.read_bytes()).decode().splitlines()[0]
     assert first.split()[:4] == ["q1", "Q0", "p0", "1"]
     assert first.endswith(" tag")
+
+
+def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> None:
+    """trec_eval sorts by float32 score, then by passage id, whatever the ranks say."""
+    random = np.random.default_rng(0)
+    ids = [f"p{i}" for i in range(40)]
+    rankings: dict[str, list[tuple[str, float]]] = {}
+    judged = []
+    for number in range(60):
+        passages = random.permutation(ids).tolist()
+        exact = np.sort(random.integers(-3, 3, len(ids)))[::-1] * 0.7  # many ties, on both sides of zero
+        near = exact - np.arange(len(ids)) * 1e-13  # no ties, but in float32
+        rankings[f"q{number}"] = list(zip(passages, (exact, near, exact * 1e-45, exact * 1e38)[number % 4].tolist()))
+        judged += [Judgement(f"q{number}", key, int(random.integers(0, 3))) for key in ids[::3]]
+    write_run(tmp_path / "a.trec", rankings, "t")
+    found = read_run(tmp_path / "a.trec")
+    assert {q: [key for key, _ in r] for q, r in found.items()} == {q: [p for p, _ in r] for q, r in rankings.items()}
+    for query, ranking in found.items():
+        scores = np.array([score for _, score in ranking], np.float32)
+        assert (scores[1:] < scores[:-1]).all()
+        assert scores.tolist() == [score for _, score in ranking]
+        np.testing.assert_allclose(scores, [score for _, score in rankings[query]], rtol=1e-5, atol=1e-43)
+
+    qrels: dict[str, dict[str, int]] = {}
+    for judgement in judged:
+        qrels.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    names = {"nDCG@10": "ndcg_cut_10", "RR": "recip_rank", "R@10": "recall_10", "AP": "map", "Success@1": "success_1"}
+    ours = evaluate(rankings, judged, list(names)).per_query
+
+    def differing(run: Mapping[str, Sequence[tuple[str, float]]]) -> int:
+        theirs = pytrec_eval.RelevanceEvaluator(qrels, set(names.values())).evaluate(
+            {q: dict(r) for q, r in run.items()}
+        )
+        pairs = [(ours[name][query], theirs[query][names[name]]) for name in names for query in qrels]
+        return sum(abs(one - two) > 1e-12 for one, two in pairs)
+
+    assert differing(found) == 0
+    assert differing(rankings) > 50  # control: the scores as they were
+
+
+def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
+    for score in (1e39, -1e39):
+        with pytest.raises(DataError, match=r"a\.trec:1: score .*inf.* is not a finite number"):
+            write_run(tmp_path / "a.trec", {"q": [("p", score)]}, "t")
 
 
 def test_compressed_files_carry_no_time_and_no_name(tmp_path: Path) -> None:
@@ -284,6 +334,15 @@ BAD_CORPUS_LINES: list[tuple[str | bytes | dict, str, str]] = [
     ({"_id": "a b", "text": "x"}, "bad id", r":2: passage id 'a b' contains white space"),
     ({"_id": "a\u00a0b", "text": "x"}, "bad id", r":2: passage id .* contains white space"),
     ({"_id": "", "text": "x"}, "bad id", r":2: passage id is empty"),
+    ({"_id": "a\0b", "text": "x"}, "bad id", r":2: passage id 'a\\x00b' contains a control character"),
+    ({"_id": "a\x7f", "text": "x"}, "bad id", r":2: passage id .* contains a control character"),
+    ({"_id": "a\u0085b", "text": "x"}, "bad id", r":2: passage id .* contains white space"),
+    ({"_id": "a\u0080b", "text": "x"}, "bad id", r":2: passage id .* contains a control character"),
+    (
+        '{"_id": "a", "text": "x", "text": "y"}',
+        "repeated key",
+        r":2: a key occurs twice in this object \('_id', 'text'",
+    ),
     ({"_id": "a", "text": "\ud800"}, "not UTF-8", r":2: the text holds half of a surrogate pair at character 1"),
     (GOOD, "duplicate id", r":2: passage id 'ok' was used before, on line 1"),
 ]
@@ -451,6 +510,7 @@ def test_bad_records(tmp_path: Path, record: object, reason: str, message: str, 
     [
         ({"passage_id": "2", "text": ""}, "empty passage", "passage '2' is empty"),
         ({"passage_id": "2"}, "missing key", "there is no key 'text'"),
+        ({"passage_id": "2", "text": "REPEATED"}, "repeated key", "a key occurs twice in this object"),
         ({"passage_id": 1.5, "text": "y"}, "wrong type", "the value of 'passage_id' is a number: 1.5"),
         ({"passage_id": "1", "text": "y"}, "duplicate id", r"'1' has another title or text than at record 0, positive"),
     ],
@@ -458,7 +518,7 @@ def test_bad_records(tmp_path: Path, record: object, reason: str, message: str, 
 def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: str, message: str) -> None:
     path = tmp_path / "train.json"
     record = {"question": "q", "positive_ctxs": [POSITIVE], "hard_negative_ctxs": [context]}
-    path.write_text(json.dumps([record]))
+    path.write_text(json.dumps([record]).replace('"REPEATED"', '"x", "text": "y"'))
     place = "record 0, hard_negative_ctxs[0]"
     found = check(lambda policy: read_examples(path, None, policy), reason, message, f"train.json:{place}")
     assert found == [Example(Query("0", "q"), (Passage("1", "x", "t"),))]
@@ -469,7 +529,7 @@ def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: st
     [
         (b'[\n{"question": \n', r"train\.json:3: this is not JSON"),
         (b'[\n"\xff"]', r"train\.json:2: byte 0xff"),
-        (b'{"question": "a"}', r"train\.json: the file holds dict at its top"),
+        (b'{"question": "a"}', r"train\.json: the file holds an object at its top"),
     ],
 )
 def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, text: bytes, message: str) -> None:
@@ -563,7 +623,7 @@ def test_policy_counts_places_once_and_reports_in_one_line() -> None:
     policy.reject(Where(Path("a/c.jsonl"), 3).error("x", "found", "remedy"), "own reason")
     assert policy.skipped == {"empty passage": 3, "own reason": 1}
     assert policy.report() == "skipped 4 records: 3 empty passage (c.jsonl:1, c.jsonl:2, ...), 1 own reason (c.jsonl:3)"
-    with pytest.raises(ValueError, match="on_error is 'ignore'"):
+    with pytest.raises(ValueError, match='on_error is \'ignore\'; it must be "error", "skip" or "keep"'):
         Policy("ignore")
 
 
@@ -605,11 +665,125 @@ def test_scan_digest_is_of_the_decompressed_bytes(tmp_path: Path) -> None:
 
 def test_streaming_with_a_scan_reads_only_as_far_as_asked(tmp_path: Path) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, GOOD, "broken")
-    stream = read_corpus(path, scan=formats.CorpusScan(1, ""))
+    stream = read_corpus(path, scan=formats.CorpusScan(3, ""))
     assert next(stream) == Passage("ok", "good")
     assert next(stream) == Passage("ok", "good")  # it remembers no ids, and believes the scan that has no duplicate
     with pytest.raises(DataError):
         next(stream)
+
+
+def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path) -> None:
+    rows: list[dict] = [
+        GOOD,
+        {"_id": "a", "text": " "},
+        {"_id": "b", "text": "", "title": "\n"},
+        {"_id": "c", "text": ""},
+    ]
+    path = lines(tmp_path / "corpus.jsonl", *rows)
+    expected = [Passage("ok", "good"), Passage("a", " "), Passage("b", "", "\n"), Passage("c", "")]
+    policy = Policy("keep", examples_kept=2)
+    scan = scan_corpus(path, policy)
+    assert scan.passages == len(rows)
+    assert list(read_corpus(path, policy, scan)) == list(read_corpus(path, policy)) == expected
+    assert policy.report() == "kept 3 empty passages (corpus.jsonl:2, corpus.jsonl:3, ...)"
+    assert list(read_corpus(lines(tmp_path / "a.tsv", "1\tx\tt", "2\t \t"), Policy("keep")))[1] == Passage("2", " ")
+    record = {"question": "q", "positive_ctxs": [{"text": "", "passage_id": "1"}]}
+    (tmp_path / "a.json").write_text(json.dumps([record]))
+    assert read_examples(tmp_path / "a.json", None, Policy("keep"))[0].positives == (Passage("1", ""),)
+    for bad, message in [
+        ({"_id": "ok", "text": ""}, "used before, on line 1"),  # empty ones count among the ids
+        ({"_id": "c", "text": ""}, "used before, on line 4"),
+        ({"_id": "d"}, "no key 'text'"),
+    ]:
+        lines(path, *rows, bad)
+        for read in (lambda: scan_corpus(path, Policy("keep")), lambda: list(read_corpus(path, Policy("keep")))):
+            with pytest.raises(DataError, match=rf":5: .*{message}"):
+                read()
+    with pytest.raises(DataError, match="query 'a' has no text"):
+        read_queries(lines(tmp_path / "queries.jsonl", GOOD, {"_id": "a", "text": " "}), Policy("keep"))
+
+
+def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ["a", "b", "a", *(f"{i}" for i in range(500)), *(f"{i}" for i in range(500))]
+    path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ids))
+    read: list[str] = []
+    hash_of = formats._hash
+
+    def noting(key: str) -> int:
+        read.append(key)
+        return hash_of(key)
+
+    monkeypatch.setattr(formats, "_hash", noting)
+    with pytest.raises(DataError, match=r":3: passage id 'a' was used before, on line 1"):
+        scan_corpus(path)
+    assert read[len(ids) :] == ["a", "b", "a"]
+    read.clear()
+    assert len(scan_corpus(path, Policy("skip")).duplicates) == 501  # control: a policy that needs them all
+    assert len(read) == 2 * len(ids)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: [*rows[:1], {"_id": "p1", "text": "Text 1"}, *rows[2:]],
+        lambda rows: [*rows, {"_id": "new", "text": "x"}],
+        lambda rows: rows[:-1],
+        lambda rows: [],
+    ],
+)
+def test_a_corpus_that_changed_since_its_scan(tmp_path: Path, suffix: str, change: Callable[[list], list]) -> None:
+    rows = [{"_id": f"p{i}", "text": f"text {i}"} for i in range(5)]
+
+    def write(rows: list[dict]) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(text, mtime=0) if suffix else text)
+
+    path = tmp_path / f"corpus.jsonl{suffix}"
+    write(rows)
+    scan, before = scan_corpus(tmp_path), path.stat()
+    assert len(list(islice(read_corpus(tmp_path, scan=scan), scan.passages))) == 5
+    write(change(rows))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = scan_corpus(path).sha256
+    message = rf"corpus\.jsonl{suffix}: the corpus changed: its SHA-256 was {scan.sha256} .* is {now} now; .*again"
+    with pytest.raises(DataError, match=message):  # by who takes as many passages as were counted, and no more
+        list(islice(read_corpus(tmp_path, scan=scan), scan.passages))
+    os.utime(path)
+    with pytest.raises(DataError, match=message):
+        check_unchanged(tmp_path, scan)
+
+
+def test_a_corpus_that_was_only_touched_is_the_same(tmp_path: Path) -> None:
+    path = lines(tmp_path / "corpus.jsonl", GOOD)
+    scan = scan_corpus(path)
+    assert check_unchanged(path, scan) is scan
+    os.utime(path, ns=(1, 1))
+    touched = check_unchanged(path, scan)
+    assert touched == scan
+    assert touched.stat == {"bytes": path.stat().st_size, "modified": 1}
+    path.unlink()
+    with pytest.raises(DataError, match="does not exist"):
+        check_unchanged(path, scan)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the question is blank; write"),
+        (" \t\u00a0", "the question is blank; write"),
+        ("a\udcff", "holds byte 0xff, which is not UTF-8, at character 2; write it in UTF-8"),  # $'a\xff' in a shell
+        ("\ud83d", "holds half of a surrogate pair at character 1; write"),
+    ],
+)
+def test_a_question_that_cannot_be_searched_for(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_question(text)
+
+
+def test_a_typed_question_is_one_of_a_file(tmp_path: Path) -> None:
+    lines(tmp_path / "queries.jsonl", {"_id": "0", "text": "who’s there 🎉"})
+    assert [check_question("who’s there 🎉")] == read_queries(tmp_path / "queries.jsonl")
 
 
 # Real data

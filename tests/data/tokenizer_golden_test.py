@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Passage
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokenizer import TextTokenizer, Truncation
 from jaxret.storage import read_json
 from jaxret.types import Ragged
 
@@ -68,13 +68,13 @@ def test_a_long_passage_is_cut_like_the_joined_string(minilm_dir: Path) -> None:
 @pytest.mark.parametrize("limit", [3, 8, LIMIT, 200])
 def test_what_is_too_long_is_cut_on_the_right_and_counted(minilm_dir: Path, limit: int) -> None:
     tokenizer = load(minilm_dir, limit)
-    found = lists(tokenizer.passages(PASSAGES))
+    count = Truncation("passages", limit)
+    found = lists(tokenizer.passages(PASSAGES, cut=count))
     complete = [whole(row) for row in ROWS]
     for ids, full in zip(found, complete, strict=True):
         assert ids == (full if len(full) <= limit else [*full[: limit - 1], SEP])
         assert ids[0] == CLS
     lengths = np.array([len(full) for full in complete])
-    count = tokenizer.truncation["passages"]
     assert (count.texts, count.tokens) == (len(ROWS), lengths.sum())
     assert count.cut == (lengths > limit).sum() > 0
     assert count.lost == np.maximum(lengths - limit, 0).sum()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxret.data.records import Passage
-from jaxret.data.tokenizer import TextTokenizer, Truncation
-from jaxret.storage import read_json, write_json
+from jaxret.data import tokenizer as tokenizer_module
+from jaxret.data.batches import BatchPlan, tokenize_examples
+from jaxret.data.records import Example, Passage, Query
+from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer, Truncation
+from jaxret.storage import read_json, sha256_file, write_json
 from jaxret.types import Ragged
-from tests.pipeline import write_encoder, write_t5
+from tests.pipeline import WORDS, write_encoder, write_t5
 
 RAGGED = Ragged.from_lists([[5, 6, 7], [], [8]])
 
@@ -58,11 +62,12 @@ def test_what_a_text_becomes(encoder: Path) -> None:
 
 def test_truncation_report(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, query_length=5, passage_length=10)
-    found = tokenizer.queries(["river " * 8, "river", "stone " * 3, "river " * 4])  # 10, 3, 5 and 6 tokens
+    cut = Truncation("queries", 5)
+    found = tokenizer.queries(["river " * 8, "river", "stone " * 3, "river " * 4], cut=cut)  # 10, 3, 5 and 6 tokens
     assert found.lengths.tolist() == [5, 3, 5, 5]
-    assert str(tokenizer.truncation["queries"]) == "4 queries: 50.0% cut at 5 tokens, 25.0% of tokens lost"
-    tokenizer.queries(["river"] * 996)
-    assert str(tokenizer.truncation["queries"]).startswith("1,000 queries: 0.2% cut")
+    assert str(cut) == "4 queries: 50.0% cut at 5 tokens, 25.0% of tokens lost"
+    tokenizer.queries(["river"] * 996, cut=cut)
+    assert str(cut).startswith("1,000 queries: 0.2% cut")
     assert str(Truncation("passages", 10)) == "0 passages: 0.0% cut at 10 tokens, 0.0% of tokens lost"
 
 
@@ -107,3 +112,151 @@ def test_t5_has_no_cls_and_joins_with_its_end_of_text(tmp_path: Path) -> None:
     assert tokenizer.queries(["stone"])[0].tolist() == [stone, end]
     assert tokenizer.pad_id == 0
     assert tokenizer.markers == "title [SEP] text [SEP]"
+
+
+def random_text(random: np.random.Generator, size: int) -> str:
+    """Words, words too long for a word, and what normalisers drop, keep or replace, with any white space between."""
+    pieces = [
+        *WORDS,
+        "x" * 70,
+        "river" * 30,  # 150 characters: unknown to WordPiece as a whole
+        "y" * 3000,
+        "a,b.c-d" * 40,
+        "東京" * 30,
+        "e" + "\u0301" * 200,
+        "\x00\x01" * 50,
+        "☃" * 40,
+        "🎉",
+    ]
+    spaces = [" ", " ", " ", "\n", "\t", "  ", "\r\n", "\u00a0", "\u3000", "\x0b", "\x1c", "\u2028", "\x85", " " * 900]
+    text = ""
+    while len(text) < size:
+        text += str(random.choice(pieces)) + str(random.choice(spaces))
+    return text
+
+
+def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
+    """The ids of the whole text, cut."""
+    parts = [tokenizer.backend.encode(text, add_special_tokens=False).ids for text in (passage.title, passage.text)]
+    start = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+    ids = [*start, *parts[0], *([tokenizer.sep_id] if parts[0] else []), *parts[1], tokenizer.sep_id]
+    return ids if len(ids) <= limit else [*ids[: limit - 1], tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
+@pytest.mark.parametrize("characters", [1, 32])  # 1: most texts need more than the first part
+def test_ids_are_those_of_the_whole_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kind: str, characters: int
+) -> None:
+    write = {"wordpiece": write_encoder, "unigram": write_t5}
+    folder = write[kind](tmp_path) if kind in write else request.getfixturevalue("minilm_dir")
+    monkeypatch.setattr(tokenizer_module, "_CHARACTERS", characters)
+    monkeypatch.setattr(tokenizer_module, "_BLOCK_CHARACTERS", 100_000)
+    random = np.random.default_rng(characters)
+    passages = []
+    for i in range(60):
+        text, title = (random_text(random, int(10 ** random.uniform(0, 4.5))) for _ in range(2))
+        passages.append(Passage(str(i), text, title if i % 3 == 0 else ""))
+    passages += [Passage("s", " " * 30_000 + "river"), Passage("t", "x" * 30_000 + " river stone", "\n" * 9000)]
+    for limit in (3, 40, 500):
+        tokenizer, cut = TextTokenizer.load(folder, limit, limit), Truncation("passages", limit)
+        found = tokenizer.passages(passages, cut=cut)
+        expected = [fully(tokenizer, passage, limit) for passage in passages]
+        assert [found[row].tolist() for row in range(len(found))] == expected
+        queries = tokenizer.queries(passage.text for passage in passages)
+        assert queries[len(passages) - 2].tolist() == fully(tokenizer, Passage("", passages[-2].text), limit)
+        assert cut.texts == len(passages)
+        assert (cut.estimated > 0) == ("about" in str(cut))
+
+
+def test_no_more_than_the_reach_is_tokenised(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_REACH", 5000)
+    tokenizer, cut = TextTokenizer.load(encoder, 16, 16), Truncation("passages", 16)
+    longest: list[int] = []
+    encode = tokenizer.backend.encode_batch_fast
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], **options: bool) -> object:
+            longest.append(max(map(len, texts)))
+            return encode(texts, **options)
+
+    tokenizer.backend = Backend()
+    unknown = TextTokenizer.load(encoder, 16, 16).backend.token_to_id("[UNK]")
+    found = tokenizer.passages([Passage("1", "x" * 20_000 + " river"), Passage("2", "river " * 20_000)], cut=cut)
+    assert found[0].tolist() == [tokenizer.cls_id, unknown, tokenizer.sep_id]
+    assert len(found[1]) == 16
+    assert max(longest) == 5000
+    assert str(cut).startswith("2 passages: 50.0% cut at 16 tokens, about 99.")
+    assert cut.estimated == 2
+    assert 19_000 < cut.tokens < 21_000  # 20,002 and 3
+
+
+def test_a_stream_of_long_texts_is_not_held() -> None:
+    """Blocks are of so many characters too."""
+    drawn: list[int] = []
+
+    def passages() -> Iterator[Passage]:
+        for i in range(9):
+            drawn.append(i)
+            yield Passage(str(i), "river " * 100_000)
+
+    blocks = tokenizer_module._blocks((p.text, p.title) for p in passages())
+    assert len(next(blocks)) == 2
+    assert len(drawn) == 2
+
+
+def test_other_lengths_and_what_is_known_of_a_tokenizer(encoder: Path) -> None:
+    tokenizer = TextTokenizer.load(encoder, 16, 32)
+    other = replace(tokenizer, query_length=4, passage_length=5)
+    assert other.queries(["river " * 9]).lengths.tolist() == [4]
+    assert other.passages([Passage("1", "river " * 9)]).lengths.tolist() == [5]
+    assert tokenizer.queries(["river " * 9]).lengths.tolist() == [11]
+    with pytest.raises(ValueError, match=r"tokens\.query_length is 2"):
+        replace(tokenizer, query_length=2)
+    assert tokenizer.special_ids == {"cls": 2, "sep": 3, "pad": 0, "mask": 4}
+    expected = {name: sha256_file(encoder / name) for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert TextTokenizer.digests(encoder) == expected
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "added_tokens.json"])
+def test_every_file_that_changes_tokens_is_named(tmp_path: Path, name: str) -> None:
+    assert name in TOKENIZER_FILES
+    (tmp_path / name).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
+    assert list(TextTokenizer.digests(tmp_path)) == [name]
+
+
+def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{tmp_path.name} has no tokenizer that transformers can load"):
+        TextTokenizer.load(folder, 8, 8)
+
+
+def test_padding_is_the_tokenizers(tmp_path: Path) -> None:
+    """From tokenizer to batch, with [PAD] and [MASK] exchanged, so that 0 is a token like others."""
+    folder = write_encoder(tmp_path)
+    settings = read_json(folder / "tokenizer.json")
+    vocabulary = settings["model"]["vocab"]
+    vocabulary["[PAD]"], vocabulary["[MASK]"] = vocabulary["[MASK]"], vocabulary["[PAD]"]
+    for token in settings["added_tokens"]:
+        token["id"] = vocabulary[token["content"]]
+    settings["added_tokens"].sort(key=lambda token: token["id"])
+    write_json(folder / "tokenizer.json", settings)
+    tokenizer = TextTokenizer.load(folder, 8, 16)
+    assert tokenizer.pad_id == 4
+    examples = [
+        Example(Query(str(i), "river " * (1 + i)), (Passage(f"p{i}", "stone " * (9 - i)),), (Passage("n", "light"),))
+        for i in range(4)
+    ]
+    data = tokenize_examples(examples, tokenizer)
+    plan = BatchPlan(4, negatives=2, length_multiple=4, max_query_length=8, max_passage_length=16)
+    batch = plan.batch(data, np.arange(4), None)
+    for tokens in (batch.queries, batch.documents):
+        assert tokens.mask.any(axis=1).tolist().count(False) == (4 if tokens is batch.documents else 0)  # empty slots
+        assert (tokens.ids[~tokens.mask] == 4).all()
+        assert (~tokens.mask).any()
+        assert not np.isin(tokens.ids[tokens.mask], (0, 4)).any()
+    assert [str(cut) for cut in data.truncations] == [
+        "4 queries: 0.0% cut at 8 tokens, 0.0% of tokens lost",
+        "5 passages: 0.0% cut at 16 tokens, 0.0% of tokens lost",
+    ]

@@ -80,7 +80,7 @@ def randomize(model: Any, generator: torch.Generator) -> Any:
     """Draws every parameter, so that none of them (a bias, a norm's scale) can be dropped without being seen."""
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
-        if "layernorm" in name.lower() or "layer_norm" in name:
+        if "norm" in name.lower():
             parameter.data = (1.0 if name.endswith("weight") else 0.0) + HEAD_SCALE * noise
         else:
             parameter.data = (TABLE_SCALE if "embeddings" in name else HEAD_SCALE) * noise
@@ -124,10 +124,33 @@ def t5_config(feed_forward: str) -> Any:
     )
 
 
-def write_model(model: Any, directory: Path, generator: torch.Generator) -> None:
-    """The model as save_pretrained writes it, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits)."""
+def modernbert_config() -> Any:
+    """A window that twelve tokens leave, and layers of every kind: first, local, global after the first."""
+    return transformers.ModernBertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=40,
+        local_attention=4,
+        global_rope_theta=1000.0,
+        local_rope_theta=50.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    )
+
+
+def write_model(model: Any, directory: Path, generator: torch.Generator, spell_pad: bool = False) -> None:
+    """The model as save_pretrained writes it, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits).
+    `spell_pad` puts padding's id into a text, as a real token."""
     randomize(model, generator)
     ids, mask = tiny_batch(generator, model.config.pad_token_id or 0)
+    if spell_pad:
+        ids[0, 4] = model.config.pad_token_id
     with tempfile.TemporaryDirectory() as temporary:
         model.save_pretrained(temporary)
         for name in ("config.json", "model.safetensors"):
@@ -249,7 +272,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the order of a sum, and so its last digit, depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(8)]  # one each: files do not depend on others
+    generators = [torch.Generator().manual_seed(seed) for seed in range(10)]  # one each: files do not depend on others
 
     write_model(transformers.BertModel(bert_config(layers=3)), out / "tiny_bert", generators[0])
     distilbert = transformers.DistilBertConfig(
@@ -265,6 +288,13 @@ def main() -> None:
     write_model(transformers.RobertaForMaskedLM(roberta), out / "tiny_roberta", generators[6])
     distilbert_mlm = transformers.DistilBertForMaskedLM(distilbert)
     write_model(distilbert_mlm, out / "tiny_distilbert_mlm", generators[7])
+    modernbert = transformers.ModernBertForMaskedLM(modernbert_config())
+    write_model(modernbert, out / "tiny_modernbert", generators[8])
+    xlm_roberta = transformers.XLMRobertaConfig(
+        **(bert_config(layers=2).to_dict() | ROBERTA | {"model_type": "xlm-roberta"})
+    )
+    xlm_roberta_mlm = transformers.XLMRobertaForMaskedLM(xlm_roberta)
+    write_model(xlm_roberta_mlm, out / "tiny_xlm_roberta", generators[9], spell_pad=True)
     write_minilm(out / "minilm")
     write_tokens(out / "minilm")
     write_adamw(out / "adamw.npz", generators[3])

@@ -22,7 +22,7 @@ from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, 
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta")
+TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta", "tiny_xlm_roberta")
 IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 TINY_TOLERANCE = 1e-5  # also of one float32 program against another compiled otherwise
 BASE_TOLERANCE = 5e-5
@@ -281,7 +281,7 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path: Path, name: str) 
     jax.tree.map(np.testing.assert_array_equal, params_again, params)
 
 
-MLM = ("tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta")
+MLM = ("tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta", "tiny_xlm_roberta")
 
 
 def with_head(name: str) -> Any:

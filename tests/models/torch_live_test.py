@@ -1,7 +1,8 @@
-"""Our BERT against PyTorch's, live: fresh random models, gradients, and the way back. Skipped where torch is not."""
+"""Our encoders against PyTorch's, live: fresh random models, gradients, and back. Skipped where torch is not."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxret.models.encoders.bert import Bert
+from jaxret.models.encoders.architectures import make_encoder, read_config
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.pretrained import load_pretrained, resolve, save_pretrained
 from jaxret.types import Tokens
@@ -25,7 +26,7 @@ VOCABULARY = 50
 TINY_TOLERANCE = 1e-5  # absolute, on hidden states
 BASE_TOLERANCE = 5e-5
 GRADIENT_TOLERANCE = 1e-4  # relative to the largest entry of each gradient
-IGNORE = ("pooler", "cls", "vocab_", "lm_head")
+IGNORE = ("pooler", "cls", "vocab_", "lm_head", "head.", "decoder")
 
 
 def bert_config(**changes: Any) -> Any:
@@ -39,7 +40,24 @@ def distilbert_config() -> Any:
     )
 
 
-ROBERTA = {"model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1}
+def modernbert_config(**changes: Any) -> Any:
+    """A window of two tokens each way, of nine; all kinds of layers."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 20}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    options = {"max_position_embeddings": 20, "local_attention": 4}
+    return transformers.ModernBertConfig(vocab_size=VOCABULARY, **(sizes | special | options | changes))
+
+
+def xlm_roberta_config() -> Any:
+    return transformers.XLMRobertaConfig(
+        **(
+            bert_config().to_dict()
+            | {"model_type": "xlm-roberta", "type_vocab_size": 1, "pad_token_id": 1}
+            | {"bos_token_id": 0, "eos_token_id": 2}
+        )
+    )
+
+
 MODELS = {
     "bert": lambda: transformers.BertModel(bert_config()),
     "bert with tanh gelu": lambda: transformers.BertModel(bert_config(hidden_act="gelu_new")),
@@ -52,6 +70,15 @@ MODELS = {
             **(bert_config().to_dict() | {"model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1})
         )
     ),
+    "xlm-roberta": lambda: transformers.XLMRobertaModel(xlm_roberta_config()),
+    "xlm-roberta with MLM head": lambda: transformers.XLMRobertaForMaskedLM(xlm_roberta_config()),
+    "modernbert": lambda: transformers.ModernBertModel(modernbert_config()),
+    "modernbert, other layers": lambda: transformers.ModernBertModel(
+        modernbert_config(
+            global_attn_every_n_layers=2, local_attention=3, global_rope_theta=100.0, hidden_activation="gelu_new"
+        )
+    ),
+    "modernbert with MLM head": lambda: transformers.ModernBertForMaskedLM(modernbert_config()),
     "distilbert with MLM head": lambda: transformers.DistilBertForMaskedLM(distilbert_config()),
 }
 
@@ -66,9 +93,10 @@ def random_model(name: str, seed: int) -> Any:
 
 
 def random_tokens(seed: int) -> Tokens:
-    """Four rows of 1 to 9 tokens, padded on the right with 0."""
+    """Four rows of 1 to 9 tokens, padded on the right with 0; one spells RoBERTa's <pad>."""
     lengths = np.array([9, 4, 1, 6])
     ids = np.random.default_rng(seed).integers(2, VOCABULARY, (4, 9), np.int32)
+    ids[0, 3] = 1
     mask = np.arange(9) < lengths[:, None]
     return Tokens(jnp.asarray(np.where(mask, ids, 0)), jnp.asarray(mask))
 
@@ -84,8 +112,9 @@ def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
 
 def distance(config: Any, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
     """Largest difference of our states from `expected`, at real positions."""
-    states = jax.jit(lambda p: Bert(config).apply({"params": p}, tokens, keep=Keep()).states)(params)
+    states = jax.jit(lambda p: make_encoder(config).apply({"params": p}, tokens, keep=Keep()).states)(params)
     assert states.shape == expected.shape
+    assert np.isfinite(states).all()
     return float(np.abs(np.asarray(states) - expected)[:, np.asarray(tokens.mask)].max())
 
 
@@ -99,7 +128,10 @@ def test_a_fresh_random_model_has_equal_hidden_states(tmp_path: Path, name: str)
     assert distance(config, params, tokens, other) > TINY_TOLERANCE  # control: the weights matter
 
 
-@pytest.mark.parametrize(("name", "layers"), [("bert", "last"), ("bert", "all"), ("distilbert", "last")])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("bert", "last"), ("bert", "all"), ("distilbert", "last"), ("modernbert", "last"), ("modernbert", "all")],
+)
 def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers: Literal["last", "all"]) -> None:
     model, tokens = random_model(name, seed=21), random_tokens(seed=22)
     model.save_pretrained(tmp_path / "weights")
@@ -113,7 +145,7 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
     expected = {key: p.grad.numpy() for key, p in model.named_parameters() if p.grad is not None}
 
     def loss(p: Any) -> jax.Array:
-        kept = Bert(config).apply({"params": p}, tokens, keep=Keep(1, layers=layers))
+        kept = make_encoder(config).apply({"params": p}, tokens, keep=Keep(1, layers=layers))
         return jnp.einsum("lbh,lh->", kept.states[:, :, 0], vectors, precision="highest")
 
     # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
@@ -130,7 +162,16 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
         np.testing.assert_allclose(found[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
 
 
-@pytest.mark.parametrize(("name", "auto"), [("bert", "BertModel"), ("distilbert", "DistilBertModel")])
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [
+        ("bert", "BertModel"),
+        ("distilbert", "DistilBertModel"),
+        ("xlm-roberta", "XLMRobertaModel"),
+        ("modernbert", "ModernBertModel"),
+        ("modernbert, other layers", "ModernBertModel"),
+    ],
+)
 def test_transformers_loads_what_we_save(tmp_path: Path, name: str, auto: str) -> None:
     model, tokens = random_model(name, seed=31), random_tokens(seed=32)
     model.save_pretrained(tmp_path / "theirs")
@@ -149,7 +190,33 @@ def test_transformers_loads_what_we_save(tmp_path: Path, name: str, auto: str) -
     assert isinstance(transformers.AutoModel.from_pretrained(tmp_path / "ours"), type(model))
     loaded_config = loaded.config.to_dict()
     changed = {key for key, value in model.config.to_dict().items() if loaded_config.get(key) != value}
-    assert changed <= {"_name_or_path", "architectures", "dtype", "transformers_version"}
+    special = {f"{token}_token_id" for token in ("pad", "bos", "eos", "cls", "sep")} if "modernbert" in name else set()
+    assert changed <= {"_name_or_path", "architectures", "dtype", "transformers_version"} | special
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert"])
+def test_mlm_logits_there_and_back(tmp_path: Path, name: str) -> None:
+    """Theirs -> ours: equal logits; ours -> theirs: the same ones."""
+    model, tokens = random_model(f"{name} with MLM head", seed=51), random_tokens(seed=52)
+    model.save_pretrained(tmp_path / "theirs")
+    ids, mask = (torch.tensor(np.asarray(a), dtype=torch.long) for a in (tokens.ids, tokens.mask))
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask).logits.numpy()
+    config: Any = read_config(tmp_path / "theirs")
+    config, params = load_pretrained(tmp_path / "theirs", (), dataclasses.replace(config, mlm_head=True))
+
+    def logits(module: Any) -> jax.Array:
+        return module.mlm_head(module(tokens, Keep(layers="last")).states[-1], module.word_table)
+
+    found = jax.jit(lambda p: make_encoder(config).apply({"params": p}, method=logits))(params)
+    scale = np.abs(expected).max()
+    assert np.abs(found - expected)[np.asarray(tokens.mask)].max() <= TINY_TOLERANCE * scale
+    save_pretrained(tmp_path / "ours", config, params)
+    loaded, info = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True, local_files_only=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    with torch.no_grad():
+        np.testing.assert_array_equal(loaded.eval()(input_ids=ids, attention_mask=mask).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

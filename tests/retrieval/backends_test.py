@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.retrieval import backends
-from jaxret.retrieval.backends import Found, Searcher, select_backend, self_check
+from jaxret.retrieval import backends, proof, rounding
+from jaxret.retrieval.backends import BACKENDS, Padded, Searcher, select_backend
+from jaxret.retrieval.proof import Found
+from jaxret.retrieval.self_check import self_check
 
 
 def data(n: int, n_vectors: int, dimension: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -49,8 +52,10 @@ class Faulty:
     name: str = "faulty"
     description: str = "faulty backend"
     max_rows: int | None = None
+    lists: bool = False
 
-    def load(self, vectors: np.ndarray) -> Searcher:
+    def load(self, vectors: np.ndarray | Padded) -> Searcher:
+        assert isinstance(vectors, np.ndarray)
         if self.fault == "tf32":
             vectors = (vectors.view(np.int32) & ~0x1FFF).view(np.float32)  # 10 bits of mantissa
         if self.fault == "wrong metric":
@@ -97,7 +102,7 @@ def test_auto_takes_faiss_on_a_cpu_and_says_why() -> None:
     backend = select_backend("auto")
     assert backend.name == "faiss-cpu"
     assert backend.description.startswith("FAISS 1.")
-    assert "auto: FAISS sees 0 GPUs, JAX runs on cpu" in backend.description
+    assert re.search(r"\(auto: JAX runs on cpu, not faiss-gpu: FAISS 1\.\S+ sees no GPU\)$", backend.description)
 
 
 def test_auto_prefers_an_accelerator_that_jax_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +144,27 @@ class FakeGpuFaiss:
         return faiss.IndexFlatIP(dimension)
 
 
+def test_lists_of_vectors_go_to_a_backend_that_has_them() -> None:
+    assert select_backend("auto", lists=True).name == "xla"
+    assert "not faiss-cpu: it has no lists of vectors" in select_backend("auto", lists=True).description
+    with pytest.raises(ValueError, match=r"'faiss-cpu' has no lists of vectors; this corpus needs xla, or auto"):
+        select_backend("faiss-cpu", lists=True)
+
+
+def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(backends.Xla):
+        @classmethod
+        def open(cls, reason: str) -> Mine:
+            return cls(f"mine ({reason})", "mine")
+
+    monkeypatch.setitem(BACKENDS, "mine", Mine)
+    backend = select_backend("mine")
+    assert (backend.name, backend.description) == ("mine", "mine (as asked)")
+    self_check(backend)
+    with pytest.raises(ValueError, match="one of auto, faiss-gpu, faiss-cpu, xla, mine"):
+        select_backend("yours")
+
+
 @pytest.mark.parametrize(("n", "n_vectors", "k"), [(300, 1, 20), (300, 3, 40), (1500, 2, 1500)])
 def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int) -> None:
     backend = backends.FaissGpu(FakeGpuFaiss(), object(), "fake")
@@ -153,7 +179,7 @@ def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int) -> None:
 
 
 def test_auto_prefers_a_gpu_that_faiss_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_import_faiss", lambda: (FakeGpuFaiss(), ""))
+    monkeypatch.setattr(backends, "_import_faiss", lambda: (FakeGpuFaiss(), None))
     backend = select_backend("auto")
     assert backend.name == "faiss-gpu"
     assert "GPU 0 of 2" in backend.description
@@ -167,8 +193,8 @@ def test_rounding_error_bounds_float32_sums_in_any_order(dimension: int) -> None
     queries *= vectors
     sums = np.cumsum(queries * vectors, axis=1, dtype=np.float32)[:, -1]
     exact = np.einsum("nd,nd->n", queries.astype(np.float64), vectors.astype(np.float64))
-    largest = float(backends.upper_norms(vectors).max())
-    error = backends.rounding_error(dimension, backends.upper_norms(queries), largest)
+    largest = float(rounding.upper_norms(vectors).max())
+    error = rounding.rounding_error(dimension, rounding.upper_norms(queries), largest)
     assert (np.abs(sums - exact) <= error).all()
     assert (np.abs(sums - exact) > error / 50).any()
 
@@ -176,21 +202,21 @@ def test_rounding_error_bounds_float32_sums_in_any_order(dimension: int) -> None
 def test_upper_norms_are_above_the_norm_and_flag_what_is_not_finite() -> None:
     vectors = np.random.default_rng(0).standard_normal((100, 33)).astype(np.float32) * np.float32(1e-3)
     exact = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    norms = backends.upper_norms(vectors)
+    norms = rounding.upper_norms(vectors)
     assert (norms >= exact).all()
     np.testing.assert_allclose(norms, exact, rtol=1e-4)
     tiny = np.full((1, 4), 1e-30, np.float32)  # its squares vanish in float32
-    assert backends.upper_norms(tiny)[0] >= 2e-30
+    assert rounding.upper_norms(tiny)[0] >= 2e-30
     for value in (np.nan, np.inf, 1e19, 1e38):
         vectors[3, 5] = value
-        assert not np.isfinite(backends.upper_norms(vectors)[3])
+        assert not np.isfinite(rounding.upper_norms(vectors)[3])
 
 
 def test_keep_best_says_what_was_left_out() -> None:
     scores = np.array([[3, 1, 2, 5], [0, 0, 0, 0]], np.float32)
-    columns, left_out = backends.keep_best(scores, 2)
+    columns, left_out = proof.keep_best(scores, 2)
     assert sorted(columns[0].tolist()) == [0, 3]
     np.testing.assert_array_equal(left_out, [2, 0])
-    columns, left_out = backends.keep_best(scores, 4)
+    columns, left_out = proof.keep_best(scores, 4)
     assert columns.shape == (2, 4)
     assert (left_out == -np.inf).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 
 from jaxret.contract import ContractError
-from jaxret.data.formats import DataError, read_corpus
+from jaxret.data.formats import CorpusScan, DataError, read_corpus, scan_corpus
+from jaxret.data.records import Passage
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
+from jaxret.retrieval.retrieve import passage_texts
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
 from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, write_json
 from jaxret.types import Tokens
 from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
@@ -51,13 +55,14 @@ def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Pa
     config = read_json(tmp_path / "run" / "config.json")
     del config["encoder"]["layers"]
     write_json(tmp_path / "run" / "config.json", config)
+    Workdir(tmp_path / "run").seal.unlink()
     with pytest.raises(ContractError, match=r"config\.json has no key 'layers': another version"):
         open_run(tmp_path / "run")
 
 
 def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
     """The same run, opened in another folder."""
-    return Run(**{**vars(run), "workdir": workdir, **changes})
+    return replace(run, workdir=Workdir(workdir), **changes)
 
 
 def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
@@ -135,6 +140,36 @@ def test_interrupted_between_shards_and_resumed(
     before = contents(folder)
     assert encode_corpus(other, root / "data", progress=False).shards_written == 0
     assert contents(folder) == before
+
+
+def test_a_corpus_that_changes_while_it_is_encoded(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path / "data")
+
+    def scan(*arguments: Any) -> CorpusScan:
+        found = scan_corpus(*arguments)
+        write_data(tmp_path / "data", seed=1)
+        return found
+
+    monkeypatch.setattr("jaxret.retrieval.encode.scan_corpus", scan)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: .* encode it again"):
+        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
+
+
+def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path: Path) -> None:
+    rows = [{"_id": f"p{i}", "text": "" if i % 2 else f"river {i}"} for i in range(7)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="passage 'p1' is empty"):
+        encode_corpus(with_run(run, tmp_path), tmp_path, progress=False)
+    folder = encode_corpus(with_run(run, tmp_path), tmp_path, "kept", on_error="keep", progress=False).folder
+    shards = open_shards(folder)
+    assert shards.ids(range(shards.total_rows)) == [row["_id"] for row in rows]
+    vectors = shards.rows(range(7))
+    np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
+    assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
+    assert passage_texts(folder, {"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
 
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:

@@ -11,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.retrieval import late
-from jaxret.retrieval.late import ListsInMemory, exact_score, search_lists
+from jaxret.retrieval import backends, late
+from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.proof import SearchResult
+from jaxret.retrieval.rounding import exact_score
+from jaxret.retrieval.search import Corpus, search
+from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
 from jaxret.types import Ragged
@@ -44,9 +48,13 @@ def brute_force(queries: Ragged, documents: Ragged, k: int) -> tuple[np.ndarray,
     return np.take_along_axis(scores, rows, axis=1).astype(np.float32) + np.float32(0), rows
 
 
-def blocks(documents: Ragged, size: int) -> ListsInMemory:
+def blocks(documents: Ragged, size: int) -> list[Ragged]:
     parts = [np.arange(start, min(start + size, len(documents))) for start in range(0, len(documents), size)]
-    return ListsInMemory(tuple(documents.take(part) for part in parts))
+    return [documents.take(part) for part in parts]
+
+
+def search_lists(queries: Ragged, corpus: Corpus | list[Ragged], k: int) -> SearchResult:
+    return search(queries, corpus, k, select_backend("auto", lists=True))
 
 
 def counts(number: int, seed: int = 0) -> np.ndarray:
@@ -147,15 +155,15 @@ def test_bad_numbers_name_the_row(value: float) -> None:
 
 
 def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    late.self_check_lists()
-    top = late._xla_top
+    self_check(select_backend("xla"), lists=True)
+    top = backends._xla_top_lists
 
     def rounded(queries: jax.Array, exists: jax.Array, vectors: jax.Array, *rest: Any) -> Any:
         return top(queries, exists, vectors.astype(jnp.bfloat16).astype(jnp.float32), *rest)
 
-    monkeypatch.setattr(late, "_xla_top", rounded)
+    monkeypatch.setattr(backends, "_xla_top_lists", rounded)
     with pytest.raises(RuntimeError, match="is less exact than float32"):
-        late.self_check_lists()
+        self_check(select_backend("xla"), lists=True)
 
 
 def test_wrong_shapes_are_errors() -> None:
@@ -163,7 +171,7 @@ def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match=r"k is 0"):
         search_lists(lists([1], 1), documents, 0)
     narrow = Ragged(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"queries are float32 of 7 numbers; the documents want float32 of 8"):
+    with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; the documents want float32 \[Q,8\]"):
         search_lists(narrow, documents, 1)
-    with pytest.raises(ValueError, match=r"float64 of 8"):
+    with pytest.raises(ValueError, match=r"float64 \[1, 8\]"):
         search_lists(lists([1], 1).astype(np.float64), documents, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 from jaxret.contract import ContractError
 from jaxret.retrieval import shards as shards_module
 from jaxret.retrieval.shard_set import open_shards
-from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, plan_shards
-from jaxret.storage import read_json, write_json
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, plan_shards, sealed
+from jaxret.storage import read_json, sha256_file, write_json
 from jaxret.types import Ragged
 
 ROWS, PER_SHARD, V, D = 25, 10, 2, 6
@@ -149,7 +151,7 @@ def test_writing_in_another_order_by_two_writers_gives_the_same_bytes(tmp_path: 
 def test_one_flipped_byte_is_found_and_written_again(name: str, tmp_path: Path) -> None:
     expected = contents(finished(tmp_path))
     flip_byte(tmp_path / name)
-    with pytest.raises(ShardError, match=f"{name}: damaged.*run encode again"):
+    with pytest.raises(ShardError, match=rf"{name} \(rows 10 to 19\): damaged.*run encode again"):
         open_shards(tmp_path)
     open_shards(tmp_path, verify=False)  # the control: sizes and shapes alone do not show it
     again = writer(tmp_path)
@@ -163,10 +165,12 @@ def test_one_flipped_byte_is_found_and_written_again(name: str, tmp_path: Path) 
 def test_missing_and_short_files_are_found_without_digests(name: str, tmp_path: Path) -> None:
     path = finished(tmp_path) / name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ShardError, match=f"{name}: [0-9]+ bytes, [0-9]+ were written; run encode again"):
+    with pytest.raises(
+        ShardError, match=rf"{name} \(rows 20 to 24\): [0-9]+ bytes, [0-9]+ were written; run encode again"
+    ):
         open_shards(tmp_path, verify=False)
     path.unlink()
-    with pytest.raises(ShardError, match=f"{name} does not exist; run encode again"):
+    with pytest.raises(ShardError, match=rf"{name} \(rows 20 to 24\) does not exist; run encode again"):
         open_shards(tmp_path, verify=False)
     assert [shard.index for shard in writer(tmp_path).pending()] == [2]
 
@@ -192,12 +196,142 @@ def test_an_unfinished_or_empty_folder_is_an_error(tmp_path: Path) -> None:
         open_shards(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"layout": "ragged"}, {"total_rows": 45}, {"dimension": 7}, {"dtype": "float16"}])
-def test_a_manifest_that_contradicts_itself_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": "ragged"},
+        {"total_rows": 45},
+        {"total_rows": 10**12},
+        {"total_rows": 10**12, "rows_per_shard": 4 * 10**11},
+        {"total_rows": "25"},
+        {"dimension": 7},
+        {"dtype": "float16"},
+        {"shards": None},
+        {"shards": [1, 2, 3]},
+        {"fingerprint": []},
+    ],
+)
+@pytest.mark.parametrize("digest", ["as written", "of the change", "none"])
+def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dict[str, Any], tmp_path: Path) -> None:
+    """At once: no list of 10^11 shards is made."""
     path = finished(tmp_path) / "manifest.json"
-    write_json(path, read_json(path) | change)
-    with pytest.raises(ShardError, match=r"manifest.json.*run encode again"):
+    wrong = read_json(path) | change
+    if digest != "as written":
+        del wrong["sha256"]
+    write_json(path, sealed(wrong) if digest == "of the change" else wrong)
+    with pytest.raises(ShardError, match=r"manifest.json: .*run encode again") as caught:
         open_shards(tmp_path, verify=False)
+    assert ("damaged" in str(caught.value)) == (digest == "as written")
+
+
+def test_a_changed_provenance_is_found_and_a_manifest_of_older_code_is_read(tmp_path: Path) -> None:
+    path = finished(tmp_path) / "manifest.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))  # of the checkpoint: nothing computes with it
+    with pytest.raises(ShardError, match=r"manifest.json: damaged"):
+        open_shards(tmp_path)
+    older = read_json(path)
+    del older["sha256"]
+    write_json(path, older)
+    assert open_shards(tmp_path).fingerprint["checkpoint"]["sha256"] == "aa"
+    path.write_bytes(good)
+    open_shards(tmp_path)
+
+
+def test_finishing_again_leaves_a_manifest_of_older_code_as_it_is(tmp_path: Path) -> None:
+    path = finished(tmp_path) / "manifest.json"
+    older = read_json(path)
+    del older["sha256"]
+    write_json(path, older)
+    before = contents(tmp_path)
+    writer(tmp_path).finish()
+    assert contents(tmp_path) == before
+
+
+def damaged(good: bytes, random: np.random.Generator, kind: str) -> bytes:
+    """One bit flipped; or one value of the tree replaced or removed, with a digest that is right, or none."""
+    if kind == "flip":
+        data = bytearray(good)
+        data[random.integers(len(data))] ^= 1 << random.integers(8)
+        return bytes(data)
+    tree = json.loads(good)
+    tree.pop("sha256", None)
+    node, key = tree, random.choice(sorted(tree))
+    while isinstance(node[key], dict | list) and node[key] and random.random() < 0.8:
+        node = node[key]
+        key = random.choice(sorted(node)) if isinstance(node, dict) else int(random.integers(len(node)))
+    values: Any = [None, -1, 0, 2**70, 1.5, "", "x", "\ud800", [], {}, [[]], True, "fixed", "ragged"]
+    if random.random() < 0.3:
+        del node[key]
+    else:
+        node[key] = values[random.integers(len(values))]
+    try:
+        return json.dumps(sealed(tree) if kind == "sealed edit" else tree).encode()
+    except ValueError:  # half of a surrogate pair has no digest
+        return json.dumps(tree).encode()
+
+
+def or_error(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the error that a user may see."""
+    try:
+        return call()
+    except (ShardError, ContractError) as error:
+        return error
+
+
+FUZZ = [("flip", 250), ("sealed edit", 50), ("edit", 50)]
+
+
+@pytest.mark.parametrize("layout", ["fixed", "ragged"])
+def test_no_damage_to_a_manifest_goes_unnoticed(layout: str, tmp_path: Path) -> None:
+    """Either what is searched is the same, or a ShardError names the file."""
+    (write_ragged if layout == "ragged" else finished)(tmp_path)
+    path = tmp_path / "manifest.json"
+    good, random = path.read_bytes(), np.random.default_rng(0)
+    expected = open_shards(tmp_path)
+    refused = 0
+    for kind, number in FUZZ:
+        for _ in range(number):
+            path.write_bytes(damaged(good, random, kind))
+            found = or_error(lambda: open_shards(tmp_path, verify=False))
+            if isinstance(found, ValueError):
+                assert str(tmp_path) in str(found)
+                refused += 1
+                continue
+            assert found.shards == expected.shards
+            assert found.ids(range(found.total_rows)) == expected.ids(range(found.total_rows))
+            for (_, mine), (_, theirs) in zip(found, expected, strict=True):
+                left, right = ((x.flat, x.offsets) if layout == "ragged" else (x,) for x in (mine, theirs))
+                assert all(map(np.array_equal, left, right))
+            assert kind != "flip" or found.manifest == expected.manifest  # what it was made from, too
+    assert refused > 250
+
+
+def test_no_damage_to_a_sidecar_goes_unnoticed(tmp_path: Path) -> None:
+    """Either the shard is written again, or an error names the file; the end is what was there."""
+    expected = contents(finished(tmp_path))
+    path = tmp_path / "shard-00001-of-00003.json"
+    random, seen = np.random.default_rng(0), set()
+
+    def written() -> list[int]:
+        again = writer(tmp_path)
+        done = write_pending(again)
+        again.finish()
+        return done
+
+    for kind, number in FUZZ:
+        for _ in range(number // 2):
+            path.write_bytes(damaged(expected[path.name], random, kind))
+            done = or_error(written)
+            if isinstance(done, ValueError):
+                assert str(path) in str(done)
+                assert kind != "flip"
+            else:
+                seen.add(len(done))
+            (tmp_path / "manifest.json").write_bytes(expected["manifest.json"])
+            path.write_bytes(expected[path.name])
+            assert contents(tmp_path) == expected
+    assert seen == {1}
 
 
 @pytest.mark.parametrize("keep", ["sidecars", "manifest"])
@@ -272,11 +406,11 @@ def test_wrong_vectors_and_ids_are_refused(tmp_path: Path) -> None:
             to.write(shard, vectors, [*ids[:3], bad, *ids[4:]])
     broken = vectors.copy()
     broken[4, 1, 2] = np.nan
-    with pytest.raises(ValueError, match="row 14 has a NaN"):
+    with pytest.raises(ValueError, match=r"passage 'passage-14é' \(row 14\) has a NaN"):
         to.write(shard, broken, ids)
     with np.errstate(over="ignore"):
         too_large = (vectors * 1e6).astype(np.float16)
-    with pytest.raises(ValueError, match=r"row 10 has .*encode.dtype=float32"):
+    with pytest.raises(ValueError, match=r"\(row 10\) has .*try float32"):
         to.write(shard, too_large, ids)
     assert contents(tmp_path) == {}
 
@@ -329,20 +463,71 @@ def test_a_damaged_list_is_found_and_written_again(name: str, tmp_path: Path) ->
     assert [shard.index for shard in ShardWriter(tmp_path, 7, 3, {"made": "here"}).pending()] == [1]
 
 
-def test_offsets_that_cut_wrongly_are_found_without_digests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["reversed", "first", "last", "one less", "float", "empty row"])
+def test_offsets_that_cut_wrongly_are_found_without_digests(wrong: str, tmp_path: Path) -> None:
+    """Each with all else right, so that no other check finds it."""
     write_ragged(tmp_path)
     path = tmp_path / "offsets-00001-of-00003.npy"
     offsets = np.load(path)
-    np.save(path, offsets[::-1])
-    with pytest.raises(ShardError, match=r"does not cut \d+ vectors into 3 rows"):
+    changed = {
+        "reversed": offsets[::-1],
+        "first": np.append(offsets[0] + 1, offsets[1:]),
+        "last": np.append(offsets[:-1], offsets[-1] + 1),
+        "one less": offsets[:-1],
+        "float": offsets.astype(np.float64),
+        "empty row": np.concatenate([offsets[:2], offsets[1:2], offsets[3:]]),
+    }[wrong]
+    assert (np.diff(changed) > 0).all() == (wrong not in ("reversed", "empty row"))
+    np.save(path, changed)
+    manifest = read_json(tmp_path / "manifest.json")
+    manifest["shards"][1]["offsets"]["bytes"] = path.stat().st_size
+    write_json(tmp_path / "manifest.json", {key: value for key, value in manifest.items() if key != "sha256"})
+    with pytest.raises(ShardError, match=r"\(rows 3 to 5\): does not cut \d+ vectors into 3 rows"):
         open_shards(tmp_path, verify=False)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy's, on its way to refusing 2^62
+@pytest.mark.parametrize("count", [2**33, 2**40, 2**62])
+@pytest.mark.parametrize("kind", ["offsets", "vectors"])
+def test_a_header_that_promises_too_much_allocates_nothing(kind: str, count: int, tmp_path: Path) -> None:
+    write_ragged(tmp_path)
+    path = tmp_path / f"{kind}-00000-of-00003.npy"
+    header = {"descr": "<i8" if kind == "offsets" else "<f4", "fortran_order": False, "shape": (count,)}
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(64))
+    manifest = read_json(tmp_path / "manifest.json")
+    manifest["shards"][0][kind] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    del manifest["sha256"]
+    write_json(tmp_path / "manifest.json", sealed(manifest))
+    with pytest.raises(ShardError, match=rf"{kind}-00000-of-00003.npy: cannot be read"):
+        open_shards(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 5), (0, 4)])
+def test_offsets_are_written_only_if_they_cover_all_vectors(first: int, last: int, tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, 2, 3, {})
+    lists = Ragged(np.ones((5, 3), np.float32), np.array([first, 2, last]))
+    with pytest.raises(ValueError, match=f"offsets go from {first} to {last}, not from 0 to 5"):
+        writer.write(writer.pending()[0], lists, ["a", "b"])
+    writer.write(writer.pending()[0], Ragged(lists.flat, np.array([0, 2, 5])), ["a", "b"])  # the control
+
+
+def test_what_a_shard_was_made_on_is_noted_and_not_compared(tmp_path: Path) -> None:
+    for devices in (8, 4):
+        to = writer(tmp_path, made_on={"devices": devices})
+        shard = to.pending()[0]
+        to.write(shard, VECTORS[shard.start : shard.stop], IDS[shard.start : shard.stop])
+    write_pending(writer(tmp_path))
+    manifest = writer(tmp_path).finish()
+    assert [entry.get("made_on") for entry in manifest.shards] == [{"devices": 8}, {"devices": 4}, None]
 
 
 def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, 2, 3, {})
     empty = Ragged(np.ones((2, 3), np.float32), np.array([0, 2, 2]))
-    with pytest.raises(ValueError, match="row 1 has no vector"):
+    with pytest.raises(ValueError, match=r"passage 'b' \(row 1\) has no vector"):
         writer.write(writer.pending()[0], empty, ["a", "b"])
     nan = Ragged(np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), np.array([0, 1, 2]))
-    with pytest.raises(ValueError, match="row 1 has a NaN"):
+    with pytest.raises(ValueError, match=r"passage 'b' \(row 1\) has a NaN"):
         writer.write(writer.pending()[0], nan, ["a", "b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import jax
@@ -113,12 +114,35 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, 
     assert once.programs > programs  # control
 
 
+def test_other_parameters_use_the_same_programs(model: tuple[Retriever, Params]) -> None:
+    texts, once = some_texts(), embedder(model)
+    first = once(texts, "passage").stacked()
+    programs = once.programs
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, once.params)
+    other = once.with_params(moved)(texts, "passage").stacked()
+    assert once.programs == programs
+    assert np.abs(other - first).max() > 1e-3
+    np.testing.assert_array_equal(once(texts, "passage").stacked(), first)
+    np.testing.assert_array_equal(embedder((model[0], moved))(texts, "passage").stacked(), other)
+
+
+def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model: tuple[Retriever, Params]) -> None:
+    once = embedder(model)
+    with pytest.raises(FrozenInstanceError):
+        once.retriever = model[0].unpooled()  # type: ignore[misc]
+    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), pooling="average")
+    pooled = build_retriever(config, load_pretrained(TINY_BERT)[0])
+    texts, first = some_texts(), replace(once, retriever=pooled)
+    assert first(texts, "passage").stacked().shape == (45, 1, 32)
+    assert replace(first, retriever=pooled.unpooled())(texts, "passage").stacked().shape == (45, 2, 32)
+
+
 def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     assert once(Ragged.from_lists([]), "passage").stacked().shape == (0, 1, 32)
     once(texts, "passage")
     computed = sum(size * min(length, LIMIT) for _, size, length in plan_batches(texts.lengths, 512, 8))
-    assert once.real_tokens == texts.lengths.sum()
+    assert once.counts.real_tokens == texts.lengths.sum()
     assert once.padding_ratio == computed / texts.lengths.sum()
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.batches import tokenize_examples
+from jaxret.data.batches import TrainingSet, tokenize_examples
 from jaxret.data.formats import read_examples
+from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.training.loop import make_validation
-from jaxret.training.losses import LossSettings
+from jaxret.training.losses import LossSettings, contrastive_loss
 from jaxret.training.step import Objective
 from jaxret.training.validation import Validation, make_pool
+from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 
@@ -96,3 +100,47 @@ def test_the_pool(run: Run, validation: Validation) -> None:
     assert len(few) == len(relevant) > 5, "relevant passages are never left out"
     assert {row for row, place in enumerate(places) if place >= 0} == relevant
     assert (places[sorted(relevant)] == np.arange(len(relevant))).all()
+
+
+def passages_only(*rows: list[int]) -> TrainingSet:
+    """A set with one query, whose positive is the first passage."""
+    return TrainingSet(
+        queries=Ragged.from_lists([[2, 9, 3]]),
+        passages=Ragged.from_lists(list(rows)),
+        positives=np.zeros(1, np.int32),
+        known_positives=np.zeros((1, 1), np.int32),
+        negatives=Ragged.from_lists([[]]),
+        query_ids=("q",),
+        pad_id=0,
+        marker_ids=(2, 3),
+        digest="",
+    )
+
+
+def test_no_passage_is_twice_in_the_pool() -> None:
+    """A copy of the positive, under another id, would be found in its place."""
+    dev, train = passages_only([7], [8, 5]), passages_only([7], [4], [8, 5], [4], [6], [8])
+    pool, places = make_pool(dev, train, 20, seed=0)
+    assert sorted(row.tolist() for row in pool) == [[4], [6], [7], [8], [8, 5]]
+    assert places.tolist() == [0, 1]
+    alone, _ = make_pool(dev, None, 20, seed=0)
+    assert [row.tolist() for row in alone] == [[7], [8, 5]]
+
+
+def test_of_equal_scores_the_first_comes_first(validation: Validation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the pool the lower row; in a batch the earlier document."""
+
+    def all_the_same(self: Embedder, texts: Ragged, side: str, progress: bool = False) -> Ragged:
+        return Ragged(np.ones((len(texts), 2), np.float32), np.arange(len(texts) + 1))
+
+    monkeypatch.setattr(Embedder, "__call__", all_the_same)
+    dev = passages_only([7], [8])
+    pool = Ragged.from_lists([[n] for n in range(10, 18)])
+    for place in (0, 2, 6):
+        equal = replace(validation, dev=dev, pool=pool, places=np.array([place, -1]))
+        assert equal._retrieve(validation.embedder.params)["RR@10"] == pytest.approx(1 / (1 + place))
+    scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
+    for positives in ([0, 1], [2, 3]):
+        terms = contrastive_loss(scores, jnp.array(positives, jnp.int32), everyone, LossSettings())
+        assert float(terms.rank) == np.mean(positives)
+        assert float(terms.accuracy) == np.mean(np.array(positives) == 0)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, missing_file, require_file
+from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, missing_file, read_chunks, require_file
 from jaxret.data.formats import beir, dpr, trec
 from jaxret.data.formats.beir import duplicate_error, refuse_duplicate, write_beir
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
@@ -29,6 +29,7 @@ __all__ = [
     "CorpusScan",
     "DataError",
     "Policy",
+    "check_unchanged",
     "read_corpus",
     "read_examples",
     "read_judgements",
@@ -51,12 +52,14 @@ class CorpusScan:
     """What a first pass over a corpus found.
 
     `passages` counts what `read_corpus` yields under the same policy; `sha256` is of the decompressed bytes;
-    `duplicates` maps an id that occurs more than once to the lines of its passages, in order.
+    `duplicates` maps an id that occurs more than once to the lines of its passages, in order; `stat` is `stat_corpus`
+    before the pass.
     """
 
     passages: int
     sha256: str
     duplicates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stat: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def scan_corpus(path: PathLike, policy: Policy | None = None) -> CorpusScan:
@@ -66,18 +69,41 @@ def scan_corpus(path: PathLike, policy: Policy | None = None) -> CorpusScan:
     """
     policy = policy or Policy()
     digest = hashlib.sha256()
-    hashes = array("Q", (_hash(passage.id) for _, passage in _passages(path, policy, digest)))
+    passages, stat = _passages(path, policy, digest), stat_corpus(path)
+    hashes = array("Q", (_hash(passage.id) for _, passage in passages))
     ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     duplicates = _duplicates(path, suspects, policy) if suspects else {}
     dropped = sum(len(lines) - 1 for lines in duplicates.values())
-    return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates)
+    return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates, stat)
 
 
 def stat_corpus(path: PathLike) -> dict[str, int]:
     """{"bytes", "modified"}: size and time of change (nanoseconds) of a corpus, to see cheaply that it is the same."""
-    found = _corpus_file(path).stat()
+    try:
+        found = _corpus_file(path).stat()
+    except FileNotFoundError:
+        raise missing_file(Path(path)) from None
     return {"bytes": found.st_size, "modified": found.st_mtime_ns}
+
+
+def check_unchanged(path: PathLike, scan: CorpusScan) -> CorpusScan:
+    """The scan, with a new `stat` if the file was only touched. Raises DataError if a corpus is no longer the one that
+    was scanned; it is digested only if its size or time say so."""
+    stat = stat_corpus(path)
+    if stat == scan.stat:
+        return scan
+    digest = hashlib.sha256()
+    for _ in read_chunks(_corpus_file(path), digest):
+        pass
+    _require_scanned(path, scan, digest.hexdigest())
+    return replace(scan, stat=stat)
+
+
+def _require_scanned(path: PathLike, scan: CorpusScan, sha256: str) -> None:
+    if sha256 != scan.sha256:
+        found = f"the corpus changed: its SHA-256 was {scan.sha256} when it was scanned and is {sha256} now"
+        raise Where(_corpus_file(path)).error("changed corpus", found, "leave it alone, and encode it again")
 
 
 def _corpus_file(path: PathLike) -> Path:
@@ -91,23 +117,37 @@ def _hash(passage_id: str) -> int:
 
 def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int, ...]]:
     places: dict[str, list[Where]] = {}
-    for where, passage in _passages(path, Policy("skip")):  # the first pass has reported what is wrong otherwise
+    for where, passage in _passages(path, Policy(policy.on_error)):  # the first pass has reported all else
         if _hash(passage.id) in suspects:
-            places.setdefault(passage.id, []).append(where)
-    for passage_id, (first, *later) in places.items():
-        for where in later:
-            policy.reject(duplicate_error(passage_id, "passage id", where, first))
+            found = places.setdefault(passage.id, [])
+            found.append(where)
+            if len(found) > 1:
+                policy.reject(duplicate_error(passage.id, "passage id", where, found[0]))
     return {key: tuple(int(where.line or 0) for where in found) for key, found in places.items() if len(found) > 1}
 
 
 def read_corpus(path: PathLike, policy: Policy | None = None, scan: CorpusScan | None = None) -> Iterator[Passage]:
     """Streams the passages of a BEIR folder, corpus.jsonl or psgs.tsv, in the file's order.
 
-    With the file's `scan`, nothing is held in memory. Without it, the ids are, to find duplicates. Of passages with
-    the same id, a policy that skips keeps the first.
+    With the file's `scan`, nothing is held in memory, and the last passage comes only when the whole file has been
+    read again and is the one that was scanned; if not, a DataError does. Without it, the ids are held, to find
+    duplicates. Of passages with the same id, a policy that skips keeps the first.
     """
     policy = policy or Policy()
-    return _unique(_passages(path, policy), policy, scan)
+    if scan is None:
+        return _unique(_passages(path, policy), policy, None)
+    digest = hashlib.sha256()
+    return _as_scanned(_unique(_passages(path, policy, digest), policy, scan), path, scan, digest)
+
+
+def _as_scanned(passages: Iterator[Passage], path: PathLike, scan: CorpusScan, digest: Any) -> Iterator[Passage]:
+    for number, passage in enumerate(passages, 1):
+        if number >= scan.passages:  # the rest holds none, or it is another file
+            for _ in passages:
+                pass
+            _require_scanned(path, scan, digest.hexdigest())
+        yield passage
+    _require_scanned(path, scan, digest.hexdigest())
 
 
 def _unique(passages: Iterator[tuple[Where, Passage]], policy: Policy, scan: CorpusScan | None) -> Iterator[Passage]:

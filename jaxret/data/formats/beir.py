@@ -36,7 +36,7 @@ def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterat
         try:
             title = "" if record.get("title") is None else require_key(record, "title", str, where)
             text = require_key(record, "text", str, where)
-            passage = check_passage(Passage(require_key(record, "_id", str, where), text, title), where)
+            passage = check_passage(Passage(require_key(record, "_id", str, where), text, title), where, policy)
         except DataError as error:
             policy.reject(error)
             continue

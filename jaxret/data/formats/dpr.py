@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxret.data.files import (
+    LINE_LIMIT,
     DataError,
     Digest,
     PathLike,
@@ -27,11 +28,12 @@ from jaxret.data.files import (
     check_query,
     decode,
     normalise_question,
-    parse_json,
+    read_json_array,
     read_lines,
     require_key,
     require_object,
     require_strings,
+    too_long,
     write_text,
 )
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -46,14 +48,20 @@ def _rows(path: PathLike, policy: Policy, digest: Digest | None = None) -> Itera
     """Yields (place of its first line, number, fields) of the rows of a tab-separated CSV file. Blank lines are no
     rows; those that cannot be read are, so that skipping one does not renumber the others."""
     csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
-    path = Path(path)
-    number, count = 0, 0
+    count, size = 0, 0
+    first: Where | None = None  # line of the row that is being read
     undecodable: list[DataError] = []
 
     def text() -> Iterator[str]:
-        nonlocal number
-        for where, line in read_lines(path, digest):
-            number += 1
+        nonlocal first, size
+        for where, line in read_lines(path, digest, blank=b"\r\n"):
+            if first is None:
+                if line[0] in b"\r\n" and not line.strip(b"\r\n"):
+                    continue
+                first = where
+            size += len(line)
+            if size > LINE_LIMIT:  # perhaps a quote that is never closed
+                raise too_long(first, "row")
             try:
                 yield decode(line, where)
             except DataError as error:
@@ -62,11 +70,13 @@ def _rows(path: PathLike, policy: Policy, digest: Digest | None = None) -> Itera
 
     reader = csv.reader(text(), delimiter="\t", strict=True)
     while True:
-        where = Where(path, number + 1)
+        first, size = None, 0
         undecodable.clear()
         try:
             row = next(reader, None)
+            where = first or Where(Path(path))
         except csv.Error as error:
+            where = first or Where(Path(path))
             found = f"the row that begins here is not well-formed CSV ({error})"
             remedy = 'put a field with a tab, a quote or a line end in double quotes, and write " inside as ""'
             policy.reject(where.error("broken quoting", found, remedy))
@@ -101,7 +111,7 @@ def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterat
         try:
             _require_columns(row, columns, where)
             record = dict(zip(columns, row))
-            passage = check_passage(Passage(record["id"], record["text"].strip('"'), record["title"]), where)
+            passage = check_passage(Passage(record["id"], record["text"].strip('"'), record["title"]), where, policy)
         except DataError as error:
             policy.reject(error)
             continue
@@ -154,7 +164,7 @@ class _Pool:
         for number, value in enumerate(require_key(record, key, list, where) if key in record else []):
             place = Where(where.path, f"{where.line}, {key}[{number}]")
             try:
-                passage = self._shared(_context(value, place), place)
+                passage = self._shared(_context(value, place, self.policy), place)
             except DataError as error:
                 self.policy.reject(error)
                 continue
@@ -169,7 +179,7 @@ class _Pool:
         return known
 
 
-def _context(value: Any, where: Where) -> Passage:
+def _context(value: Any, where: Where, policy: Policy) -> Passage:
     record = require_object(value, where)
     title = "" if record.get("title") is None else require_key(record, "title", str, where)
     text = require_key(record, "text", str, where)
@@ -180,7 +190,7 @@ def _context(value: Any, where: Where) -> Passage:
         passage_id = str(record[key])
     else:
         passage_id = require_key(record, key, str, where)
-    return check_passage(Passage(passage_id, text, title), where)
+    return check_passage(Passage(passage_id, text, title), where, policy)
 
 
 Parsed = TypeVar("Parsed")
@@ -188,11 +198,7 @@ Parsed = TypeVar("Parsed")
 
 def _records(path: Path, policy: Policy, parse: Callable[[dict[str, Any], Where, Query], Parsed]) -> Iterator[Parsed]:
     """Yields `parse(record, place, query)` for the good records of a biencoder file; query ids are record numbers."""
-    records = parse_json("".join(decode(line, where) for where, line in read_lines(path)), Where(path))
-    if not isinstance(records, list):
-        found = f"the file holds {type(records).__name__} at its top"
-        raise Where(path).error("wrong type", found, "a biencoder file is a list of records [{...}, ...]")
-    for number, value in enumerate(records):
+    for number, value in enumerate(read_json_array(path)):
         where = Where(path, f"record {number}")
         try:
             record = require_object(value, where)

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
+import numpy as np
+
 from jaxret.data.files import DataError, PathLike, Policy, Where, decode, read_lines, require_id, write_text
 from jaxret.data.records import Judgement, Rankings
 
@@ -166,7 +168,9 @@ def read_run(path: PathLike, policy: Policy | None = None) -> Rankings:
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
     """Writes a TREC run, ranks from 1. `rankings` hold passages best first; what `read_run` would refuse is refused.
 
-    Scores are written so that both float32 and float64 read back exactly.
+    trec_eval ignores ranks: it reads scores as float32, sorts by them, and equal ones by passage id. So that it sees
+    the ranking given, scores are written as float32, and one that is not below the one before it is lowered to the
+    next float32 below that. Others are written so that float32 and float64 read them back exactly.
     """
     path = Path(path)
     with write_text(path) as file:
@@ -175,12 +179,25 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
         for query_id, ranking in rankings.items():
             previous = None
             first: dict[str, Where] = {}
-            for rank, (passage_id, score) in enumerate(ranking, 1):
+            written = _descending([float(score) for _, score in ranking])
+            for rank, ((passage_id, score), lowered) in enumerate(zip(ranking, written), 1):
                 number += 1
                 where = Where(path, number)
                 require_id(query_id, "query id", where)
                 require_id(passage_id, "passage id", where)
                 line = RunLine(where, query_id, passage_id, rank, _parse_score(repr(float(score)), where))
                 _check_ranked(line, previous, first)
-                file.write(f"{query_id} Q0 {passage_id} {rank} {line.score!r} {tag}\n")
+                _parse_score(repr(lowered), where)  # beyond float32
+                file.write(f"{query_id} Q0 {passage_id} {rank} {lowered!r} {tag}\n")
                 previous = line
+
+
+def _descending(scores: Sequence[float]) -> list[float]:
+    """float32 values, each the score or, if that is not below the one before, the next value below the one before."""
+    with np.errstate(over="ignore"):
+        bits = np.asarray(scores, np.float32).view(np.int32).astype(np.int64)
+    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # neighbouring floats are neighbouring integers
+    places = np.arange(len(steps))
+    steps = np.minimum.accumulate(steps + places) - places
+    bits = np.where(steps < 0, -steps | 0x80000000, steps)
+    return bits.astype(np.uint32).view(np.float32).tolist()

@@ -1,4 +1,5 @@
-"""What every transformer here shares: attention over the real keys, and the scan over layers."""
+"""What every transformer here shares: attention over the real keys, rotary positions, activations, slots that take the
+place of the first token, and the scan over layers."""
 
 from __future__ import annotations
 
@@ -8,9 +9,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 
-MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row of nothing but padding
+MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # BERT means the erf form; Flax's default is tanh
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
 
 
 def split_heads(flat: Float[jax.Array, "B T W"], heads: int) -> Float[jax.Array, "B T heads width"]:
@@ -21,27 +28,62 @@ def attend(
     query: Float[jax.Array, "B Q heads width"],
     key: Float[jax.Array, "B T heads width"],
     value: Float[jax.Array, "B T heads width"],
-    mask: Bool[jax.Array, "B T"],
+    mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
     drop: Callable[[jax.Array], jax.Array],
     bias: Float[jax.Array, "heads Q T"] | None = None,
 ) -> Float[jax.Array, "B Q W"]:
-    """softmax(query·key + bias) over the keys that `mask` has, in float32; `drop` is the weights' dropout; heads are
-    concatenated. A scale, where there is one, is the caller's: T5 has none."""
+    """softmax(query·key + bias) over the keys that `mask` has (for all queries, or for each), in float32; `drop` is the
+    weights' dropout; heads are concatenated. A scale, where there is one, is the caller's: T5 has none."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
     scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, precision=precision, preferred_element_type=jnp.float32)
     scores = scores if bias is None else scores + bias
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, MASKED), axis=-1).astype(value.dtype)
+    seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1).astype(value.dtype)
     mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(weights), value, precision=precision)
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
-def scan_layers(layer: type[nn.Module], length: int, remat: bool = False) -> Any:
+def rotate(
+    heads: Float[jax.Array, "B T heads width"], positions: Int[jax.Array, " T"], rates: Float[jax.Array, " half"]
+) -> Float[jax.Array, "B T heads width"]:
+    """Rotary positions: dimensions i and i + width/2 are turned by position * rates[i] radians, in float32. A product
+    of two turned vectors depends on the distance of their positions alone. [Su et al. 2021]"""
+    angles = positions.astype(jnp.float32)[:, None, None] * rates  # [T,1,half]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(heads.dtype)
+
+
+def lead(words: Float[jax.Array, "B T H"], slots: Float[jax.Array, "n H"], dtype: Any) -> Float[jax.Array, "B slots H"]:
+    """Word embeddings with the first token's replaced by `slots`."""
+    slots = jnp.broadcast_to(slots.astype(dtype)[None], (len(words), *slots.shape))
+    return jnp.concatenate([slots, words[:, 1:]], axis=1)
+
+
+def repeat_first(row: Shaped[jax.Array, "*B T"], count: int) -> Shaped[jax.Array, "*B slots"]:
+    """What `count` slots in the place of the first token make of a mask, or of positions: they all have its own."""
+    return jnp.concatenate([jnp.repeat(row[..., :1], count, axis=-1), row[..., 1:]], axis=-1)
+
+
+def require_length(length: int, longest: int) -> None:
+    """Raises ValueError if a batch of `length` tokens is too long for an encoder."""
+    if length > longest:
+        raise ValueError(
+            f"a batch of {length} tokens is longer than the encoder's {longest} positions; "
+            f"lower tokens.query_length or tokens.passage_length"
+        )
+
+
+def scan_layers(layer: type[nn.Module], length: int, remat: bool = False, in_axes: Any = nn.broadcast) -> Any:
     """`length` copies of `layer` as one module: parameters of all lie in one array with a leading layer axis, so
-    compile time does not grow with depth. `remat` recomputes each layer in the backward pass."""
+    compile time does not grow with depth. `remat` recomputes each layer in the backward pass. in_axes: for each
+    argument after the first (which the layers hand on), 0 if every layer gets its own row of it; by default all get
+    all."""
     return nn.scan(
         nn.remat(layer, prevent_cse=False) if remat else layer,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=nn.broadcast,
+        in_axes=in_axes,
         length=length,
     )

@@ -1,4 +1,4 @@
-"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, DistilBERT, RoBERTa).
+"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, and what is built like it).
 
 Layers are scanned, so compile time does not grow with depth, and parameters of all layers lie in one array with a
 leading layer axis. `Keep` decides what leaves the scan.
@@ -6,31 +6,33 @@ leading layer axis. `Keep` decides what leaves the scan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.attention import attend, scan_layers, split_heads
+from jaxret.models.encoders.attention import (
+    ACTIVATIONS,
+    attend,
+    lead,
+    repeat_first,
+    require_length,
+    scan_layers,
+    split_heads,
+)
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
-
-ACTIVATIONS = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # BERT means the erf form; Flax's default is tanh
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 @dataclass(frozen=True)
 class BertConfig:
     """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types;
-    `first_position` is 2 for RoBERTa, whose position table begins with two unused rows."""
+    `first_position` is 2 for RoBERTa, whose positions begin after the id of padding and do not count it."""
 
     vocab_size: int
     hidden_size: int
@@ -46,7 +48,7 @@ class BertConfig:
     initializer_range: float = 0.02
     first_position: int = 0
     mlm_head: bool = False  # whether the head of masked language modelling is there too
-    model_type: Literal["bert", "distilbert", "roberta"] = "bert"
+    model_type: str = "bert"
 
     @property
     def longest(self) -> int:
@@ -92,17 +94,24 @@ class BertEmbeddings(nn.Module):
     def __call__(
         self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
     ) -> Float[jax.Array, "B slots H"]:
-        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at position 0."""
-        words, positions = self.word(ids), jnp.arange(ids.shape[1])
+        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at its position."""
+        words, positions = self.word(ids), self.positions(ids)
         if leading is not None:
-            slots = self.word(leading) if leading.ndim == 1 else leading.astype(self.dtype)  # [n,H]
-            slots = jnp.broadcast_to(slots[None], (len(ids), *slots.shape))
-            words = jnp.concatenate([slots, words[:, 1:]], axis=1)
-            positions = jnp.concatenate([jnp.zeros(slots.shape[1], jnp.int32), positions[1:]])
-        hidden = words + self.position(self.config.first_position + positions)[None]
+            slots = self.word(leading) if leading.ndim == 1 else leading
+            words, positions = lead(words, slots, self.dtype), repeat_first(positions, len(slots))
+        hidden = words + self.position(positions)
         if self.config.type_vocab_size:
             hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
         return nn.Dropout(self.config.hidden_dropout, deterministic=not train)(self.norm(hidden))
+
+    def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
+        """Rows of the position table. RoBERTa's follow from the ids, not from the mask: whatever has padding's id stays
+        at padding's row and is not counted."""
+        if not self.config.first_position:
+            return jnp.arange(ids.shape[1])[None]
+        padding = self.config.first_position - 1
+        real = (ids != padding).astype(jnp.int32)
+        return padding + jnp.cumsum(real, axis=1) * real
 
 
 class MlmHead(nn.Module):
@@ -183,13 +192,13 @@ class Bert(nn.Module):
         if self.config.mlm_head:
             self.mlm_head = MlmHead(self.config, self.dtype)
 
-    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
-        """What the first layer reads."""
-        return self.embeddings(ids, train)
-
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.embeddings.word.embedding
+
+    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+        """What the first layer reads."""
+        return self.embeddings(ids, train)
 
     @nn.compact
     def __call__(
@@ -201,20 +210,73 @@ class Bert(nn.Module):
         Raises ValueError if the batch is longer than the position table.
         """
         c = self.config
-        if tokens.ids.shape[1] > c.longest:
-            raise ValueError(
-                f"a batch of {tokens.ids.shape[1]} tokens is longer than the encoder's {c.longest} positions; "
-                f"lower tokens.query_length or tokens.passage_length"
-            )
+        require_length(tokens.ids.shape[1], c.longest)
         embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
         if leading is not None:
-            mask = jnp.concatenate([jnp.repeat(mask[:, :1], len(leading), axis=1), mask[:, 1:]], axis=1)
+            mask = repeat_first(mask, len(leading))
         layers = scan_layers(BertLayer, c.num_layers, self.remat)
         last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, mask)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        if keep.layers == "last":
-            state, mask = keep.select(last, mask)
-            return HiddenStates(state[None], mask)
-        first, mask = keep.select(embedded, mask)
-        return HiddenStates(jnp.concatenate([first[None], kept]), mask)
+        return keep.collect(embedded, kept, last, mask)
+
+
+KEYS = {
+    "vocab_size": Key("vocab_size"),
+    "hidden_size": Key("hidden_size"),
+    "num_layers": Key("num_hidden_layers"),
+    "num_heads": Key("num_attention_heads"),
+    "intermediate_size": Key("intermediate_size"),
+    "max_positions": Key("max_position_embeddings"),
+    "type_vocab_size": Key("type_vocab_size", at_least(0), 2),
+    "hidden_act": Key("hidden_act", one_of(*ACTIVATIONS), "gelu"),
+    "layer_norm_eps": Key("layer_norm_eps", POSITIVE, 1e-12),
+    "hidden_dropout": Key("hidden_dropout_prob", DROPOUT, 0.1),
+    "attention_dropout": Key("attention_probs_dropout_prob", DROPOUT, 0.1),
+    "initializer_range": Key("initializer_range", SPREAD, 0.02),
+}
+NAMES = {
+    "embeddings/word": "embeddings.word_embeddings",
+    "embeddings/position": "embeddings.position_embeddings",
+    "embeddings/type": "embeddings.token_type_embeddings",
+    "embeddings/norm": "embeddings.LayerNorm",
+    "layers/attention/query": "encoder.layer.{}.attention.self.query",
+    "layers/attention/key": "encoder.layer.{}.attention.self.key",
+    "layers/attention/value": "encoder.layer.{}.attention.self.value",
+    "layers/attention/output": "encoder.layer.{}.attention.output.dense",
+    "layers/attention_norm": "encoder.layer.{}.attention.output.LayerNorm",
+    "layers/intermediate": "encoder.layer.{}.intermediate.dense",
+    "layers/output": "encoder.layer.{}.output.dense",
+    "layers/output_norm": "encoder.layer.{}.output.LayerNorm",
+}
+
+
+def check(config: BertConfig) -> Iterator[tuple[str, str]]:
+    if config.hidden_size % config.num_heads:
+        yield "num_heads", f"divide the hidden size, {config.hidden_size}"
+    if config.longest < 1:
+        yield "max_positions", f"be above {config.first_position}: positions begin there"
+
+
+ARCHITECTURE = Architecture(
+    "bert",
+    BertConfig,
+    Bert,
+    KEYS,
+    lambda _: (
+        NAMES
+        | {
+            "mlm_head/dense": "cls.predictions.transform.dense",
+            "mlm_head/norm": "cls.predictions.transform.LayerNorm",
+            "mlm_head/bias": "cls.predictions.bias",
+        }
+    ),
+    class_name="BertModel",
+    prefix="bert.",
+    only={"position_embedding_type": "absolute"},
+    check=check,
+    buffers=("embeddings.position_ids",),  # 0, 1, 2, ...
+    mlm_head=MlmHead,
+    mlm_class="BertForMaskedLM",
+    mlm_output="cls.predictions.decoder.weight",
+)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
+from jaxret.types import HiddenStates
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -36,3 +38,18 @@ class Keep:
             parts.insert(0, mean.astype(hidden.dtype)[:, None])
             masks.insert(0, jnp.any(mask, axis=1, keepdims=True))
         return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
+
+    def collect(
+        self,
+        embedded: Float[jax.Array, "B T H"],
+        kept: Float[jax.Array, "L B K H"] | None,
+        last: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T"],
+    ) -> HiddenStates:
+        """An encoder's answer: what it chose of the embeddings, of every layer but the last (`kept`, as the scan gave
+        it), and of the last layer's final form."""
+        state, positions = self.select(last, mask)
+        if kept is None:
+            return HiddenStates(state[None], positions)
+        first, _ = self.select(embedded, mask)
+        return HiddenStates(jnp.concatenate([first[None], kept[:-1], state[None]]), positions)

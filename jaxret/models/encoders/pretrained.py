@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
-from jaxret.models.encoders.bert import BertConfig, MlmHead
 from jaxret.storage import atomic_write, sha256_file, write_json
 
 Params = dict[str, Any]
@@ -92,8 +91,8 @@ def _canonical(name: str, prefix: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-# Where a file stores the MLM head's output matrix although it is the word table.
-MLM_OUTPUTS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
+def _has_mlm_head(config: EncoderConfig) -> bool:
+    return getattr(config, "mlm_head", False)
 
 
 def load_pretrained(
@@ -104,7 +103,8 @@ def load_pretrained(
     `ignore` are name prefixes of tensors that may be left unused (the pooler, an MLM head "cls", a "decoder").
     `config`: what to load instead of all that config.json describes: fewer layers (the first ones), or with the MLM
     head. Where the file has no MLM head, a new one is drawn from `seed` (`stores_mlm_head` says so beforehand).
-    Raises ValueError naming every tensor that is missing, unused, or of the wrong shape.
+    Raises ValueError naming every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN
+    or infinity.
     """
     directory = Path(directory)
     whole = read_config(directory)
@@ -112,7 +112,7 @@ def load_pretrained(
     architecture = ARCHITECTURES[config.model_type]
     weights = directory / "model.safetensors"
     tensors, fresh = stored_tensors(config), {}
-    if isinstance(config, BertConfig) and config.mlm_head and not stores_mlm_head(directory):
+    if _has_mlm_head(config) and not stores_mlm_head(directory):
         fresh = draw_mlm_head(config, seed)
         tensors = {path: stored for path, stored in tensors.items() if path not in fresh}
     with safe_open(weights, framework="numpy") as file:
@@ -122,20 +122,20 @@ def load_pretrained(
             twin = stored.setdefault(_canonical(name, architecture.prefix), name)
             if twin != name:
                 problems.append(f"duplicate {twin} and {name}")
-        needed = {name for names, _ in tensors.values() for name in names}
+        needed = {name for tensor in tensors.values() for name in tensor.names}
         problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
-        deeper = {name for names, _ in stored_tensors(whole).values() for name in names[config.num_layers :]}
+        deeper = {name for tensor in stored_tensors(whole).values() for name in tensor.names}
         allowed = (*architecture.buffers, *ignore)
-        unused = [name for name in stored.keys() - needed - deeper if not name.startswith(tuple(allowed))]
+        unused = [name for name in stored.keys() - needed - deeper if not name.startswith(allowed)]
         problems += [f"unused {name}" for name in sorted(unused)]
-        for names, expected in tensors.values():
+        for names, expected, _ in tensors.values():
             for name in set(names) & stored.keys():
                 shape = tuple(file.get_slice(stored[name]).get_shape())
                 if shape != expected:
                     problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
-        output = next((stored[name] for name in MLM_OUTPUTS if name in stored), None)
+        output = stored.get(architecture.mlm_output)
         if "mlm_head/bias" in tensors and output and not problems:
-            words = stored[tensors["embeddings/word/embedding"][0][0]]
+            words = stored[tensors["embeddings/word/embedding"].names[0]]
             if not np.array_equal(file.get_tensor(output), file.get_tensor(words)):
                 problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
@@ -144,36 +144,41 @@ def load_pretrained(
                 f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
             )
         flat: dict[str, np.ndarray] = fresh
-        for path, (names, _) in tensors.items():
+        for path, (names, _, stacked) in tensors.items():
             arrays = [np.asarray(file.get_tensor(stored[name]), np.float32) for name in names]
+            for name, array in zip(names, arrays, strict=True):
+                if not np.isfinite(array).all():
+                    raise ValueError(f"{weights}: {stored[name]} holds NaN or infinity; all weights must be finite")
             if path.endswith("kernel"):
                 arrays = [array.T for array in arrays]
-            flat[path] = np.stack(arrays) if path.startswith("layers/") else arrays[0]
+            flat[path] = np.stack(arrays) if stacked else arrays[0]
     return config, traverse_util.unflatten_dict(flat, sep="/")
 
 
 def stores_mlm_head(directory: str | Path) -> bool:
     """Whether the weights in a directory come with the head of masked language modelling."""
     config = read_config(directory)
-    if not isinstance(config, BertConfig):
+    if "mlm_head" in config.lacks:
         return False
     tensors = stored_tensors(replace(config, mlm_head=True))
-    head = {names[0] for path, (names, _) in tensors.items() if path.startswith("mlm_head/")}
+    head = {tensor.names[0] for path, tensor in tensors.items() if path.startswith("mlm_head/")}
     with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
         return bool(head & {_canonical(name, "") for name in file.keys()})  # noqa: SIM118
 
 
-def draw_mlm_head(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
+def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
     """A new MLM head; with the word table as its output matrix, it starts from the pre-trained embeddings."""
     key = jax.random.key(seed)
     table = jnp.zeros((config.vocab_size, config.hidden_size))
-    params = MlmHead(config, jnp.float32).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
+    make_head = ARCHITECTURES[config.model_type].mlm_head
+    assert make_head, f"{config.model_type} has no MLM head"
+    params = make_head(config, jnp.float32).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
     return traverse_util.flatten_dict({"mlm_head": jax.device_get(params)}, sep="/")
 
 
 def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
-    """Writes config.json and model.safetensors in the layout of transformers' BertModel, DistilBertModel, RobertaModel
-    or T5EncoderModel."""
+    """Writes config.json and model.safetensors as transformers' class of this encoder does (BertModel,
+    T5EncoderModel, ...; BertForMaskedLM with the head)."""
     directory = Path(directory)
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
     expected = stored_tensors(config)
@@ -181,21 +186,15 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
         raise ValueError(f"parameters do not fit the config: {sorted(flat.keys() ^ expected.keys())}")
     tensors: dict[str, np.ndarray] = {}
     architecture = ARCHITECTURES[config.model_type]
-    with_head = isinstance(config, BertConfig) and config.mlm_head
-    for path, (names, _) in expected.items():
+    for path, (names, _, stacked) in expected.items():
         array = np.asarray(flat[path], np.float32)
-        for name, part in zip(names, array if path.startswith("layers/") else array[None], strict=True):
-            if with_head and not path.startswith("mlm_head/"):
+        for name, part in zip(names, array if stacked else array[None], strict=True):
+            if _has_mlm_head(config) and not path.startswith("mlm_head/"):
                 name = architecture.prefix + name
             tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
     with atomic_write(directory / "model.safetensors", "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
-    raw = {key: getattr(config, field) for field, (key, _) in architecture.keys.items()}
-    name = architecture.class_name.replace("Model", "ForMaskedLM") if with_head else architecture.class_name
-    kind: dict[str, Any] = {"model_type": config.model_type, "architectures": [name], "torch_dtype": "float32"}
-    if config.model_type == "roberta":
-        kind["pad_token_id"] = config.first_position - 1
-    write_json(directory / "config.json", raw | kind)
+    write_json(directory / "config.json", architecture.write(config))
 
 
 def verify_weights(directory: str | Path, sha256: str) -> None:

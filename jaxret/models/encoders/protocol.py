@@ -1,11 +1,12 @@
 """What an encoder is to the rest of the project. One file an architecture says all of it; a new one is a new file and a
-line in the table of `encoders/__init__.py`.
+line in the table of `architectures.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Float, Int
@@ -24,16 +25,22 @@ ABILITIES = (
 
 @runtime_checkable
 class EncoderConfig(Protocol):
-    """Shapes and constants of an encoder: a frozen dataclass, read from config.json, that says everything about the
-    computation but its parameters. Optional fields, which the config of a run may set: `num_layers` (fewer: the first
-    ones), `mlm_head` (bool), `normalize_intermediate` (bool; where layers below the last come out raw)."""
+    """Shapes and constants of an encoder: a frozen dataclass of plain values, read from config.json, that says
+    everything about the computation but its parameters. What the config of a run may set: `num_layers` (fewer: the
+    first ones) and, where there is such a field, `mlm_head` (bool; there unless `lacks` says otherwise) and
+    `normalize_intermediate` (bool; where layers below the last come out raw)."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def model_type(self) -> str: ...
+
     @property
     def vocab_size(self) -> int: ...
+
     @property
     def hidden_size(self) -> int: ...
+
     @property
     def num_layers(self) -> int: ...
 
@@ -48,7 +55,6 @@ class EncoderConfig(Protocol):
         ...
 
 
-@runtime_checkable
 class Encoder(Protocol):
     """A Linen module `Encoder(config, dtype, remat)`. `dtype` is the compute type (parameters stay float32); `remat`
     recomputes each layer in the backward pass."""
@@ -61,8 +67,8 @@ class Encoder(Protocol):
         self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
     ) -> HiddenStates:
         """Encodes a batch; state 0 is the output of the embeddings. `leading` [n] (ids) or [n,H] (word embeddings)
-        replaces the first token by n slots, all at position 0; the T of the states is then T - 1 + n. None where the
-        encoder lacks "leading"."""
+        replaces the first token by n slots, all at its position; the T of the states is then T - 1 + n. Raises
+        ValueError for it where the encoder lacks "leading"."""
         ...
 
     def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:

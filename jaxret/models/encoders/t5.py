@@ -8,19 +8,32 @@ block's output the final norm instead, so that layers can be compared; it is off
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.attention import attend, scan_layers, split_heads
-from jaxret.models.encoders.bert import ACTIVATIONS
+from jaxret.models.encoders.attention import ACTIVATIONS, attend, scan_layers, split_heads
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
+
+LACKS = {
+    "cls": "T5 has no [CLS]",
+    "leading": "T5 has no [CLS] whose place they could take, and no position 0",
+    "mlm_head": "T5 has no head of masked language modelling",
+    "positioned_masks": "T5 has no [MASK], and its embeddings hold no positions",
+}
+
+
+def activation(feed_forward: str) -> tuple[bool, str]:
+    """Whether there is a gate, and the activation; transformers reads "gated-gelu" as the tanh approximation."""
+    gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
+    return gated, "gelu_new" if feed_forward == "gated-gelu" else name
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class T5Config:
     dropout: float = 0.1
     initializer_factor: float = 1.0
     normalize_intermediate: bool = False
-    model_type: Literal["t5"] = "t5"
+    model_type: str = "t5"
 
     @property
     def longest(self) -> int:
@@ -49,22 +62,15 @@ class T5Config:
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        return {
-            "cls": "T5 has no [CLS]; set head.token='mean'",
-            "leading": "T5 has no [CLS] that others could take the place of",
-            "mlm_head": "T5 has no head of masked language modelling",
-            "positioned_masks": "T5 has no [MASK]",
-        }
+        return LACKS
 
     @property
     def gated(self) -> bool:
-        return self.feed_forward.startswith("gated-")
+        return activation(self.feed_forward)[0]
 
     @property
     def hidden_act(self) -> str:
-        """transformers reads "gated-gelu" as the tanh approximation."""
-        name = self.feed_forward.removeprefix("gated-")
-        return "gelu_new" if self.gated and name == "gelu" else name
+        return activation(self.feed_forward)[1]
 
 
 def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Array, "T T"]:
@@ -150,29 +156,96 @@ class T5(nn.Module):
     dtype: Any = jnp.float32
     remat: bool = False
 
-    @nn.compact
-    def __call__(self, tokens: Tokens, keep: Keep = Keep(), train: bool = False) -> HiddenStates:
-        """Encodes a batch. Dropout needs a "dropout" rng when `train`."""
-        c = self.config
-        drop = nn.Dropout(c.dropout, deterministic=not train)
-        init = nn.initializers.normal(c.initializer_factor)
-        embedded = drop(
-            nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=init, name="word")(tokens.ids)
-        )
-        table = nn.Embed(
-            c.buckets,
-            c.num_heads,
-            embedding_init=nn.initializers.normal(c.initializer_factor * c.hidden_size**-0.5),
-            name="position_bias",
-        )
-        buckets = relative_buckets(tokens.ids.shape[1], c.buckets, c.max_distance)
-        bias = jnp.transpose(table(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
-        final_scale = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
+    def setup(self) -> None:
+        c, normal = self.config, nn.initializers.normal
+        self.word = nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=normal(c.initializer_factor))
+        spread = c.initializer_factor * c.hidden_size**-0.5
+        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(spread))
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
+        self.drop = nn.Dropout(c.dropout)
 
-        layers = scan_layers(T5Layer, c.num_layers, self.remat)
-        last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, tokens.mask, bias, final_scale)
-        state, mask = keep.select(drop(rms_norm(last, final_scale, c.layer_norm_eps)), tokens.mask)
-        if keep.layers == "last":
-            return HiddenStates(state[None], mask)
-        first, _ = keep.select(embedded, tokens.mask)
-        return HiddenStates(jnp.concatenate([first[None], kept[:-1], state[None]]), mask)
+    @property
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]:
+        return self.word.embedding
+
+    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+        """What the first layer reads."""
+        return self.drop(self.word(ids), deterministic=not train)
+
+    @nn.compact
+    def __call__(
+        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+    ) -> HiddenStates:
+        """Encodes a batch. Dropout needs a "dropout" rng when `train`. Raises ValueError for `leading`."""
+        if leading is not None:
+            raise ValueError(f"leading slots cannot be had: {LACKS['leading']}")
+        c, embedded = self.config, self.embed(tokens.ids, train)
+        buckets = relative_buckets(tokens.ids.shape[1], c.buckets, c.max_distance)
+        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
+        layers = scan_layers(T5Layer, c.num_layers, self.remat)(c, self.dtype, keep, train, name="layers")
+        last, kept = layers(embedded, tokens.mask, bias, self.final_norm)
+        last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), deterministic=not train)
+        return keep.collect(embedded, kept, last, tokens.mask)
+
+
+KEYS = {
+    "vocab_size": Key("vocab_size"),
+    "hidden_size": Key("d_model"),
+    "num_layers": Key("num_layers"),
+    "num_heads": Key("num_heads"),
+    "head_size": Key("d_kv"),
+    "intermediate_size": Key("d_ff"),
+    "feed_forward": Key("feed_forward_proj", one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)), "relu"),
+    "buckets": Key("relative_attention_num_buckets", default=32),
+    "max_distance": Key("relative_attention_max_distance", default=128),
+    "layer_norm_eps": Key("layer_norm_epsilon", POSITIVE, 1e-6),
+    "dropout": Key("dropout_rate", DROPOUT, 0.1),
+    "initializer_factor": Key("initializer_factor", SPREAD, 1.0),
+}
+NAMES = {
+    "word": "shared",
+    "position_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "final_norm": "encoder.final_layer_norm.weight",
+    "layers/attention_norm": "encoder.block.{}.layer.0.layer_norm",
+    "layers/query": "encoder.block.{}.layer.0.SelfAttention.q",
+    "layers/key": "encoder.block.{}.layer.0.SelfAttention.k",
+    "layers/value": "encoder.block.{}.layer.0.SelfAttention.v",
+    "layers/output": "encoder.block.{}.layer.0.SelfAttention.o",
+    "layers/feed_forward_norm": "encoder.block.{}.layer.1.layer_norm",
+    "layers/narrow": "encoder.block.{}.layer.1.DenseReluDense.wo",
+}
+UNGATED = {"layers/wide": "encoder.block.{}.layer.1.DenseReluDense.wi"}
+GATED = {  # v1.1
+    "layers/wide": "encoder.block.{}.layer.1.DenseReluDense.wi_0",
+    "layers/gate": "encoder.block.{}.layer.1.DenseReluDense.wi_1",
+}
+
+
+def translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers repeats the activation in a key of its own, and believes that one."""
+    feed_forward = str(raw.get("feed_forward_proj", "relu"))
+    for key, value in zip(("is_gated_act", "dense_act_fn"), activation(feed_forward), strict=True):
+        if raw.get(key, value) != value:
+            raise ValueError(f"{key} is {raw[key]!r}, but feed_forward_proj {feed_forward!r} means {value!r}")
+    return raw
+
+
+def check(config: T5Config) -> Iterator[tuple[str, str]]:
+    if config.buckets < 4:
+        yield "buckets", "be at least 4: two directions, near and far"
+    if config.max_distance <= config.buckets // 4:
+        yield "max_distance", f"be above {config.buckets // 4}: nearer distances have buckets of their own"
+
+
+ARCHITECTURE = Architecture(
+    "t5",
+    T5Config,
+    T5,
+    KEYS,
+    lambda config: NAMES | (GATED if config.gated else UNGATED),
+    class_name="T5EncoderModel",
+    translate=translate,
+    check=check,
+    # Files of the whole model also hold the word table a second and third time.
+    buffers=("encoder.embed_tokens", "decoder.embed_tokens"),
+)

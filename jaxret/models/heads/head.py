@@ -49,8 +49,9 @@ class Head(nn.Module):
     vocab_size: int
     token: str = "cls"  # "cls": the first token stands for the text; "mean": the masked mean
 
-    # Fields that change no vector: memory, the loss.
+    # Fields that change no vector: what the loss adds, how a weight begins; and fields that change no result: memory.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
+    MEMORY: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +127,7 @@ class Head(nn.Module):
 
     def contract(self) -> dict[str, Any]:
         """The keys that vectors depend on."""
-        names = [f.name for f in fields(self) if f.name not in (*NOT_KEYS, *self.NOT_IN_VECTORS)]
+        names = [f.name for f in fields(self) if f.name not in (*NOT_KEYS, *self.NOT_IN_VECTORS, *self.MEMORY)]
         return {name: getattr(self, name) for name in names}
 
     def reference_options(self) -> tuple[str, ...]:

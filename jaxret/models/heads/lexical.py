@@ -124,7 +124,8 @@ class LexicalAggregate(Head):
     chunk: int = 16
     parts_weight: float = 0.5
 
-    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("chunk", "parts_weight")
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
+    MEMORY: ClassVar[tuple[str, ...]] = ("chunk",)
 
     def check(self) -> None:
         if self.pruning not in PRUNINGS:

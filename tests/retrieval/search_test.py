@@ -11,9 +11,10 @@ import faiss
 import numpy as np
 import pytest
 
-from jaxret.retrieval import backends, dense, proof
-from jaxret.retrieval.backends import Backend, Found, Searcher, select_backend
-from jaxret.retrieval.dense import Candidates, SearchResult, search
+from jaxret.retrieval import backends, dense, proof, rounding
+from jaxret.retrieval.backends import Backend, Padded, Searcher, select_backend
+from jaxret.retrieval.proof import Candidates, Found, SearchResult
+from jaxret.retrieval.search import search
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardWriter
 
@@ -65,8 +66,10 @@ class Limited:
     max_rows: int | None
     name: str = "limited"
     description: str = "limited"
+    lists: bool = False
 
-    def load(self, vectors: np.ndarray) -> Searcher:
+    def load(self, vectors: np.ndarray | Padded) -> Searcher:
+        assert isinstance(vectors, np.ndarray)
         rows = vectors.reshape(-1, vectors.shape[-1])
 
         def top(queries: np.ndarray, k: int) -> Found:
@@ -86,14 +89,16 @@ class Noisy:
     max_rows: int | None = None
     name: str = "noisy"
     description: str = "noisy"
+    lists: bool = False
 
-    def load(self, vectors: np.ndarray) -> Searcher:
+    def load(self, vectors: np.ndarray | Padded) -> Searcher:
+        assert isinstance(vectors, np.ndarray)
         dimension = vectors.shape[-1]
-        largest = float(backends.upper_norms(vectors.reshape(-1, dimension)).max())
+        largest = float(rounding.upper_norms(vectors.reshape(-1, dimension)).max())
 
         def top(queries: np.ndarray, k: int) -> Found:
             exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
-            error = backends.rounding_error(dimension, backends.upper_norms(queries), largest)[:, None]
+            error = rounding.rounding_error(dimension, rounding.upper_norms(queries), largest)[:, None]
             noise = np.random.default_rng(len(vectors)).uniform(-0.99, 0.99, exact.shape)
             scores = (exact + noise * error).astype(np.float32)
             order = np.argsort(-scores, axis=1)
@@ -207,12 +212,12 @@ def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPat
 def test_a_bound_that_just_reaches_the_last_score_is_no_proof() -> None:
     """All documents tie; the backend puts those with low rows one whole rounding error below the others."""
     documents, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
-    norm = float(backends.upper_norms(queries)[0])
-    low = np.float32(1 - backends.rounding_error(1, np.array([norm]), norm)[0])
+    norm = float(rounding.upper_norms(queries)[0])
+    low = np.float32(1 - rounding.rounding_error(1, np.array([norm]), norm)[0])
 
     @dataclass(frozen=True)
     class Edge(Noisy):
-        def load(self, vectors: np.ndarray) -> Searcher:
+        def load(self, vectors: np.ndarray | Padded) -> Searcher:
             def top(_: np.ndarray, k: int) -> Found:
                 scores = np.array([[1.0] * 10 + [low] * 10], np.float32)
                 order = np.arange(20)[None, ::-1]

@@ -1,0 +1,26 @@
+"""RoBERTa: BERT whose positions begin after the id of padding and follow from the ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxret.models.encoders import bert
+from jaxret.models.encoders.stored import Key, at_least, one_of
+
+ARCHITECTURE = replace(
+    bert.ARCHITECTURE,
+    model_type="roberta",
+    keys=bert.KEYS
+    | {
+        "hidden_act": Key("hidden_act", one_of("gelu"), "gelu"),  # the MLM head's, whatever the layers'
+        "first_position": Key("pad_token_id", at_least(0), 1, offset=1),
+    },
+    names=lambda _: (
+        bert.NAMES
+        | {"mlm_head/dense": "lm_head.dense", "mlm_head/norm": "lm_head.layer_norm", "mlm_head/bias": "lm_head.bias"}
+    ),
+    class_name="RobertaModel",
+    prefix="roberta.",
+    mlm_class="RobertaForMaskedLM",
+    mlm_output="lm_head.decoder.weight",
+)

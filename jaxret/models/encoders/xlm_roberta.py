@@ -1,0 +1,14 @@
+"""XLM-RoBERTa: RoBERTa under another name, with a vocabulary of a hundred languages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxret.models.encoders import roberta
+
+ARCHITECTURE = replace(
+    roberta.ARCHITECTURE,
+    model_type="xlm-roberta",
+    class_name="XLMRobertaModel",
+    mlm_class="XLMRobertaForMaskedLM",
+)

@@ -1,0 +1,221 @@
+"""Exact search: the k best documents of every query, the same ids and scores on every backend and every shard size.
+
+The score of a document is the float32 nearest to sum_u max_v q_u . d_v over the query's vectors u (nearly always one)
+and the document's vectors v, each product rounded to float64 once; ties go to the lower row. A backend proposes k and
+some more candidates in its own float32; they are scored again in float64; and a query is done when no document that was
+left out can reach its k-th score, rounding errors included. Others look deeper.
+
+What differs between one query vector on V vectors a document (`dense.py`) and lists of vectors (`late.py`) is behind
+`QueryVectors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.dense import SingleVectors
+from jaxret.retrieval.late import VectorLists
+from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
+from jaxret.retrieval.rounding import UNIT, WIDE_UNIT, exact_score
+from jaxret.types import Ragged
+
+
+@runtime_checkable
+class Corpus(Protocol):
+    """Vectors in shards; a ShardSet is one."""
+
+    @property
+    def total_rows(self) -> int: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def ragged(self) -> bool:
+        """Whether every row has its own number of vectors."""
+        ...
+
+    def describe(self, row: int) -> str:
+        """What a message calls a row."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """(first row, vectors [rows,V,D] or Ragged) of each shard."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Blocks of vectors, all [rows,V,D] (float32 or float16) or all Ragged, as a corpus."""
+
+    blocks: Sequence[np.ndarray | Ragged]
+
+    def __post_init__(self) -> None:
+        flat = [b.flat if isinstance(b, Ragged) else b for b in self.blocks]
+        shapes = sorted({(isinstance(b, Ragged), *f.shape[1:]) for b, f in zip(self.blocks, flat)})
+        if len(shapes) != 1 or len(shapes[0]) != 3 - shapes[0][0] or self.total_rows == 0:
+            found = [list(shape[1:]) for shape in shapes]
+            raise ValueError(f"blocks of vectors must be [rows,V,D] with one V and D and at least a row, got {found}")
+
+    @property
+    def total_rows(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    @property
+    def dimension(self) -> int:
+        first = self.blocks[0]
+        return int((first.flat if isinstance(first, Ragged) else first).shape[-1])
+
+    @property
+    def ragged(self) -> bool:
+        return isinstance(self.blocks[0], Ragged)
+
+    def describe(self, row: int) -> str:
+        return f"document row {row}"
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        first = 0
+        for block in self.blocks:
+            yield first, block
+            first += len(block)
+
+
+@runtime_checkable
+class QueryVectors(Protocol):
+    """Queries of one kind, and what is particular to scoring documents of that kind."""
+
+    norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int | np.integer) -> np.ndarray:
+        """The vectors of a query, float64 [U,D]."""
+        ...
+
+    def owner(self, vector: int) -> int:
+        """Which query a vector belongs to."""
+        ...
+
+    def take(self, part: np.ndarray) -> QueryVectors: ...
+    def parts(self) -> list[tuple[slice, Any]]:
+        """The queries a few at a time, as a backend takes them."""
+        ...
+
+    def blocks(
+        self, shard: Any, total_rows: int, depth: int, backend: Backend
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | Padded, np.ndarray]]:
+        """(rows of the shard, their vectors as a backend takes them, upper bounds of the rows' largest norms)."""
+        ...
+
+    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
+        """How far a score computed with this unit roundoff may be from the exact one, for each query, float64 [Q]."""
+        ...
+
+    def pairs_at_once(self, shard: Any) -> int:
+        """How many (query, document) pairs to give to `scores`."""
+        ...
+
+    def scores(self, queries: np.ndarray, shard: Any, rows: np.ndarray) -> np.ndarray:
+        """Scores of (query, row of the shard) pairs, computed in float64 [P]."""
+        ...
+
+
+def search(
+    queries: np.ndarray | Ragged,
+    corpus: Corpus | Sequence[np.ndarray | Ragged],
+    k: int,
+    backend: Backend,
+    progress: bool = False,
+) -> SearchResult:
+    """Finds the k best documents of float32 queries: [Q,D], or a list of vectors for each (Ragged).
+
+    corpus: a ShardSet, or a list of blocks, [rows,V,D] or Ragged. Reads shard by shard; memory grows with Q x k and one
+    shard. Raises ValueError for a NaN, an infinity, or vectors of another dimension, naming the row; RuntimeError if
+    the backend loses documents.
+    """
+    there = InMemory(corpus) if isinstance(corpus, Sequence) else corpus
+    if k < 1:
+        raise ValueError(f"k is {k}; it must be at least 1")
+    asked = _query_vectors(queries, there, backend)
+    if not np.isfinite(asked.norms).all():
+        query = asked.owner(int(np.argmin(np.isfinite(asked.norms))))
+        raise ValueError(f"query {query} has a NaN, an infinity or a number too large")
+
+    def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray]:
+        chosen = asked.take(part)
+        candidates, largest_norm = _candidates(chosen, there, depth, backend, progress)
+        _score_exactly(candidates, chosen, largest_norm, there)
+        return candidates, chosen.errors(largest_norm, UNIT)
+
+    return search_until_proven(look, len(asked), there.total_rows, k, backend.description)
+
+
+def _query_vectors(queries: np.ndarray | Ragged, corpus: Corpus, backend: Backend) -> QueryVectors:
+    flat = queries.flat if isinstance(queries, Ragged) else queries
+    if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
+        raise ValueError(
+            f"queries are {flat.dtype} {list(flat.shape)}; the documents want float32 [Q,{corpus.dimension}]: "
+            "were both encoded with the same checkpoint?"
+        )
+    if corpus.ragged:
+        if not backend.lists:
+            raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
+        return VectorLists(queries if isinstance(queries, Ragged) else Ragged.from_stacked(queries[:, None]))
+    return SingleVectors(np.ascontiguousarray(queries.stacked()[:, 0] if isinstance(queries, Ragged) else queries))
+
+
+def _candidates(
+    queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend, progress: bool
+) -> tuple[Candidates, float]:
+    """The `depth` best documents of each query in the backend's float32, and the largest norm of any vector."""
+    candidates = empty_candidates(len(queries), depth)
+    largest_norm = 0.0
+    parts = queries.parts()
+    with tqdm(total=corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress) as bar:
+        for first_row, shard in corpus:
+            for rows, block, norms in queries.blocks(shard, corpus.total_rows, depth, backend):
+                if not np.isfinite(norms).all():
+                    row = first_row + int(rows[np.argmin(np.isfinite(norms))])
+                    raise ValueError(
+                        f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
+                        "the checkpoint or the encoding went wrong; encode again"
+                    )
+                largest_norm = max(largest_norm, float(norms.max()))
+                top = backend.load(block)
+                for part, some in parts:
+                    found = top(some, depth)
+                    candidates.add(part, found._replace(documents=rows[found.documents]), first_row)
+                bar.update(len(rows))
+    return candidates, largest_norm
+
+
+def _score_exactly(candidates: Candidates, queries: QueryVectors, largest_norm: float, corpus: Corpus) -> None:
+    """Replaces the backend's scores by exact ones and sorts the candidates by the tie rule, in place.
+
+    A float64 sum may be off by a little. Where that leaves two float32 numbers possible, the products (exact in
+    float64) are summed by math.fsum, so that the result is a function of the vectors alone.
+    """
+    depth = candidates.rows.shape[1]
+    flat_rows = candidates.rows.ravel()
+    flat_scores = np.full(flat_rows.shape, -np.inf, np.float32)
+    order = np.argsort(flat_rows, kind="stable")  # corpus order: each shard is read once
+    sorted_rows = flat_rows[order]
+    errors = queries.errors(largest_norm, WIDE_UNIT)
+    for first_row, shard in corpus:
+        begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
+        step = queries.pairs_at_once(shard)
+        for start in range(begin, end, step):
+            pairs = slice(start, min(start + step, end))
+            query, rows = order[pairs] // depth, sorted_rows[pairs] - first_row
+            score, error = queries.scores(query, shard, rows), errors[query]
+            exact = (score + error).astype(np.float32)
+            for i in np.flatnonzero(exact != (score - error).astype(np.float32)):
+                exact[i] = exact_score(queries[query[i]], shard[rows[i]].astype(np.float64))
+            flat_scores[order[pairs]] = exact + np.float32(0)  # -0 becomes 0
+    scores = flat_scores.reshape(candidates.rows.shape)
+    by_rule = np.lexsort((candidates.rows, -scores), axis=1)
+    candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
+    candidates.rows[:] = np.take_along_axis(candidates.rows, by_rule, axis=1)

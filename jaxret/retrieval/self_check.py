@@ -1,0 +1,74 @@
+"""Whether a backend on this machine keeps what it promises: searched once on a small sample, before it is used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.proof import Found
+from jaxret.retrieval.rounding import rounding_error, sum_error, upper_norms
+from jaxret.types import Ragged
+
+
+def self_check(backend: Backend, lists: bool = False) -> None:
+    """Searches small random blocks (with `lists`, of lists) and compares with float64. Raises RuntimeError if anything
+    is off.
+
+    What must hold is what the proof needs: every score within the rounding error of the exact one, no document twice,
+    and no document left out above the bound. Some numbers have last bits that TF32 or bfloat16 would lose.
+    """
+    random = np.random.default_rng(0)
+    (_check_lists if lists else _check_vectors)(backend, random)
+
+
+def _check_vectors(backend: Backend, random: np.random.Generator) -> None:
+    # Q, N, V, D, k: few dimensions make the tolerance tight; many are what is searched; k = N wants everything.
+    for n_queries, n, n_vectors, dimension, k in ((1, 300, 1, 8, 300), (33, 600, 1, 768, 10), (5, 200, 3, 64, 25)):
+        queries = random.standard_normal((n_queries, dimension), dtype=np.float32)
+        vectors = random.standard_normal((n, n_vectors, dimension), dtype=np.float32)
+        vectors[n // 2 :] = vectors[: n - n // 2]  # every document twice
+        vectors[7], queries[0] = 1 + 2.0**-12, 1 + 2.0**-12
+        exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
+        norms = upper_norms(vectors.reshape(-1, dimension))
+        error = rounding_error(dimension, upper_norms(queries), float(norms.max()))
+        case = f"{n_queries} queries, {n} documents of {n_vectors} x {dimension}, k = {k}"
+        _compare(backend, backend.load(vectors)(queries, k), exact, error, k, case)
+
+
+def _check_lists(backend: Backend, random: np.random.Generator) -> None:
+    for n_queries, users, n, n_vectors, dimension in ((1, 1, 50, 3, 8), (4, 8, 60, 5, 128), (2, 32, 40, 20, 768)):
+        numbers = random.standard_normal((n_queries * users + n * n_vectors, dimension), dtype=np.float32)
+        numbers[[0, -1]] = 1 + 2.0**-12
+        queries = Ragged(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
+        documents = Ragged(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
+        rows = np.append(np.arange(n), np.full(4, -1))  # padding in every direction
+        block = Padded(*documents.padded(rows, n_vectors + 1), n)
+        found = backend.load(block)(Padded(*queries.padded(np.arange(n_queries), 2 * users), n_queries), n)
+        products = queries.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
+        exact = products.reshape(n_queries, users, n, n_vectors).max(axis=-1).sum(axis=1)
+        largest = float(upper_norms(documents.flat).max())
+        norms = upper_norms(queries.flat).reshape(n_queries, users)
+        error = np.array([sum_error(dimension, row, largest) for row in norms])
+        case = f"{n_queries} x {users} query vectors, {n} documents of {n_vectors} x {dimension}"
+        _compare(backend, found, exact, error, n, case)
+
+
+def _compare(backend: Backend, found: Found, exact: np.ndarray, error: np.ndarray, k: int, case: str) -> None:
+    """exact: scores of all documents, float64 [Q,N]; error: how far float32 may be from them [Q]."""
+    n_queries, n = exact.shape
+    wrong = ""
+    if found.documents.shape != (n_queries, k) or found.documents.min() < 0 or found.documents.max() >= n:
+        wrong = f"returned documents of shape {found.documents.shape} outside 0 to {n - 1}"
+    elif any(len(set(row)) != k for row in found.documents.tolist()):
+        wrong = "returned a document twice"
+    elif (np.diff(found.scores, axis=1) > 0).any():
+        wrong = "returned scores that are not descending"
+    elif (np.abs(found.scores - np.take_along_axis(exact, found.documents, axis=1)) > error[:, None]).any():
+        wrong = "is less exact than float32: is TF32 or bfloat16 forced (NVIDIA_TF32_OVERRIDE)?"
+    else:
+        left_out = exact.copy()
+        np.put_along_axis(left_out, found.documents, -np.inf, axis=1)
+        if (left_out.max(axis=1) > found.bound.astype(np.float64) + error).any():
+            wrong = "left out a document that scores above its bound"
+    if wrong:
+        raise RuntimeError(f"search backend {backend.description} {wrong} ({case}): choose another backend")

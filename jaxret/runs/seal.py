@@ -1,0 +1,73 @@
+"""The seal of a run: digests of the files that decide its results, so that no edited or damaged one is believed.
+
+seal.json holds a digest of config.json, contract.json and data.json (of their content: how they are indented changes
+nothing), of every file of encoder/ (of its bytes), and of itself. A run without one was made by an older jaxret, or its
+seal was deleted to accept what the folder holds; resuming it makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxret.contract import ContractError
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json, sha256_file, sha256_json, write_json
+
+
+def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
+    """Writes JSON files of a run, in the order given, and its seal. Killed anywhere in between, the folder is believed
+    all the same: until all are written, the seal allows what was there before, too."""
+    names = {_name(workdir, path): sha256_json(value) for path, value in values.items()}
+    before = {_name(workdir, path): _digest(workdir, path) for path in _sealed(workdir)}
+    _write(workdir, {name: [d[name] for d in (before, names) if name in d] for name in before | names})
+    for path, value in values.items():
+        write_json(path, value)
+    _write(workdir, {name: [digest] for name, digest in (before | names).items()})
+
+
+def check_seal(workdir: Workdir) -> None:
+    """Raises ContractError naming the first file that is missing, new, or not as the run wrote it."""
+    if not workdir.seal.exists():
+        return
+    remedy = f"restore it; or, if the change was meant, delete {workdir.seal}: the folder is then taken as it is"
+    try:
+        content = read_json(workdir.seal)
+        itself = content.pop("sha256")
+        sound = sha256_json(content) == itself
+    except (ValueError, AttributeError, KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise ContractError(f"{workdir.seal} is damaged or was edited; {remedy}")
+    there = {_name(workdir, path): path for path in _sealed(workdir)}
+    for name in sorted(there.keys() | content["files"].keys()):
+        if name not in there:
+            raise ContractError(f"{workdir.path / name} is missing; {remedy}")
+        if name not in content["files"]:
+            raise ContractError(f"{there[name]} is not a file of this run; remove it")
+        if _digest(workdir, there[name]) not in content["files"][name]:
+            raise ContractError(f"{there[name]} is damaged or was edited; {remedy}")
+
+
+def _write(workdir: Workdir, files: dict[str, list[str]]) -> None:
+    content = {"version": 1, "files": files}
+    write_json(workdir.seal, {**content, "sha256": sha256_json(content)})
+
+
+def _sealed(workdir: Workdir) -> list[Path]:
+    own = [path for path in (workdir.config, workdir.contract, workdir.data) if path.exists()]
+    return own + sorted(p for p in workdir.encoder.glob("*") if p.is_file() and not p.name.startswith("."))
+
+
+def _name(workdir: Workdir, path: Path) -> str:
+    return path.relative_to(workdir.path).as_posix()
+
+
+def _digest(workdir: Workdir, path: Path) -> str:
+    if path.parent != workdir.path:
+        return sha256_file(path)
+    try:
+        return sha256_json(read_json(path))
+    except ValueError:
+        return "not JSON"

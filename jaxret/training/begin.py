@@ -1,0 +1,102 @@
+"""Before the first step: a config and small files -> a run that is known to fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxret.contract import require_equal
+from jaxret.data.batches import TrainingSet
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.distributed import any_process, make_mesh
+from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.runs.contract import make_contract
+from jaxret.runs.resume import MASKS, Changes, require_same_run
+from jaxret.runs.run import load_tokenizer, require_stored_contract
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json
+from jaxret.training.check import check, check_model, reference_options
+from jaxret.training.examples import data_record, load_examples
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to begin or to go on with, whose config is sound and fits the encoder and the folder."""
+
+    config: ConfigDict
+    workdir: Workdir
+    mesh: Mesh
+    retriever: Retriever
+    encoder: Path  # where the encoder's config and tokenizer are: the run's own copy, once it has begun
+    begun: bool
+    progress: bool
+    say: Say
+    changes: Changes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the job reads, and with what."""
+
+    tokenizer: TextTokenizer
+    contract: dict[str, Any]
+    train: TrainingSet | None
+    dev: TrainingSet | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What data.json holds."""
+        return data_record(self.train, self.dev)
+
+
+def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
+    """Config -> Job, from config.json of the encoder and of the run alone: neither weights nor tokenizer nor data are
+    read, so that what is mistyped is told at once. Raises ValueError, and ContractError if the folder holds another
+    run."""
+    mesh = make_mesh(config.mesh.fsdp)
+    check(config, mesh)
+    begun = not any_process(not workdir.config.exists())
+    encoder = workdir.encoder if begun else resolve(config.encoder.checkpoint, config.encoder.download)
+    changes = require_same_run(workdir, config) if begun else {}
+    retriever = build_retriever(config, encoder_config(config, encoder))
+    check_model(config, retriever)
+    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    for option in reference_options(config, retriever):
+        say(f"as a published implementation does it, not its paper: {option}")
+    return Job(config, workdir, mesh, retriever, encoder, begun, progress, say, changes)
+
+
+def read_texts(job: Job) -> Texts:
+    """Loads the tokenizer, reads and tokenises the data. Raises ContractError if a run that has begun read others, and
+    DataError for bad records."""
+    tokenizer = load_tokenizer(job.config, job.encoder, job.retriever)
+    contract = make_contract(job.retriever, tokenizer, job.encoder)
+    if job.begun:
+        require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")
+    train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.say) for name in ("train", "dev"))
+    texts = Texts(tokenizer, contract, train, dev)
+    if job.begun and job.workdir.data.exists():
+        remedy = "A run can only be resumed on the data it began with."
+        require_equal(read_json(job.workdir.data), texts.record, str(job.workdir.data), "the data given", remedy)
+    return texts
+
+
+def tell_changes(job: Job) -> None:
+    """Says what the config changes of the run."""
+    for key, (before, now) in job.changes.items():
+        job.say(f"{key} was {before!r} and is {now!r} from here on")
+    rates = [rate for name, rate in vars(job.retriever.module.config).items() if name.endswith("dropout")]
+    if MASKS in job.changes and any(rates):
+        job.say(
+            f"{MASKS} has changed: each chunk has its own dropout masks, so they are others than they would have been"
+        )

@@ -1,0 +1,197 @@
+"""Memory and time do not grow with a line or a text, however small the file that holds it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxret.data import files
+from jaxret.data.files import DataError, Policy, read_json_array
+from jaxret.data.formats import dpr, read_corpus, read_examples, read_judgements, read_queries, read_run, scan_corpus
+from jaxret.data.records import Passage
+from tests.conftest import REPOSITORY
+from tests.pipeline import write_encoder
+
+MIB = 2**20
+BASE = 300  # MiB: Python, JAX's import, and some air
+
+
+def write_gzip(path: Path, *parts: bytes | tuple[bytes, int]) -> Path:
+    """Members of a gzip file; (bytes, n) is compressed once and written n times."""
+    with path.open("wb") as file:
+        for part, times in (part if isinstance(part, tuple) else (part, 1) for part in parts):
+            member = gzip.compress(part, 1)
+            for _ in range(times):
+                file.write(member)
+    return path
+
+
+def measure(code: str, path: Path) -> tuple[str, float, float]:
+    """Runs code on `path` in a process of its own: (what it printed, or the error; CPU seconds; peak MiB)."""
+    program = f"""
+import re, sys, time
+from jaxret.data.formats import *
+from jaxret.data.tokenizer import TextTokenizer, Truncation
+path, begin = sys.argv[1], time.process_time()
+try:
+    {code}
+except DataError as error:
+    print(error)
+# Not ru_maxrss, which begins with the memory of the process that started this one.
+print(time.process_time() - begin, int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=100
+    )
+    assert result.returncode == 0, result.stderr
+    *said, numbers = result.stdout.splitlines()
+    seconds, peak = map(float, numbers.split())
+    return "\n".join(said), seconds, peak
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "start", "filler"),
+    [
+        ("corpus.jsonl.gz", "scan_corpus(path)", b'{"_id": "1", "text": "', b"river "),
+        ("corpus.jsonl.gz", "scan_corpus(path)", b"", b"\0"),
+        ("psgs.tsv.gz", "scan_corpus(path)", b"1\t", b"x"),
+        ("psgs.tsv.gz", "scan_corpus(path)", b'1\t"', b"a quote that is never closed\n"),
+        ("test.tsv.gz", "read_judgements(path)", b"q1\tp1\t", b"0"),
+        ("train.json.gz", "read_examples(path)", b'[{"question": "', b"river "),
+        ("train.json.gz", "read_examples(path)", b"[", b"["),
+    ],
+)
+def test_a_line_without_an_end_is_an_error_soon(
+    tmp_path: Path, name: str, code: str, start: bytes, filler: bytes
+) -> None:
+    path = write_gzip(tmp_path / name, start, (filler * (8 * MIB // len(filler)), 200))  # 1.6 GB
+    said, seconds, peak = measure(code, path)
+    assert f"{name}:1: this " in said
+    assert "has more than 64 MiB; split it" in said
+    assert peak < BASE + 350
+    assert seconds < 20
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl.gz", "psgs.tsv.gz"])
+def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
+    path = write_gzip(tmp_path / name, (b"\n" * (8 * MIB), 8), b"not a record")
+    said, seconds, peak = measure("scan_corpus(path)", path)
+    assert f"{name}:{64 * MIB + 1}: this" in said
+    assert seconds < 20  # 1; line by line it is 100 and more
+    assert peak < BASE
+
+
+def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "encoder")
+    words = b"river stone " * (MIB // 12)
+    parts = [part for i in range(3) for part in (b'{"_id": "%d", "text": "' % i, (words, 60), b'"}\n')]
+    path = write_gzip(tmp_path / "corpus.jsonl.gz", *parts)
+    code = (
+        f"tokens = TextTokenizer.load({str(encoder)!r}, 16, 256).passages(read_corpus(path)); "
+        "print(tokens.lengths.tolist(), tokens[2][:3].tolist(), tokens[2][-1])"
+    )
+    said, _, peak = measure(code, path)
+    assert said.startswith("[256, 256, 256]")
+    assert peak < 1000  # of which transformers takes 200
+
+
+READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
+    "a.jsonl": (lambda path: list(read_corpus(path)), b'{"_id": "1", "text": "%s"}\n', b"line"),
+    "queries.jsonl": (read_queries, b'{"_id": "1", "text": "%s"}\n', b"line"),
+    "a.tsv": (lambda path: list(read_corpus(path)), b"1\t%s\ttitle\n", b"line"),
+    "quoted.tsv": (lambda path: list(read_corpus(path)), b'1\t"\n%s"\ttitle\n', b"row"),
+    "a.csv": (read_queries, b"%s\t['x']\n", b"line"),
+    "a.qrels": (read_judgements, b"q 0 %s 1\n", b"line"),
+    "a.trec": (read_run, b"q Q0 %s 1 2.0 t\n", b"line"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", READERS)
+def test_the_limit_is_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str) -> None:
+    for module in (files, dpr):
+        monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
+    read, line, what = READERS[name]
+    path = tmp_path / f"{name}{suffix}"
+    for more in (0, 1):
+        text = line % (b"x" * (3 * MIB - len(line) + len(b"%s") + more))
+        path.write_bytes(gzip.compress(text, 1) if suffix else text)
+        if more == 0:
+            read(path)
+            continue
+        with pytest.raises(DataError, match=rf":1: this {what.decode()} has more than 3 MiB; split it"):
+            read(path)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 4096])
+def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    rows = [json.dumps({"_id": str(i), "text": f"naïve\u2028🎉 {i}"}, ensure_ascii=False) for i in range(3)]
+    text = f"\ufeff{rows[0]}\r\n\n \t\r\n\r\n{rows[1]}\n\n{rows[2]}"
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
+    (tmp_path / "a.tsv").write_text('1\t"two\n\n\nlines"\tt\n\n\n2\tx\tt\n', encoding="utf-8")
+    (tmp_path / "a.json").write_text(f" [\n{rows[0]} ,{rows[1]}\n, {rows[2]}\n] \n", encoding="utf-8-sig")
+    monkeypatch.setattr(files, "_CHUNK", chunk)
+    assert [p.id for p in read_corpus(tmp_path / "a.jsonl")] == ["0", "1", "2"]
+    assert list(read_corpus(tmp_path / "a.tsv")) == [Passage("1", "two\n\n\nlines", "t"), Passage("2", "x", "t")]
+    assert [value["_id"] for value in read_json_array(tmp_path / "a.json")] == ["0", "1", "2"]
+    (tmp_path / "a.jsonl").write_text(text.replace(rows[2], "["), encoding="utf-8", newline="")
+    with pytest.raises(DataError, match=r"a\.jsonl:7: this is not JSON"):
+        list(read_corpus(tmp_path / "a.jsonl"))
+    (tmp_path / "a.tsv").write_text('1\t"a\n\nb"\tt\n\n\n2\tt\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.tsv:6: this row has 2 columns"):
+        scan_corpus(tmp_path / "a.tsv")
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 4096])
+@pytest.mark.parametrize(
+    ("text", "found", "message"),
+    [
+        ("[]", [], ""),
+        ("[1, 23 ,456]", [1, 23, 456], ""),
+        ('["]", [1, [2]], {"a": "\\u00e9,"}]', ["]", [1, [2]], {"a": "é,"}], ""),
+        ("", [], r"a\.json:1: this is not JSON \(Expecting value\)"),
+        ("[1,\n2", [1, 2], r"a\.json:2: this is not JSON \(Expecting ',' or '\]'\)"),
+        ("[1,\n2 3]", [1, 2], r"a\.json:2: this is not JSON \(Expecting ',' or '\]'\)"),
+        ("[1,\n]", [1], r"a\.json:2: this is not JSON \(Expecting value\)"),
+        ('[1,\n{"a":\n7,,', [1], r"a\.json:3: this is not JSON \(Expecting property name"),
+        ("[1]\n[2]", [1], r"a\.json:2: this is not JSON \(Extra data\)"),
+        ("[" * 100_000, [], r"a\.json:1: this is not JSON"),
+        ('"x"', [], r"a\.json: the file holds a string at its top"),
+    ],
+)
+def test_a_json_array_is_read_value_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, text: str, found: list, message: str
+) -> None:
+    monkeypatch.setattr(files, "_CHUNK", chunk)
+    (tmp_path / "a.json").write_text(text, encoding="utf-8")
+    values = read_json_array(tmp_path / "a.json")
+    assert [value for _, value in zip(found, values)] == found
+    if message:
+        with pytest.raises(DataError, match=message):
+            next(values)
+    else:
+        assert list(values) == []
+
+
+def test_a_json_file_is_not_held_whole(tmp_path: Path) -> None:
+    record = json.dumps({"question": "river", "positive_ctxs": [{"text": "x" * MIB}]}).encode() + b",\n"
+    path = write_gzip(tmp_path / "train.json.gz", b"[", (record, 400), record[:-2], b"]")
+    said, _, peak = measure("print(len(read_queries(path)))", path)
+    assert said == "401"
+    assert peak < BASE
+
+
+def test_a_record_that_is_too_long_is_an_error_under_any_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LINE_LIMIT", 2 * MIB)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"question": "a"}, {"question": "x" * 5 * MIB}], indent=0))
+    with pytest.raises(DataError, match=r"a\.json:5: this record, or what is broken in it, has more than 2 MiB"):
+        read_examples(path, None, Policy("skip"))

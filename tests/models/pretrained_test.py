@@ -1,0 +1,107 @@
+"""What is refused in a Hugging Face directory, and how it is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.pretrained import load_pretrained
+from tests.pipeline import GOLDENS, run_script, train_arguments, write_data, write_encoder
+
+
+def changed(folder: Path, golden: str, changes: dict[str, Any]) -> Path:
+    """config.json of a golden directory with other values; `...` takes a key away."""
+    raw = json.loads((GOLDENS / golden / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("golden", "key", "value", "right"),
+    [
+        ("tiny_bert", "position_embedding_type", "relative_key", "only 'absolute' is implemented for bert"),
+        ("tiny_bert", "is_decoder", True, "only False is implemented"),
+        ("tiny_bert", "pruned_heads", {"0": [1]}, "only {} is implemented"),
+        ("tiny_bert", "quantization_config", {"bits": 4}, "only None is implemented"),
+        ("tiny_bert", "num_attention_heads", 5, "it must divide the hidden size, 32"),
+        ("tiny_bert", "hidden_act", "silu", "it must be 'gelu' or 'gelu_new' or"),
+        ("tiny_bert", "layer_norm_eps", -1e-12, "it must be a number above 0"),
+        ("tiny_bert", "layer_norm_eps", 0, "it must be a number above 0"),
+        ("tiny_bert", "layer_norm_eps", "1e-12", "it must be a number above 0"),
+        ("tiny_bert", "vocab_size", 0, "it must be a whole number of at least 1"),
+        ("tiny_bert", "num_hidden_layers", True, "it must be a whole number of at least 1"),
+        ("tiny_bert", "intermediate_size", 64.0, "it must be a whole number of at least 1"),
+        ("tiny_bert", "hidden_size", None, "it must be a whole number of at least 1"),
+        ("tiny_bert", "hidden_dropout_prob", 1.0, "it must be a number from 0 to below 1"),
+        ("tiny_bert", "initializer_range", -0.02, "it must be a number of at least 0"),
+        ("tiny_bert", "type_vocab_size", -1, "it must be a whole number of at least 0"),
+        ("tiny_distilbert", "n_heads", 3, "it must divide the hidden size, 32"),
+        ("tiny_roberta", "pad_token_id", -1, "it must be a whole number of at least 0"),
+        ("tiny_roberta", "max_position_embeddings", 2, "it must be above 2: positions begin there"),
+        ("tiny_xlm_roberta", "hidden_act", "relu", "it must be 'gelu'"),
+        ("tiny_t5", "dense_act_fn", "silu", "but feed_forward_proj 'relu' means 'relu'"),
+        ("tiny_t5", "relative_attention_num_buckets", 2, "it must be at least 4"),
+        ("tiny_t5", "relative_attention_max_distance", 3, "it must be above 3"),
+    ],
+)
+def test_an_option_that_is_not_implemented_or_means_nothing(
+    tmp_path: Path, golden: str, key: str, value: Any, right: str
+) -> None:
+    with pytest.raises(ValueError, match="config") as error:
+        read_config(changed(tmp_path, golden, {key: value}))
+    assert str(error.value).startswith(f"{tmp_path / 'config.json'}: {key} is {value!r}")
+    assert right in str(error.value)
+    assert read_config(changed(tmp_path, golden, {})) == read_config(GOLDENS / golden)  # control
+
+
+def test_a_key_that_is_missing_and_one_that_has_a_default(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json: vocab_size, hidden_size missing; found .*model_type"):
+        read_config(changed(tmp_path, "tiny_bert", {"hidden_size": ..., "vocab_size": ...}))
+    assert read_config(changed(tmp_path, "tiny_bert", {"layer_norm_eps": ...})) == read_config(GOLDENS / "tiny_bert")
+
+
+def test_an_activation_of_t5_that_is_not_implemented(tmp_path: Path) -> None:
+    changes = {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True}
+    with pytest.raises(ValueError, match=r"config\.json: feed_forward_proj is 'gated-silu'; it must be 'gelu' or"):
+        read_config(changed(tmp_path, "tiny_t5", changes))
+
+
+@pytest.mark.parametrize("raw", ["[]", '{"model_type": ["bert"]}', '{"model_type": "gpt2"}', "{}"])
+def test_what_is_no_encoder(tmp_path: Path, raw: str) -> None:
+    (tmp_path / "config.json").write_text(raw)
+    with pytest.raises(ValueError, match=r"config\.json: (a JSON object is needed|model_type is .*bert, distilbert)"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float, dtype: Any) -> None:
+    changed(tmp_path, "tiny_bert", {})
+    name = "encoder.layer.1.output.dense.weight"
+    tensors = load_file(GOLDENS / "tiny_bert" / "model.safetensors")
+    tensors[name] = tensors[name].astype(dtype)
+    tensors[name][3, 4] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"model\.safetensors: {name} holds NaN or infinity"):
+        load_pretrained(tmp_path)
+    tensors["pooler.dense.bias"][:] = np.nan  # what is ignored may hold anything
+    tensors[name][3, 4] = 0
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_pretrained(tmp_path)
+
+
+def test_no_run_starts_from_weights_that_are_not_finite(tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    tensors = load_file(encoder / "model.safetensors")
+    tensors["embeddings.LayerNorm.bias"][0] = np.nan
+    save_file(tensors, encoder / "model.safetensors")
+    done = run_script("train.py", *train_arguments(encoder, data, tmp_path / "run", train__steps=1))
+    assert done.returncode != 0
+    assert "embeddings.LayerNorm.bias holds NaN or infinity" in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,0 +1,103 @@
+"""A run that an older jaxret wrote goes on working: it is opened, encoded with, searched and resumed.
+
+tests/older_run holds what that version wrote: a run that was stopped after step 5 of 8, with the vectors of step 4; and
+in expected/ what it wrote when it went on itself. The encoder that the run began with is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.contract import ContractError, flatten
+from jaxret.runs.run import open_run
+from jaxret.runs.upgrade import nested, upgrade
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json, write_json
+from tests.pipeline import REPOSITORY, command, environment
+
+OLDER = REPOSITORY / "tests" / "older_run"
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Workdir:
+    shutil.copytree(OLDER / "run", tmp_path / "run")
+    return Workdir(tmp_path / "run")
+
+
+def numbers(path: Path) -> dict[tuple[int, str], float]:
+    """(step, name) -> value, without what a clock says."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(line["step"], k): v for line in lines for k, v in line.items() if k not in ("step", "seconds_per_step")}
+
+
+def flags(config: dict[str, Any]) -> list[str]:
+    """The command line that says a stored config."""
+    return [f"--config.{key}={tuple(v) if isinstance(v, list) else v}" for key, v in flatten(upgrade(config)).items()]
+
+
+def train_on_one_device(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As many as the run began with; dropout's masks are drawn for chunks that more could not share."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+    return subprocess.run(
+        command("train.py", *arguments),
+        cwd=REPOSITORY,
+        env=environment() | {"XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_it_is_opened_with_what_it_has(workdir: Workdir) -> None:
+    run = open_run(workdir)
+    assert run.checkpoint["step"] == 4
+    assert run.checkpoint == read_json(workdir.embeddings("data") / "manifest.json")["fingerprint"]["checkpoint"]
+    shards = read_json(workdir.embeddings("data") / "manifest.json")["fingerprint"]["contract"]
+    assert run.understood(shards) == run.contract
+    run.require_same_vectors(shards, "manifest.json", "")
+    with pytest.raises(ContractError, match=r"pooling: 'none' in manifest\.json, 'self_contrastive' in the model in"):
+        run.require_same_vectors({**shards, "pooling": "none"}, "manifest.json", "")
+    assert not workdir.seal.exists(), "who only reads writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("contract.json", {"query_length": 13}, "query_length: 13 in .*contract.json, 12 in the files"),
+        ("config.json", {"tokens.query_length": 13}, "query_length: 12 in .*contract.json, 13 in the files"),
+        ("encoder/tokenizer.json", None, "has no tokenizer"),
+        ("contract.json", None, r"contract\.json is missing"),
+    ],
+)
+def test_what_it_has_is_checked(name: str, change: dict[str, Any] | None, message: str, workdir: Workdir) -> None:
+    if change is None:
+        (workdir / name).unlink()
+    else:
+        write_json(workdir / name, nested(flatten(read_json(workdir / name)) | change))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        open_run(workdir)
+
+
+@pytest.mark.slow
+def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
+    """In a process of its own; with 8 steps of which 5 were made, and an encoder that is gone."""
+    config = read_json(workdir.config)
+    arguments = ["--config=configs/base.py", f"--workdir={workdir}", *flags(config)]
+    done = train_on_one_device(*arguments)
+    assert done.returncode == 0, done.stderr
+    found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "metrics.jsonl")
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    assert workdir.seal.exists(), "from here on it is sealed"
+    assert read_json(workdir.contract)["version"] == 2
+    assert open_run(workdir, "last").checkpoint["step"] == 8
+    again = train_on_one_device(*arguments, "--config.seed.data=1")
+    assert "seed.data: 12345 in" in again.stderr

@@ -1,0 +1,114 @@
+"""What may change when a run goes on, and how the folder remembers it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxret.contract import ContractError
+from jaxret.runs.resume import remember, require_same_run
+from jaxret.runs.run import config_json
+from jaxret.runs.seal import check_seal
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json, write_json
+from tests.pipeline import REPOSITORY
+from tests.tiny import MLR, make_config
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Workdir:
+    """A folder with a config; the rest is a run's, but not this one's."""
+    shutil.copytree(REPOSITORY / "tests" / "older_run" / "run" / "encoder", tmp_path / "encoder")
+    write_json(tmp_path / "contract.json", {})
+    write_json(tmp_path / "config.json", config_json(make_config(MLR)))
+    return Workdir(tmp_path)
+
+
+def changed(key: str, value: Any) -> ConfigDict:
+    return make_config(MLR | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mesh.fsdp", 2),
+        ("mesh.process_id", 1),
+        ("validation.metric", "nll"),
+        ("validation.pool_size", 7),
+        ("encode.dtype", "float16"),
+        ("encode.tokens_per_batch", 7),
+        ("encoder.remat", True),
+        ("encoder.download", True),
+        ("train.log_every", 7),
+        ("train.checkpoint_every", 7),
+        ("train.chunk_size", 8),
+        ("train.steps", 7),
+        ("train.epochs", 7.0),
+    ],
+)
+def test_what_may_change(key: str, value: Any, workdir: Workdir) -> None:
+    group, name = key.split(".")
+    assert require_same_run(workdir, changed(key, value)) == {key: (make_config(MLR)[group][name], value)}
+    assert require_same_run(workdir, make_config(MLR)) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed.data", 1),
+        ("optimizer.learning_rate", 1.0),
+        ("train.batch_size", 8),
+        ("train.start_from", "elsewhere"),
+        ("encoder.checkpoint", "elsewhere"),
+        ("encoder.dtype", "bfloat16"),
+        ("tokens.passage_length", 7),
+        ("data.train", "elsewhere"),
+        ("pooling", "average"),
+        ("loss.temperature", 9.0),
+        ("head.name", "viewers"),
+    ],
+)
+def test_what_may_not(key: str, value: Any, workdir: Workdir) -> None:
+    with pytest.raises(ContractError) as caught:
+        require_same_run(workdir, changed(key, value))
+    first, *differing, remedy = str(caught.value).splitlines()
+    assert first == f"the config given does not match {workdir.config}:"
+    assert len(differing) == 1
+    assert differing[0].startswith(f"  {key}: ")
+    assert differing[0].endswith(f" in {workdir.config}, {value!r} in the config given")
+    assert "--workdir" in remedy
+
+
+def test_keys_of_other_families_are_nobodys_business(workdir: Workdir) -> None:
+    """A key that a new head brings does not end the runs of the others."""
+    config = read_json(workdir.config)
+    config["head"]["viewers"] = {"window": 4}
+    write_json(workdir.config, config)
+    assert require_same_run(workdir, make_config(MLR)) == {}
+    config["head"]["layers_of"] = {"window": 4}
+    write_json(workdir.config, config)
+    with pytest.raises(ContractError, match=r"head\.layers_of\.window: 4 in .*, '\(absent\)' in the config given"):
+        require_same_run(workdir, make_config(MLR))
+
+
+def test_the_folder_remembers_what_changed(workdir: Workdir) -> None:
+    config = changed("train.log_every", 7)
+    changes = require_same_run(workdir, config)
+    remember(workdir, config, {"version": 2}, {"train": 1}, changes, 5)
+    check_seal(workdir)
+    assert read_json(workdir.config) == config_json(config)
+    assert (read_json(workdir.contract), read_json(workdir.data)) == ({"version": 2}, {"train": 1})
+    before = workdir.seal.stat().st_mtime_ns
+    remember(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 6)
+    assert workdir.seal.stat().st_mtime_ns == before, "nothing changed, nothing is written"
+    config = changed("train.steps", 9)
+    remember(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 7)
+    assert [json.loads(line) for line in workdir.history.read_text().splitlines()] == [
+        {"step": 5, "changes": {"train.log_every": [10, 7]}},
+        {"step": 7, "changes": {"train.log_every": [7, 10], "train.steps": [-1, 9]}},
+    ]

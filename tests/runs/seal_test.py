@@ -1,0 +1,115 @@
+"""A run's files are believed only as the run wrote them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.contract import ContractError
+from jaxret.runs import seal
+from jaxret.runs.seal import check_seal, write_sealed
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json, write_json
+
+CONFIG = {"optimizer": {"learning_rate": 0.001}, "tokens": {"query_length": 12}}
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Workdir:
+    folder = Workdir(tmp_path)
+    folder.encoder.mkdir()
+    (folder.encoder / "config.json").write_text('{"layer_norm_eps": 1e-12}')
+    (folder.encoder / "tokenizer.json").write_text('{"vocab": ["a", "b"]}')
+    write_sealed(folder, {folder.contract: {"version": 2}, folder.data: {}, folder.config: CONFIG})
+    return folder
+
+
+def test_what_the_run_wrote_is_believed(workdir: Workdir) -> None:
+    check_seal(workdir)
+    workdir.config.write_text(json.dumps(CONFIG))  # the same content, in other clothes
+    (workdir.encoder / ".tokenizer.json.0123456789abcdef.tmp").touch()
+    (workdir.path / "metrics.jsonl").touch()
+    check_seal(workdir)
+
+
+def complaint(workdir: Workdir) -> str:
+    try:
+        check_seal(workdir)
+    except ContractError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ["config.json", "contract.json", "data.json", "encoder/tokenizer.json", "seal.json"])
+def test_every_flipped_bit_is_seen_or_changes_nothing(name: str, workdir: Workdir) -> None:
+    path = workdir / name
+    whole, before = path.read_bytes(), read_json(path)
+    seen = 0
+    for place in range(0, 8 * len(whole), 7):
+        path.write_bytes(whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :])
+        message = complaint(workdir)
+        if message:
+            seen += 1
+            assert message.startswith(f"{path} is damaged or was edited; restore it; or, if the change was meant")
+        else:
+            assert read_json(path) == before
+            assert not name.startswith("encoder")
+    assert seen > len(whole) / 2
+    path.write_bytes(whole)
+    check_seal(workdir)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", {**CONFIG, "pooling": "none"}, r"config\.json is damaged or was edited"),
+        ("config.json", None, r"config\.json is missing"),
+        ("data.json", None, r"data\.json is missing"),
+        ("encoder/tokenizer.json", None, r"tokenizer\.json is missing"),
+        ("encoder/special_tokens_map.json", {}, r"special_tokens_map\.json is not a file of this run; remove it"),
+        ("seal.json", {}, r"seal\.json is damaged or was edited"),
+        ("seal.json", [], r"seal\.json is damaged or was edited"),
+    ],
+)
+def test_an_edit_names_the_file(name: str, content: Any, message: str, workdir: Workdir) -> None:
+    if content is None:
+        (workdir / name).unlink()
+    else:
+        write_json(workdir / name, content)
+    with pytest.raises(ContractError, match=message):
+        check_seal(workdir)
+
+
+def test_an_edit_is_accepted_by_deleting_the_seal(workdir: Workdir) -> None:
+    write_json(workdir.config, {**CONFIG, "pooling": "none"})
+    workdir.seal.unlink()
+    check_seal(workdir)
+
+
+def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = {"optimizer": {"learning_rate": 0.5}}
+    write = seal.write_json
+    for kept in range(5):  # the seal, two files, the seal
+        written: list[Path] = []
+
+        def dying(path: Path, value: Any, kept: int = kept, written: list[Path] = written) -> None:
+            if len(written) == kept:
+                raise KeyboardInterrupt
+            written.append(path)
+            write(path, value)
+
+        monkeypatch.setattr(seal, "write_json", dying)
+        values = {workdir.contract: {"version": kept}, workdir.config: {**new, "kept": kept}}
+        if kept < 4:
+            with pytest.raises(KeyboardInterrupt):
+                write_sealed(workdir, values)
+        else:
+            write_sealed(workdir, values)
+        check_seal(workdir)
+    assert read_json(workdir.config) == {**new, "kept": 4}
+    write_json(workdir.config, CONFIG)
+    with pytest.raises(ContractError, match=r"config\.json"):  # what was there before is no longer allowed
+        check_seal(workdir)

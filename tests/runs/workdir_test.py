@@ -1,0 +1,48 @@
+"""The layout of a run's folder, and names that may not leave it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxret.runs.workdir import Workdir
+
+
+def test_every_path_is_inside_and_its_own(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path / "mlr")
+    fixed = [getattr(workdir, name) for name in vars(Workdir) if isinstance(vars(Workdir)[name], property)]
+    paths = [path for path in fixed if isinstance(path, Path)]
+    paths += [workdir.embeddings("wiki"), workdir.rankings("nq.test"), workdir.evaluation("nq.test")]
+    assert len(set(paths)) == len(paths) == 13
+    assert all(path.is_relative_to(tmp_path / "mlr") for path in paths)
+    assert workdir.embeddings("wiki") == tmp_path / "mlr" / "embeddings" / "wiki"
+    assert workdir.rankings("nq.test") == tmp_path / "mlr" / "runs" / "nq.test.trec"
+    assert workdir.evaluation("nq.test") == tmp_path / "mlr" / "eval" / "nq.test.json"
+    assert not workdir.path.exists(), "looking creates nothing"
+
+
+def test_it_is_made_of_any_path_and_of_itself(tmp_path: Path) -> None:
+    assert Workdir(str(tmp_path)) == Workdir(tmp_path) == Workdir(Workdir(tmp_path))
+    assert (str(Workdir(tmp_path)), Path(Workdir(tmp_path))) == (str(tmp_path), tmp_path)
+    assert Workdir(tmp_path).name == tmp_path.name
+    assert Workdir(".").name == Path.cwd().name
+
+
+def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    assert not workdir.corpora
+    for name in ("wiki", "news", "half"):
+        workdir.embeddings(name).mkdir(parents=True)
+    for name in ("wiki", "news"):
+        (workdir.embeddings(name) / "manifest.json").touch()
+    assert workdir.corpora == ("news", "wiki")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../escape", "a/b", "/etc", "a\\b", ".hidden", "a\0b"])
+def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    for place in (workdir.embeddings, workdir.rankings, workdir.evaluation):
+        with pytest.raises(ValueError, match=r"the name of a (corpus|data set) is .*; it must not be empty"):
+            place(name)
+    assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control"

@@ -1,0 +1,255 @@
+"""Flags, help, errors and exit statuses as a user meets them: the scripts in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxret.tools import cli
+from jaxret.tools.cli import user_errors
+from tests.pipeline import REPOSITORY, command, environment, run_script
+
+MINILM = ("--config=configs/minilm.py", "--workdir=w")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("train.py", (), "--workdir and --config must be given"),
+        ("train.py", ("--config=configs/minilm.py",), "--workdir must be given"),
+        ("train.py", (*MINILM, "stray"), "what is 'stray'? every argument is a flag"),
+        ("train.py", (*MINILM, "--wrkdir=x"), "--wrkdir is no flag; did you mean workdir?"),
+        (
+            "train.py",
+            ("--config=configs/mlr", "--workdir=w"),
+            "that ends in .py; did you mean configs/mlr.py?",
+        ),
+        ("train.py", ("--config", "configs/nope.py", "--workdir=w"), "there is no file 'configs/nope.py'"),
+        ("train.py", ("--config=", "--workdir=w"), "there is no file ''"),
+        (
+            "train.py",
+            ("--config=configs/minilm.py:mrl", "--workdir=w"),
+            "minilm.py:mrl: the suffix must be one of",
+        ),
+        ("train.py", ("--config=jaxret/types.py", "--workdir=w"), "has no attribute 'get_config'"),
+        ("train.py", ("--workdir=w", "--config.train.steps=1"), "--config.train.steps needs a config to change"),
+        (
+            "train.py",
+            (*MINILM, "--config.data.trian=x"),
+            "configs/minilm.py has no such key; did you mean data.train?",
+        ),
+        ("train.py", (*MINILM, "--config.data=x"), "--config.data is a group of keys"),
+        ("train.py", (*MINILM, "--config.train.steps=abc"), "--config.train.steps=abc: it must be a whole number"),
+        ("train.py", (*MINILM, "--config.optimizer.learning_rate=abc"), "learning_rate=abc: it must be a number"),
+        ("train.py", (*MINILM, "--config.encoder.tied=7"), "--config.encoder.tied=7: it must be true or false"),
+        ("train.py", (*MINILM, "--config.mesh.coordinator=h:1"), "with --config.mesh.num_processes=1 and"),
+        ("encode.py", ("--workdir=w", "--corpus=c", "--coordinator=h:1"), "with --num_processes=1 and --process_id=0"),
+        ("encode.py", ("--workdir=w", "--corpus=c", "--on_error=sip"), "<error|skip>"),
+        ("encode.py", ("--workdir=w", "--corpus"), "Missing value for flag --corpus"),
+        ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
+        ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
+        ("search.py", ("--workdir=nowhere",), "give either --query"),
+        ("-m", ("jaxret",), "the following arguments are required: VERB"),
+        ("-m", ("jaxret", "demmo"), "invalid choice: 'demmo'"),
+        ("-m", ("jaxret", "demo", "--wrkdir=x"), "'--wrkdir=x' is no flag; did you mean --workdir?"),
+        ("-m", ("jaxret", "keywords", "--corpus=nowhere", "--out=x"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], message: str) -> None:
+    done = run_script(script, *arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("script", ["train.py", "encode.py", "search.py"])
+def test_help_is_the_docstring_and_the_flags(script: str, flag: str) -> None:
+    done = run_script(script, "--workdir=x", flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    source = (REPOSITORY / script).read_text()
+    assert done.stdout.startswith(source.split('"""')[1])
+    defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source)
+    assert re.findall(r"^  --(\w+)=", done.stdout, re.MULTILINE) == defined
+    assert len(done.stdout.splitlines()) < 40
+    assert "[required]" in done.stdout
+    assert ("--config.KEY=" in done.stdout) == (script == "train.py")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (ValueError("x.jsonl:3: bad"), 1, "error: x.jsonl:3: bad"),
+        (
+            FileNotFoundError(2, "No such file or directory", "data.json"),
+            1,
+            "error: data.json: No such file or directory",
+        ),
+        (OSError("disk full"), 1, "error: disk full"),
+        (FloatingPointError("NaN"), 1, "error: NaN"),
+        (EOFError("cut"), 1, "error: cut"),
+        (MemoryError(), 1, "error: out of memory"),
+        (RuntimeError("choose another backend"), 1, "error: choose another backend"),
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: gone\nstack\nstack"), 1, "error: UNAVAILABLE: gone"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"),
+            1,
+            "error: the device is out of memory; smaller batches",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            TypeError("no len()"),
+            70,
+            "unexpected error: TypeError: no len() (JAXRET_DEBUG=1 shows where; please report it)",
+        ),
+        (KeyError("x"), 70, "unexpected error: KeyError: 'x' ("),
+        (RecursionError("deep"), 70, "unexpected error: RecursionError: deep ("),
+        (AssertionError(), 70, "unexpected error: AssertionError:  ("),
+    ],
+)
+def test_every_error_is_one_line_and_a_status(
+    error: BaseException, status: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXRET_DEBUG", "")
+    with pytest.raises(SystemExit) as ended, user_errors():
+        raise error
+    assert ended.value.code == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(told)
+    monkeypatch.setenv("JAXRET_DEBUG", "1")
+    with pytest.raises(type(error)), user_errors():
+        raise error
+
+
+def test_a_status_of_its_own_goes_through() -> None:
+    with pytest.raises(SystemExit) as ended, user_errors():
+        raise SystemExit(143)
+    assert ended.value.code == 143
+
+
+PROGRAM = "import sys; from jaxret.tools.cli import user_errors\nwith user_errors():\n    {0}"
+
+
+def program(body: str, **options: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body)], cwd=REPOSITORY, env=environment(), **{**pipes, **options}
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
+)
+def test_signals(number: int, status: int, told: str) -> None:
+    process = program("import time; print('ready', flush=True); time.sleep(60)")
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (status, told)
+
+
+@pytest.mark.parametrize("body", ["print('x' * 100_000); print('y')", "print('short')"])
+def test_a_reader_that_left(body: str) -> None:
+    process = program(f"import time; sys.stdin.readline(); {body}", stdin=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate("go\n", timeout=30)
+    assert (process.returncode, errors) == (141, "")
+
+
+def test_nothing_is_imported_before_the_flags_are_right() -> None:
+    """The scripts and the command line without JAX: a mistake costs no second."""
+    for module in ("train", "encode", "search", "jaxret.__main__"):
+        code = f"import sys, {module}; print([m for m in ('jax', 'flax', 'transformers', 'orbax') if m in sys.modules])"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+        )
+        assert done.stdout.strip() == "[]", module
+
+
+def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About an accelerator that is not used; what Orbax says of its work goes."""
+    before = {name: logging.getLogger(name).level for name in ("jax", *cli._TALKATIVE)}
+    try:
+        with warnings.catch_warnings():
+            cli.quiet()
+        assert logging.getLogger("jax._src.xla_bridge").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("jax._src.xla_bridge").isEnabledFor(logging.INFO)
+        assert not logging.getLogger("absl").isEnabledFor(logging.WARNING)
+        assert logging.getLogger("jaxret").isEnabledFor(logging.WARNING)
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("search.py", f"--workdir={REPOSITORY / 'tests' / 'older_run' / 'run'}", "--query=x"),
+        cwd=REPOSITORY,
+        env=environment() | {"JAX_PLATFORMS": "tpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Unable to initialize backend 'tpu'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """What keep_compiled sets, of JAX's variables, under the environment given."""
+
+    def found(**given: str) -> dict[str, str]:
+        for name in list(os.environ):
+            if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT", "JAXRET_COMPILATION")):
+                monkeypatch.delenv(name)
+        for name, value in {"XDG_CACHE_HOME": str(tmp_path / "cache"), **given}.items():
+            monkeypatch.setenv(name, value)
+        cli.keep_compiled()
+        names = [n for n in os.environ if n.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]
+        values = {name: os.environ[name] for name in names}
+        for name in names:
+            monkeypatch.delenv(name)  # also what keep_compiled set itself
+        return values
+
+    return found
+
+
+def test_where_compiled_programs_are_kept(variables: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    assert variables() == {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache" / "jaxret" / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    inside = variables(XDG_CACHE_HOME="", HOME=str(tmp_path / "home"))
+    assert inside["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "home" / ".cache" / "jaxret" / "compiled")
+    assert variables(JAXRET_COMPILATION_CACHE="0") == {}
+    assert variables(JAX_COMPILATION_CACHE_DIR="/mine") == {"JAX_COMPILATION_CACHE_DIR": "/mine"}
+    (tmp_path / "file").touch()
+    assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
+
+
+def test_what_was_longest_not_used_goes_first(tmp_path: Path) -> None:
+    for number, name in enumerate(("b", "a", "d", "c")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1_000 + number, 1_000 + number))
+    os.utime(tmp_path / "b", (5_000, 1_000))  # read since
+    cli._prune(tmp_path, 200)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
+    cli._prune(tmp_path, 200)
+    assert len(list(tmp_path.iterdir())) == 2
