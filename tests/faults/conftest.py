@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_collections import ConfigDict
 
 from tests.faults.scripts import run
-from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.pipeline import tiny_config, train_arguments, write_data, write_encoder
 
 INJECTIONS = {
     1: "kill -9 while encoding",
@@ -116,6 +117,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # What the injections are made into
 
 
+SMALL = {"train__steps": 4, "train__checkpoint_every": 1, "validation__pool_size": 16, "encode__shard_rows": 5}
+
+
 @dataclass(frozen=True)
 class Tiny:
     """An encoder, a data set, and a run that is trained and has encoded it, all made by the scripts."""
@@ -125,17 +129,20 @@ class Tiny:
     data: Path
     run: Path
 
+    def config(self, **overrides: Any) -> ConfigDict:
+        """Four steps, each saved, and shards of five passages."""
+        return tiny_config(self.encoder, self.data, **SMALL | overrides)
+
     def training(self, workdir: Path, **overrides: Any) -> list[str]:
-        """The flags of train.py: twelve steps, each saved."""
-        few = {"train__steps": 12, "train__checkpoint_every": 1, "validation__pool_size": 16}
-        return train_arguments(self.encoder, self.data, workdir, **few | {"encode__shard_rows": 5} | overrides)
+        """The flags of train.py for `config`."""
+        return train_arguments(self.encoder, self.data, workdir, **SMALL | overrides)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     root = tmp_path_factory.mktemp("tiny")
     found = Tiny(root, write_encoder(root / "encoder"), write_data(root / "data"), root / "run")
-    trained = run("train.py", *found.training(found.run, train__steps=4))
+    trained = run("train.py", *found.training(found.run))
     assert trained.returncode == 0, trained.told
     encoded = run("encode.py", f"--workdir={found.run}", f"--corpus={found.data}")
     assert encoded.returncode == 0, encoded.told

@@ -96,7 +96,7 @@ def test_encoding(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 @pytest.mark.parametrize("seed", range(CHAINS))
 def test_training(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     def begin(workdir: Path, **faults: object) -> Script:
-        return start("train.py", *tiny.training(workdir), **faults)
+        return start("train.py", *tiny.training(workdir, train__steps=12), **faults)
 
     alone = tmp_path / "alone"
     times = undisturbed(lambda **faults: begin(alone, **faults), tmp_path / "count", alone)
