@@ -192,12 +192,18 @@ def test_flips_of_lists(pattern: str, ragged: Victim, trials: Trials) -> None:
 @pytest.mark.faults(5)
 def test_flips_as_a_user_sees_them(tiny: Tiny, fixed: Victim, trials: Trials) -> None:
     """Values that only a digest can find: numbers that are as good as any."""
+    vectors = FOLDER / "vectors-00002-of-00023.npy"
     search = ["search.py", f"--workdir={fixed.workdir}", "--query=river stone"]
     for name, old, new, arguments in (
         ("encoder/config.json", b"1e-12", b"1e-02", search),
         ("encoder/config.json", b'"num_attention_heads": 4', b'"num_attention_heads": 2', search),
         ("encoder/tokenizer_config.json", b"[CLS]", b"[PAD]", search),
-        (f"{FOLDER}/vectors-00002-of-00023.npy", fixed.whole[FOLDER / "vectors-00002-of-00023.npy"][-4:], b"1234", search),
+        (
+            f"{FOLDER}/vectors-00002-of-00023.npy",
+            fixed.whole[FOLDER / "vectors-00002-of-00023.npy"][-4:],
+            b"1234",
+            search,
+        ),
         ("config.json", b"0.001", b"0.003", ["train.py", *tiny.training(fixed.workdir, train__steps=4)]),
     ):
         path = fixed.workdir / name

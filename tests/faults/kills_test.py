@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.faults.conftest import Tiny, Trials
-from tests.faults.scripts import Script, run, start
-from tests.pipeline import contents, free_address
+from tests.faults.scripts import Script, start
+from tests.pipeline import contents
 
 KILLS, CHAINS = 50, 5
 
@@ -38,7 +38,10 @@ def trained(workdir: Path) -> dict[str, object]:
     return found
 
 
-def undisturbed(begin: Callable[..., Script], file: Path, folder: Path) -> tuple[float, float, int]:
+Times = tuple[float, float, int]
+
+
+def undisturbed(begin: Callable[..., Script], file: Path, folder: Path) -> Times:
     """How long it takes until the first file is there and to the end, in seconds, and how many system calls."""
     process, first = begin(count=str(file)), 0.0
     while process.poll(0.002) is None:
@@ -48,7 +51,9 @@ def undisturbed(begin: Callable[..., Script], file: Path, folder: Path) -> tuple
     return first, time.monotonic() - process.started, int(file.read_text())
 
 
-def chain(begin: Callable[..., Script], kills: int, random: np.random.Generator, times: tuple[float, float, int]) -> int:
+def chain(
+    begin: Callable[..., Script], kills: int, random: np.random.Generator, times: tuple[float, float, int]
+) -> int:
     """Starts it again and again, each time killed somewhere, until it ends by itself or was killed `kills` times; then
     once more without. How often it was killed."""
     first, last, calls = times
@@ -110,3 +115,50 @@ def test_training(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None
         for _ in range(done):
             trials.count(not wrong and not leftovers(workdir), f"seed {seed}: {wrong} {leftovers(workdir)}")
         killed += done
+
+
+@pytest.mark.faults(3)
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_two_processes(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Either is killed, or both; whoever is left is killed soon after, as what starts such jobs does it."""
+    random, killed = np.random.default_rng(seed), 0
+
+    def begin(workdir: Path, which: int = 0, **faults: object) -> list[Script]:
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        each = [tiny.training(workdir, train__steps=12, **mesh, mesh__process_id=rank) for rank in range(2)]
+        return [start("train.py", *flags, **(faults if rank == which else {})) for rank, flags in enumerate(each)]
+
+    alone, count = tmp_path / "alone", tmp_path / "count"
+    both, first = begin(alone, count=str(count)), 0.0
+    while any(process.poll(0.002) is None for process in both):
+        if not first and alone.exists():
+            first = time.monotonic() - both[0].started
+    assert [process.returncode for process in both] == [0, 0], "\n".join(process.told for process in both)
+    last, calls, expected = time.monotonic() - both[0].started, int(count.read_text()), trained(alone)
+    while killed < KILLS // CHAINS:
+        workdir, here = tmp_path / f"killed{killed}", 0
+        while True:
+            which = int(random.integers(2))
+            if killed + here == KILLS // CHAINS:
+                both = begin(workdir)
+            elif which == 0 and random.random() < 0.5:
+                number = int(random.integers(1, calls // 2))
+                both = begin(workdir, kill_at=number if random.random() < 0.5 else -number)
+                both[0].wait()
+            else:
+                both = begin(workdir)
+                both[which].poll(random.uniform(0.8 * first, last))
+                both[which].kill()
+            if any(process.poll(random.uniform(0, 0.3)) not in (0, None) for process in both):
+                for process in both:
+                    process.kill()
+            statuses = [process.wait() for process in both]
+            if statuses == [0, 0]:
+                break
+            assert -signal.SIGKILL in statuses, "\n".join(process.told for process in both)
+            here += 1
+        found = trained(workdir)
+        wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
+        for _ in range(here):
+            trials.count(not wrong and not leftovers(workdir), f"seed {seed}: {wrong} {leftovers(workdir)}")
+        killed += here

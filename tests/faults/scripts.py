@@ -94,7 +94,7 @@ def _read(file: IO[str]) -> str:
 
 def start(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
     """Starts one of the scripts, in the folder of the repository, on one device."""
-    stdout, stderr = (tempfile.TemporaryFile("w+") for _ in range(2))
+    stdout, stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
     reading, writing = os.pipe()
     request = {"script": script, "arguments": arguments, "environment": env or {}, "faults": faults}
     socket.send_fds(_zygote(), [json.dumps(request).encode()], [stdout.fileno(), stderr.fileno(), writing])

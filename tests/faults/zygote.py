@@ -7,6 +7,8 @@ kill_at: n        SIGKILL at the n-th system call that makes something durable o
 count: file       writes there how many such calls there were
 fail: [name, n, errno]   the n-th call of os.<name> and all later ones fail
 file_size: bytes  no file may grow larger (RLIMIT_FSIZE)
+delay: [name, n, seconds]   the n-th call of os.<name> takes that long
+cache: folder     where compiled programs are kept
 clock: seconds    each reading of the wall clock is this much later than the one before
 """
 
@@ -27,6 +29,8 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+import jax
 
 COUNTED = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
@@ -64,6 +68,18 @@ def install(faults: dict[str, Any]) -> None:
             return call(*args, **kwargs)
 
         setattr(os, name, failing)
+    if "delay" in faults:
+        name, place, seconds = faults["delay"]
+        call, calls = getattr(os, name), itertools.count(1)
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == place:
+                time.sleep(seconds)
+            return call(*args, **kwargs)
+
+        setattr(os, name, slow)
+    if "cache" in faults:
+        jax.config.update("jax_compilation_cache_dir", faults["cache"])
     if "file_size" in faults:
         resource.setrlimit(resource.RLIMIT_FSIZE, (faults["file_size"], resource.RLIM_INFINITY))
     if "clock" in faults:
@@ -116,12 +132,14 @@ def run(script: str) -> int:
 
 
 def main() -> None:
+    import transformers
+
     import jaxret.retrieval.encode
     import jaxret.tools.search_files
     import jaxret.training.loop  # noqa: F401
-    import transformers
 
-    transformers.models.bert, transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast  # imported when named
+    for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):
+        getattr(transformers, name)  # imported when it is asked for
     gc.freeze()  # or a collection in the child would copy the pages of everything imported
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would lose all but one"
