@@ -12,6 +12,12 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 _CORPUS = flags.DEFINE_string("corpus", None, "BEIR folder, corpus.jsonl or psgs.tsv (plain or .gz)", required=True)
 _NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: that of the folder or file")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
+_PASSAGE_LENGTH = flags.DEFINE_integer("passage_length", None, "tokens of a passage at most; default: as in training")
+_DTYPE = flags.DEFINE_string("dtype", "", "of the vectors on disk, float32 or float16; default: the run's encode.dtype")
+_SHARD_ROWS = flags.DEFINE_integer(
+    "shard_rows", 0, "passages per shard; default: the run's encode.shard_rows, but no more than 8192"
+)
+_TOKENS_PER_BATCH = flags.DEFINE_integer("tokens_per_batch", None, "default: the run's encode.tokens_per_batch")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", 'several hosts: "auto" on a TPU pod or under Slurm, or host:port')
 _PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
 _PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
@@ -27,11 +33,18 @@ def main() -> None:
     from jaxret.runs.run import open_run
 
     distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
-    result = encode_corpus(run, _CORPUS.value, _NAME.value, _ON_ERROR.value)
+    run = open_run(
+        _WORKDIR.value,
+        _CHECKPOINT.value,
+        passage_length=_PASSAGE_LENGTH.value,
+        tokens_per_batch=_TOKENS_PER_BATCH.value,
+    )
+    result = encode_corpus(
+        run, _CORPUS.value, _NAME.value, _ON_ERROR.value, dtype=_DTYPE.value, shard_rows=_SHARD_ROWS.value
+    )
     if result.finished:
         print(f"{result.passages:,} passages are in {result.folder}")
-    else:
+    else:  # one of several processes: where there is one, this is an error
         print(f"this process is done; others still write to {result.folder}")
 
 

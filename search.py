@@ -9,38 +9,45 @@ from absl import flags
 from jaxret.tools.cli import run_script
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_QUERY = flags.DEFINE_string("query", "", "a question to answer here and now")
+_QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
 _QUERIES = flags.DEFINE_string("queries", "", "BEIR folder, queries.jsonl, *.qa.csv or DPR JSON (plain or .gz)")
 _QRELS = flags.DEFINE_string("qrels", "", "judgements: BEIR folder, qrels file or DPR JSON; none: no evaluation")
 _SPLIT = flags.DEFINE_string("split", "test", "split, where --qrels is a BEIR folder")
 _CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
-_K = flags.DEFINE_integer("k", 100, "passages per query")
+_K = flags.DEFINE_integer("k", None, "passages per query; default: 10 for --query, 100 for --queries", lower_bound=1)
 _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
-_MEASURES = flags.DEFINE_list("measures", "nDCG@10,RR@10,R@100,Success@5,Success@20", "as ir-measures names them")
+_QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
+_MEASURES = flags.DEFINE_list(
+    "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
+)
 _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
 
 
 def main() -> None:
+    from jaxret.data.files import check_question
     from jaxret.runs.run import open_run
     from jaxret.tools.search_files import answer, search_files
 
-    if bool(_QUERY.value) == bool(_QUERIES.value):
+    if (_QUERY.value is None) == (not _QUERIES.value):
         raise ValueError("give either --query (a question) or --queries (a file)")
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
-    if _QUERY.value:
-        answer(run, _QUERY.value, min(_K.value, 10), _CORPUS.value, _BACKEND.value)
+    if _QUERY.value is not None:
+        check_question(_QUERY.value)
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value)
+    if _QUERY.value is not None:
+        answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value)
     else:
         search_files(
             run,
             queries=_QUERIES.value,
             qrels=_QRELS.value,
             split=_SPLIT.value,
-            k=_K.value,
+            k=_K.value or 100,
             measures=_MEASURES.value,
             corpus=_CORPUS.value,
             backend=_BACKEND.value,
             on_error=_ON_ERROR.value,
+            label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
         )
 
 

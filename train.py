@@ -16,10 +16,10 @@ def main() -> None:
     from jaxret import distributed
     from jaxret.training.loop import train
 
-    config = _CONFIG.value
-    mesh = config.mesh
-    distributed.initialize(mesh.coordinator, mesh.num_processes, mesh.process_id, where="--config.mesh.")
-    train(config, _WORKDIR.value).require_finished()
+    mesh = _CONFIG.value.mesh
+    several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
+    distributed.initialize(*several, where="--config.mesh.")
+    train(_CONFIG.value, _WORKDIR.value).require_finished()
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def get_config() -> ConfigDict:
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
     # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
-    c.data.on_error = "error"  # bad records: error (stop with file and line) or skip (counted)
+    c.data.on_error = "error"  # bad records: error (stop with file and line), skip (counted) or keep (empty passages)
 
     c.loss = ConfigDict()
     c.loss.temperature = 1.0  # scores are divided by it; 1 for raw dot products, about 0.05 if normalize
@@ -155,10 +155,11 @@ def get_config() -> ConfigDict:
     c.mesh.coordinator = ""  # several hosts: "auto" on a TPU pod or under Slurm, else host:port of process 0
     c.mesh.num_processes = 1
     c.mesh.process_id = 0
+    c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384
-    c.encode.shard_rows = 50000  # passages per shard; shards depend on the corpus, never on the machine
+    c.encode.shard_rows = 8192  # passages per shard: what a kill costs; never depends on the machine
     c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
 
     return c

@@ -106,7 +106,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         script.main()
         run = open_run(tmp_path / "run")
         encode_corpus(run, data, progress=False)
-        search_files(run, str(data), str(data), "test", 5, ["RR@10"], progress=False)
+        search_files(run, str(data), str(data), "test", 5, ["RR@5"], progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"viewers"}}
     assert keys - reads.keys == {"train.added"} | others
 

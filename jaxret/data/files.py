@@ -217,12 +217,18 @@ _UTF8_REMEDY = "convert the file to UTF-8 (iconv -t utf-8)"
 
 
 class Repeated(dict[str, Any]):
-    """An object of a JSON file that has a key twice. json takes the last; `require_object` refuses it."""
+    """An object of a JSON file that has a `key` twice. json takes the last; `require_object` refuses it."""
+
+    key = ""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
-    return record if len(record) == len(pairs) else Repeated(record)
+    if len(record) == len(pairs):
+        return record
+    repeated = Repeated(record)
+    repeated.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return repeated
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_object)
@@ -360,8 +366,7 @@ def require_object(value: Any, where: Where) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise where.error("wrong type", f"this is {_kind(value)}", "a JSON object {...} is expected")
     if isinstance(value, Repeated):
-        keys = ", ".join(map(repr, value))
-        raise where.error("repeated key", f"a key occurs twice in this object ({keys})", "keep one of the two")
+        raise where.error("repeated key", f"the key {value.key!r} occurs twice in this object", "keep one of the two")
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,24 +12,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from jaxret.data.backend import VOCABULARIES, load_backend
 from jaxret.data.records import Passage
 from jaxret.storage import sha256_file
 from jaxret.types import Ragged
 
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # one of these has to be there
 # Every file that a tokenizer may be stored in: what a run keeps, and what is fetched from a hub.
 TOKENIZER_FILES = (
-    *_VOCABULARIES,
+    *VOCABULARIES,
     "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "spiece.model",
-)
-# What turns T5's spiece.model into tokenizer.json; it needs sentencepiece, which this package does not.
-SPIECE_REMEDY = (
-    "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
-    "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""
 )
 
 # The Rust tokenizer takes about 100 bytes for each character, and nobody needs the millionth token of a text that is
@@ -100,35 +94,16 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
-        """Loads with transformers, offline and without remote code. Raises ValueError if there is no fast tokenizer,
-        if it has no [SEP] (or end of text) and [PAD], or if a length is under 3 tokens."""
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
-        from transformers import AutoTokenizer
-
-        # From a config.json alone transformers makes a tokenizer that knows no word, without complaint.
-        if not any((Path(directory) / name).is_file() for name in _VOCABULARIES):
-            raise ValueError(
-                f"{directory} has no tokenizer: none of {', '.join(_VOCABULARIES)} is there"
-                + (SPIECE_REMEDY.format(directory) if (Path(directory) / "spiece.model").is_file() else "")
-            )
-        try:
-            loaded = AutoTokenizer.from_pretrained(
-                str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
-            )
-        except Exception as error:  # the Rust tokenizer has no class of its own for a broken tokenizer.json
-            raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
-        if not loaded.is_fast:
-            raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
-        end = loaded.sep_token_id if loaded.sep_token_id is not None else loaded.eos_token_id
-        special = {"cls": loaded.cls_token_id, "sep": end, "pad": loaded.pad_token_id}
-        if end is None or loaded.pad_token_id is None:
-            raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special}")
-        backend = loaded.backend_tokenizer
+        """Loads offline and without remote code. Raises ValueError if there is no fast tokenizer, if it has no [SEP]
+        (or end of text) and [PAD], or if a length is under 3 tokens."""
+        backend, special = load_backend(Path(directory))
+        end = special["sep"] if special["sep"] is not None else special["eos"]
+        if end is None or special["pad"] is None:
+            found = {"cls": special["cls"], "sep": end, "pad": special["pad"]}
+            raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {found}")
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
-        return cls(
-            backend, special["cls"], special["sep"], special["pad"], query_length, passage_length, loaded.mask_token_id
-        )
+        return cls(backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"])
 
     @staticmethod
     def digests(directory: str | Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import regex
 
 from jaxret.data.records import Query
+from jaxret.evaluation.metrics import Evaluation
 
 # A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
@@ -85,11 +86,15 @@ def answer_accuracy(
     queries: Iterable[Query],
     passage_texts: Mapping[str, str],
     ks: Sequence[int],
-) -> dict[str, float]:
-    """{"Accuracy@k": share of `queries` (0-1) with an answer in their first k passages}; see `answer_ranks`."""
+) -> Evaluation:
+    """ "Accuracy@k": the share of `queries` (0-1) with an answer in their first k passages; see `answer_ranks`."""
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")
-    ranks = list(answer_ranks(run, queries, passage_texts, max(ks)).values())
+    ranks = answer_ranks(run, queries, passage_texts, max(ks))
     if not ranks:
         raise ValueError("there are no queries to measure accuracy on")
-    return {f"Accuracy@{k}": sum(rank is not None and rank <= k for rank in ranks) / len(ranks) for k in ks}
+    per_query = {
+        f"Accuracy@{k}": {query: float(rank is not None and rank <= k) for query, rank in ranks.items()} for k in ks
+    }
+    mean = {name: sum(values.values()) / len(ranks) for name, values in per_query.items()}
+    return Evaluation(mean, per_query, len(ranks), sum(bool(run.get(query)) for query in ranks))

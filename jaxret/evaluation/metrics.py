@@ -119,14 +119,14 @@ class Evaluation:
     queries_expected: int  # judged queries
     queries_found: int  # of these, how many have at least one passage in the run
 
-    def to_json(self, per_query: bool = False) -> dict[str, Any]:
-        """A JSON value: means rounded to four decimals; values per query, if asked for, in full."""
-        value: dict[str, Any] = {
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value: means rounded to four decimals; values per query in full."""
+        return {
             "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
             "queries_expected": self.queries_expected,
             "queries_found": self.queries_found,
+            "per_query": self.per_query,
         }
-        return value | {"per_query": self.per_query} if per_query else value
 
 
 def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measures: Iterable[str]) -> Evaluation:

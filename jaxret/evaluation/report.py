@@ -84,13 +84,17 @@ def _check(systems: Systems) -> None:
 
 
 def write_evaluation(
-    path: str | os.PathLike[str], evaluation: Evaluation, provenance: Mapping[str, Any], per_query: bool = False
+    path: str | os.PathLike[str],
+    evaluation: Evaluation,
+    provenance: Mapping[str, Any],
+    answers: Evaluation | None = None,
 ) -> None:
-    """Writes an evaluation as JSON, atomically, with where it comes from.
+    """Writes an evaluation as JSON, atomically, with its values for every query and with where it comes from.
 
     Args:
         path: the file to write; a file already there is replaced.
-        evaluation: as `Evaluation.to_json` gives it; with `per_query` also what a significance test needs.
         provenance: JSON-like; versions, seeds, fingerprints of config and data.
+        answers: another evaluation of the same run, by answer strings.
     """
-    write_json(path, evaluation.to_json(per_query) | {"provenance": dict(provenance)})
+    more = {"answers": answers.to_json()} if answers else {}
+    write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})

@@ -8,6 +8,7 @@ tables at the end of this file.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -157,6 +158,7 @@ class FaissGpu:
 
 def _import_faiss() -> tuple[Any, str | None]:
     """The module, or None and why not: FAISS's GPU build raises on import where CUDA's libraries are missing."""
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it reports every build that it does not find
     try:
         return importlib.import_module("faiss"), None
     except (ImportError, OSError) as error:

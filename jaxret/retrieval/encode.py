@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.formats import Policy, check_unchanged, read_corpus, scan_corpus
+from jaxret import distributed
+from jaxret.data.formats import CorpusScan, Policy, check_unchanged, read_corpus, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokenizer import Truncation
-from jaxret.retrieval.shards import Shard, ShardWriter
+from jaxret.retrieval.passages import place
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry, sealed
+from jaxret.runs.embedder import Embedder
+from jaxret.runs.lock import hold
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
 from jaxret.types import VECTOR_DTYPES
+
+# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
+# minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
+SHARD_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -43,56 +50,147 @@ def corpus_name(path: str | Path) -> str:
 
 
 def encode_corpus(
-    run: Run, corpus: str | Path, name: str = "", on_error: str = "error", progress: bool = True
+    run: Run,
+    corpus: str | Path,
+    name: str = "",
+    on_error: str = "error",
+    progress: bool = True,
+    dtype: str = "",
+    shard_rows: int = 0,
 ) -> EncodeResult:
     """Encodes every passage of a BEIR folder, corpus.jsonl or psgs.tsv into `<workdir>/embeddings/<name>/`.
 
     A first pass checks and counts the corpus; then one shard at a time is read, tokenised and encoded, so memory does
-    not grow with the corpus. With several processes, each writes its own shards. Raises DataError for a bad record and
-    ContractError if the folder holds vectors of another checkpoint or corpus.
+    not grow with the corpus. With several processes, each writes its own shards.
+
+    dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows: passages per shard; 0: as the folder's shards
+    have it, else the run's encode.shard_rows, but no more than SHARD_ROWS.
+
+    Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
+    VectorError for a passage whose vectors are not finite, and ShardError if shards are missing in the end although no
+    other process is to write them.
     """
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    folder = run.workdir.embeddings(name or corpus_name(corpus))
     policy = Policy(on_error)
     scan = scan_corpus(corpus, policy)
     if policy.report():
         say(policy.report())
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
-    folder = run.workdir / "embeddings" / (name or corpus_name(corpus))
-    produced_by = made_from(run, scan.sha256, scan.passages)
-    writer = ShardWriter(folder, scan.passages, run.config.encode.shard_rows, produced_by)
-    where = {"path": str(Path(corpus).absolute()), **scan.stat}
-    write_json(folder / "corpus.json", where)  # where to find the text again
-    pending = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
-    if pending:
-        say(f"{scan.passages:,} passages in {pending[0].count} shard(s), {len(pending)} to encode")
-
-    embedder, dtype = run.embedder(), vector_dtype(run.config.encode.dtype)
-    passages = read_corpus(corpus, Policy(on_error), scan)
-    cut = Truncation("passages", run.tokenizer.passage_length)
-    for shard, rows in each_shard(passages, pending):
-        ids: list[str] = []  # noted as the passages go by: only their tokens are kept
-        tokens = run.tokenizer.passages(_noting(ids, rows), progress, cut)
-        if shard is pending[0]:
-            say(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
-        vectors = embedder(tokens, "passage", progress).astype(dtype)
-        fixed = run.retriever.vectors_per_passage is not None
-        scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
-        writer.write(shard, vectors.stacked() if fixed else vectors, ids)
-    finished = not writer.pending()
-    if finished:
-        writer.finish()
-    truncation = str(cut) if pending else ""
-    if pending:
-        total = f"{truncation}; " if len(pending) > 1 else ""  # of one shard it was said before
-        say(
-            f"{total}{embedder.padding_ratio:.2f} tokens computed for each real one, "
-            f"{embedder.programs} programs compiled"
-        )
-    shards = -(-scan.passages // run.config.encode.shard_rows)
+    dtype = dtype or run.config.encode.dtype
+    rows = shard_rows or rows_begun(folder) or min(run.config.encode.shard_rows, SHARD_ROWS)
+    produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
+    writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
+    embedder, mine, cut = run.embedder(), [], ""
+    if distributed.any_process(bool(writer.pending())):
+        with hold(folder, "encoding"):
+            mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
+            note_corpus(folder, corpus, scan)
+            if mine:
+                say(f"{scan.passages:,} passages in {mine[0].count} shard(s), {len(mine)} to encode")
+            cut = write_shards(run, embedder, writer, mine, corpus, scan, on_error, progress)
+    else:
+        note_corpus(folder, corpus, scan)
+    finished = finish(writer, say)
+    if mine:
+        total = f"{cut}; " if len(mine) > 1 else ""  # of one shard it was said before
+        padding = f"{embedder.padding_ratio:.2f} tokens computed for each real one"
+        say(f"{total}{padding}, {embedder.programs} programs compiled")
     return EncodeResult(
-        folder, scan.passages, shards, len(pending), embedder.padding_ratio, embedder.programs, truncation, finished
+        folder=folder,
+        passages=scan.passages,
+        shards=len(writer.shards),
+        shards_written=len(mine),
+        padding_ratio=embedder.padding_ratio,
+        programs=embedder.programs,
+        truncation=cut,
+        finished=finished,
     )
+
+
+def write_shards(
+    run: Run,
+    embedder: Embedder,
+    writer: ShardWriter,
+    shards: list[Shard],
+    corpus: str | Path,
+    scan: CorpusScan,
+    on_error: str,
+    progress: bool,
+) -> str:
+    """Encodes and writes some shards, one at a time; says how much text was cut."""
+    cut = Truncation("passages", run.tokenizer.passage_length)
+    passages = read_corpus(corpus, Policy(on_error), scan)
+    dtype = writer.made_from["fingerprint"]["encode"]["dtype"]
+    fixed = run.retriever.vectors_per_passage is not None
+    for shard, some in each_shard(passages, shards):
+        ids: list[str] = []  # noted as the passages go by: only their tokens are kept
+        tokens = run.tokenizer.passages(noting(ids, some), progress, cut)
+        if shard is shards[0] and progress and jax.process_index() == 0:
+            tqdm.write(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
+        vectors = embedder(tokens, "passage", progress).astype(dtype)
+        scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
+        try:
+            writer.write(shard, vectors.stacked() if fixed else vectors, ids)
+        except VectorError as error:
+            raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
+    return str(cut) if shards else ""
+
+
+def finish(writer: ShardWriter, say: Callable[[str], None]) -> bool:
+    """Completes the folder, if every shard is there; those of other processes may not be."""
+    missing = writer.pending()
+    if missing and jax.process_count() == 1:
+        raise ShardError(
+            f"{writer.folder}: {len(missing)} of {len(writer.shards)} shards, from {missing[0]} on, were changed or "
+            "removed while others were written: does another job encode into this folder? Run encode again"
+        )
+    if missing:
+        return False
+    made_on = {str(entry.get("made_on", "others")) for entry in writer.finish().shards}
+    if len(made_on) > 1:
+        say(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
+    return True
+
+
+def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan) -> None:
+    """Writes where to find the text again, if that is not written there: a finished folder may be read-only."""
+    where = {"path": str(Path(corpus).absolute()), **scan.stat}
+    if read_entry(folder / "corpus.json") != where:
+        write_json(folder / "corpus.json", sealed(where))
+
+
+def noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
+    """The passages, whose ids are added to the list as they go by."""
+    for passage in passages:
+        ids.append(passage.id)
+        yield passage
+
+
+def begun(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the shards that are in a folder were made from."""
+    for path in [folder / "manifest.json", *sorted(folder.glob("shard-*.json"))]:
+        yield read_entry(path) or {}
+
+
+def rows_begun(folder: Path) -> int:
+    """The rows per shard of a folder that has some; 0 if none has."""
+    return next((rows for entry in begun(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
+
+
+def contract_begun(run: Run, folder: Path) -> dict[str, Any]:
+    """The run's contract, as an older version wrote it if the folder has shards of that version."""
+    for entry in begun(folder):
+        made_by = entry.get("fingerprint")
+        contract = made_by.get("contract") if isinstance(made_by, dict) else None
+        if isinstance(contract, dict) and run.understands(contract):
+            return contract
+    return run.contract
+
+
+def device_kind(run: Run) -> str:
+    return str(run.mesh.devices.flat[0].device_kind)
 
 
 def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, Iterator[Passage]]]:
@@ -105,24 +203,21 @@ def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tu
         place = shard.stop
 
 
-def _noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
-    for passage in passages:
-        ids.append(passage.id)
-        yield passage
-
-
-def vector_dtype(name: str) -> Any:
-    """numpy type of the vectors on disk."""
+def vector_dtype(name: str) -> str:
+    """numpy's name of the type of the vectors on disk."""
     if name not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
-    return np.dtype(name).type
+    return name
 
 
-def made_from(run: Run, sha256: str, passages: int) -> dict[str, Any]:
+def made_from(
+    run: Run, sha256: str, passages: int, dtype: str, shard_rows: int, contract: dict[str, Any]
+) -> dict[str, Any]:
     """Everything that the bytes of the shards depend on."""
+    settings = {"dtype": dtype, "shard_rows": shard_rows, "tokens_per_batch": run.config.encode.tokens_per_batch}
     return {
-        "contract": run.contract,
+        "contract": contract,
         "checkpoint": run.checkpoint,
         "corpus": {"sha256": sha256, "passages": passages},
-        "encode": run.config.encode.to_dict(),
+        "encode": settings,
     }

@@ -14,31 +14,19 @@ from jaxret.contract import ContractError, flatten, require_equal
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.retriever import Retriever
 from jaxret.runs.upgrade import upgrade
-from jaxret.storage import sha256_file
 
 VERSION = 2
-# What transformers reads to make a tokenizer.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
 LENGTHS = ("query_length", "passage_length")
 _OLDER_ENCODER = {"type": "model_type", "layers": "num_layers"}  # version 1 -> now
 
 
 def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) -> dict[str, Any]:
     """The contract of a retriever that reads with the tokenizer of `folder`; JSON-like."""
-    ids = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id, "pad": tokenizer.pad_id, "mask": tokenizer.mask_id}
     contract = {
         "version": VERSION,
         "text": tokenizer.markers,
-        "special_ids": ids,
-        "tokenizer": {name: sha256_file(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()},
+        "special_ids": tokenizer.special_ids,
+        "tokenizer": TextTokenizer.digests(folder),
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
         **retriever.contract(),

@@ -37,7 +37,7 @@ def hold(folder: Path, job: str) -> Iterator[None]:
     it, and StorageError if the folder cannot be written.
     """
     folder = Path(folder)
-    lock, problem = None, None
+    lock, problem, made = None, None, not folder.exists()
     if jax.process_index() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +54,9 @@ def hold(folder: Path, job: str) -> Iterator[None]:
     finally:
         if lock:
             lock.release()
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
 
 
 class _Lock:

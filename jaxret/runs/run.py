@@ -21,11 +21,11 @@ from ml_collections import ConfigDict
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, digest
 from jaxret.contract import ContractError
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
-from jaxret.runs.contract import TOKENIZER_FILES, make_contract, require_same, understood
+from jaxret.runs.contract import make_contract, require_same, understood
 from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.upgrade import upgrade
@@ -81,9 +81,12 @@ class Run:
         retriever = self.retriever.unpooled() if unpooled else self.retriever
         return make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
 
-    def understood(self, contract: Mapping[str, Any]) -> dict[str, Any]:
-        """A contract that shards or results hold, perhaps an older one, as `self.contract` spells it."""
-        return understood(contract, self.contract, self.tokenizer.digest)
+    def understands(self, contract: Mapping[str, Any]) -> bool:
+        """Whether a contract that shards hold, perhaps an older one, says the same as this run's."""
+        try:
+            return understood(contract, self.contract, self.tokenizer.digest) == self.contract
+        except (ValueError, AttributeError, KeyError, TypeError):
+            return False
 
     def require_same_vectors(self, contract: Mapping[str, Any], name: str, remedy: str) -> None:
         """Raises ContractError with both values unless the contract in `name` is this run's; how long texts may be is

@@ -29,6 +29,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 # Key -> what the code did while there was no such key.
 ABSENT: dict[str, Any] = {
     "head.viewers.deviation": 0.02,
+    "mesh.initialization_timeout": 300,
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
 }
 

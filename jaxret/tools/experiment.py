@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.runs.run import open_run
-from jaxret.tools.search_files import search_files
+from jaxret.tools.search_files import MEASURES, search_files
 from jaxret.training.loop import train
 
-MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
+__all__ = ["MEASURES", "run_system"]
 
 
 def run_system(

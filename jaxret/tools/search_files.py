@@ -5,25 +5,50 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxret.contract import ContractError
+from jaxret.data.files import check_question
 from jaxret.data.formats import Policy, read_judgements, read_queries, write_run
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
-from jaxret.retrieval.retrieve import choose_corpus, evaluate_retrieved, passage_texts, provenance, retrieve
+from jaxret.retrieval.retrieve import Searcher, choose_corpus, evaluate_retrieved, provenance
+from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
+from jaxret.storage import require_writable
 
+MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
 ANSWER_CUTOFFS = (5, 20, 100)
+SHARED_NAMES = (
+    "train",
+    "dev",
+    "test",
+    "val",
+    "valid",
+    "validation",
+    "queries",
+    "questions",
+)  # of files of any data set
 
 
 def dataset_name(queries: str | Path) -> str:
-    """BEIR folder or a file in it -> the folder's name; any other file -> its name without suffixes."""
+    """What results are called. BEIR folder or a file in it -> the folder's name; any other file -> its name without
+    suffixes, after its folder's if many data sets have a file of that name ("nq/test.qa.csv" -> "nq-test")."""
     path = Path(queries).absolute()
     if path.is_dir():
         return path.name
-    return path.parent.name if path.name.startswith("queries.jsonl") else path.name.split(".")[0]
+    name = path.name.split(".")[0]
+    if path.name.startswith("queries.jsonl"):
+        return path.parent.name or name
+    return f"{path.parent.name}-{name}" if name.lower() in SHARED_NAMES and path.parent.name else name
+
+
+def measures_for(k: int) -> list[str]:
+    """MEASURES, those deeper than k at k."""
+    parsed = [parse_measure(name) for name in MEASURES]
+    return list(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed))
 
 
 def search_files(
@@ -32,16 +57,26 @@ def search_files(
     qrels: str,
     split: str,
     k: int,
-    measures: Sequence[str],
+    measures: Sequence[str] | None = None,
     corpus: str = "",
     backend: str = "auto",
     on_error: str = "error",
     progress: bool = True,
+    label: str = "",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
-    query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table."""
-    for measure in measures:
-        parse_measure(measure)  # before the search, not after it
+    query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
+    queries have answer strings, their accuracy is in eval/ too, also without judgements.
+
+    measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
+    for results that are not to replace others. Raises ValueError, before the search, for a measure deeper than k.
+    """
+    parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
+    deepest = max(parsed, key=lambda measure: measure.cutoff or 0)
+    if (deepest.cutoff or 0) > k:
+        raise ValueError(f"{deepest.name} needs --k={deepest.cutoff} or more; only {k} passages a query are asked for")
+    if measures is None and qrels and measures_for(k) != list(MEASURES):
+        print(f"with --k={k}, the measures are {', '.join(measures_for(k))}")
     policy = Policy(on_error)
     asked = read_queries(queries, policy)
     judgements = []
@@ -53,63 +88,69 @@ def search_files(
             split = Path(qrels).name.split(".")[0]
     if policy.report():
         print(policy.report())
-    folder = choose_corpus(run, corpus)
-    retrieved = retrieve(run, asked, folder, k, backend, progress)
-    result = retrieved.result
+    name = ".".join([dataset_name(queries), *([split] if qrels else []), *([label] if label else [])])
+    run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
+    for path in (run_file, results):
+        require_writable(path.parent)  # now, not after the search
+    searcher = Searcher(run, choose_corpus(run, corpus), backend)
+    retrieved = searcher.search(asked, k, progress)
+    cut = retrieved.shards.fingerprint["contract"].get("passage_length")
     print(retrieved.truncation)
-    print(f"exact search of {retrieved.corpus['passages']:,} passages for {len(asked):,} queries by {result.backend}")
-    name = f"{dataset_name(queries)}.{split}" if qrels else dataset_name(queries)
-    path = run.workdir / "runs" / f"{name}.trec"
-    write_run(path, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
-    print(f"run: {path}")
+    print(
+        f"exact search of {retrieved.corpus['passages']:,} passages (of at most {cut} tokens) for {len(asked):,} "
+        f"queries by {retrieved.result.backend}"
+    )
+    write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
+    print(f"run: {run_file}")
 
-    accuracy: dict[str, float] = {}
-    if any(query.answers for query in asked):
-        try:
-            accuracy = answers_found(folder, retrieved.rankings, [q for q in asked if q.answers], k)
-            print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in accuracy.items()))
-        except (FileNotFoundError, ContractError) as error:  # the judgements can be used all the same
-            print(f"answer strings cannot be looked for: {error}")
-    if not qrels:
-        return None
-    evaluation = evaluate_retrieved(retrieved, judgements, measures)
-    relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
-    missing = len(retrieved.shards.without(relevant))
-    if missing:
-        print(f"{missing:,} of {len(relevant):,} relevant passages are not in the corpus: they count as not found")
-    source = {
-        "queries": str(queries),
-        "qrels": str(qrels),
-        "split": split,
-        "skipped": dict(policy.skipped),
-        "relevant_passages_not_in_corpus": missing,
-    }
-    more = {"dataset": source, "answer_accuracy": accuracy} if accuracy else {"dataset": source}
-    path = run.workdir / "eval" / f"{name}.json"
-    write_evaluation(path, evaluation, provenance(run, retrieved, k, **more))
-    print(to_text({run.workdir.name: evaluation}))
-    print(f"evaluation: {path}")
+    source: dict[str, Any] = {"queries": str(queries), "skipped": dict(policy.skipped)}
+    answers = answers_found(searcher, retrieved.rankings, asked, k)
+    evaluation = None
+    if qrels:
+        evaluation = evaluate_retrieved(retrieved, judgements, [measure.name for measure in parsed])
+        relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
+        missing = len(retrieved.shards.without(relevant))
+        if missing:
+            print(f"{missing:,} of {len(relevant):,} relevant passages are not in the corpus: they count as not found")
+        source |= {"qrels": str(qrels), "split": split, "relevant_passages_not_in_corpus": missing}
+    found = [one for one in (evaluation, answers) if one]
+    if found:
+        write_evaluation(results, found[0], provenance(run, retrieved, k, dataset=source), *found[1:])
+        if evaluation:
+            print(to_text({run.workdir.name: evaluation}))
+        print(f"evaluation: {results}")
     return evaluation
 
 
-def answers_found(
-    folder: Path, ranking: dict[str, list[tuple[str, float]]], queries: Sequence[Query], k: int
-) -> dict[str, float]:
-    """Top-k accuracy by answer string (DPR's measure), for the cut-offs that k covers."""
-    wanted = {passage for query in queries for passage, _ in ranking[query.id]}
-    texts = {key: passage.text for key, passage in passage_texts(folder, wanted).items()}
-    return answer_accuracy(ranking, queries, texts, [c for c in ANSWER_CUTOFFS if c <= k] or [k])
+def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int) -> Evaluation | None:
+    """Top-k accuracy by answer string (DPR's measure), for the cut-offs that k covers; None if no query has answers, or
+    no text is there to look for them."""
+    asked = [query for query in queries if query.answers]
+    if not asked:
+        return None
+    try:
+        texts = searcher.passages({passage for query in asked for passage, _ in rankings[query.id]})
+    except (FileNotFoundError, ContractError, ShardError) as error:  # the judgements can be used all the same
+        print(f"answer strings cannot be looked for: {error}")
+        return None
+    cutoffs = [cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k] or [k]
+    found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs)
+    print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
+    return found
 
 
 def answer(run: Run, question: str, k: int, corpus: str = "", backend: str = "auto", progress: bool = True) -> None:
     """Prints the k best passages for a question."""
-    folder = choose_corpus(run, corpus)
-    retrieved = retrieve(run, [Query("0", question)], folder, k, backend, progress)
+    show_answer(Searcher(run, choose_corpus(run, corpus), backend), question, k, progress)
+
+
+def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:
+    retrieved = searcher.search([check_question(question)], k, progress)
     found = retrieved.rankings["0"]
     passages: dict[str, Passage] = {}
     try:
-        passages = passage_texts(folder, {passage for passage, _ in found})
-    except (FileNotFoundError, ContractError) as error:
+        passages = searcher.passages({passage for passage, _ in found})
+    except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
     print(f"{question}   (exact search of {retrieved.corpus['passages']:,} passages by {retrieved.result.backend})")
     print_ranking(found, passages)

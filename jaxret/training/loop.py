@@ -20,6 +20,7 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, place_rows, shard_batch
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever
+from jaxret.runs.lock import LockedError, hold
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
@@ -60,10 +61,17 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> Tra
     """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run.
 
     Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
-    damaged or could not be saved, NotFiniteError if the loss breaks.
+    damaged or could not be saved, NotFiniteError if the loss breaks, LockedError if another job writes to the folder.
     """
     job = prepare(config, Workdir(workdir), progress)
-    texts = read_texts(job)
+    with hold(job.workdir.path, "training"):  # and a folder that cannot be written is told before there is work to lose
+        if not job.begun and any_process(job.workdir.config.exists()):
+            raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
+        return _train(job)
+
+
+def _train(job: Job) -> TrainResult:
+    config, texts = job.config, read_texts(job)
     length = schedule_steps(config, texts.train)
     optimizer, schedule = make_optimizer(config.optimizer, length.total)
     state = None

@@ -341,7 +341,7 @@ BAD_CORPUS_LINES: list[tuple[str | bytes | dict, str, str]] = [
     (
         '{"_id": "a", "text": "x", "text": "y"}',
         "repeated key",
-        r":2: a key occurs twice in this object \('_id', 'text'",
+        r":2: the key 'text' occurs twice in this object; keep",
     ),
     ({"_id": "a", "text": "\ud800"}, "not UTF-8", r":2: the text holds half of a surrogate pair at character 1"),
     (GOOD, "duplicate id", r":2: passage id 'ok' was used before, on line 1"),
@@ -510,7 +510,7 @@ def test_bad_records(tmp_path: Path, record: object, reason: str, message: str, 
     [
         ({"passage_id": "2", "text": ""}, "empty passage", "passage '2' is empty"),
         ({"passage_id": "2"}, "missing key", "there is no key 'text'"),
-        ({"passage_id": "2", "text": "REPEATED"}, "repeated key", "a key occurs twice in this object"),
+        ({"passage_id": "2", "text": "REPEATED"}, "repeated key", "the key 'text' occurs twice in this object"),
         ({"passage_id": 1.5, "text": "y"}, "wrong type", "the value of 'passage_id' is a number: 1.5"),
         ({"passage_id": "1", "text": "y"}, "duplicate id", r"'1' has another title or text than at record 0, positive"),
     ],

@@ -64,11 +64,10 @@ RUN = {"q1": [("p1", 3.0), ("p2", 2.0)], "q2": [("p3", 1.0)]}  # q3 found nothin
 def test_answer_ranks_and_accuracy_by_hand() -> None:
     assert answer_ranks(RUN, QUERIES, TEXTS, depth=2) == {"q1": 2, "q2": 1, "q3": None}
     assert answer_ranks(RUN, QUERIES, TEXTS, depth=1) == {"q1": None, "q2": 1, "q3": None}
-    assert answer_accuracy(RUN, QUERIES, TEXTS, [1, 2, 100]) == {
-        "Accuracy@1": 1 / 3,
-        "Accuracy@2": 2 / 3,
-        "Accuracy@100": 2 / 3,
-    }
+    found = answer_accuracy(RUN, QUERIES, TEXTS, [1, 2, 100])
+    assert found.mean == {"Accuracy@1": 1 / 3, "Accuracy@2": 2 / 3, "Accuracy@100": 2 / 3}
+    assert found.per_query["Accuracy@1"] == {"q1": 0.0, "q2": 1.0, "q3": 0.0}
+    assert (found.queries_expected, found.queries_found) == (3, 2)
 
 
 def test_accuracy_refuses_what_it_cannot_measure() -> None:

@@ -68,10 +68,17 @@ def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -
     path = tmp_path / "eval" / "scifact.test.json"
     provenance = {"seed": 7, "versions": {"jax": "0.10.2"}}
     write_evaluation(path, evaluation(299, R=0.123456), provenance)
-    expected = {"mean": {"R": 0.1235}, "queries_expected": 300, "queries_found": 299, "provenance": provenance}
+    expected = {
+        "mean": {"R": 0.1235},
+        "queries_expected": 300,
+        "queries_found": 299,
+        "per_query": {"R": {"q": 0.123456}},
+        "provenance": provenance,
+    }
     assert read_json(path) == expected
-    write_evaluation(path, evaluation(299, R=0.123456), provenance, per_query=True)
-    assert read_json(path) == expected | {"per_query": {"R": {"q": 0.123456}}}
+    write_evaluation(path, evaluation(299, R=0.123456), provenance, evaluation(300, Accuracy=1.0))
+    assert read_json(path)["answers"]["mean"] == {"Accuracy": 1.0}
+    assert read_json(path) == expected | {"answers": read_json(path)["answers"]}
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -332,6 +332,21 @@ def test_modernbert_drops_where_transformers_does() -> None:
     assert 0.4 < survived.mean() < 0.6
     np.testing.assert_allclose(np.asarray(kept)[survived], 2 * np.asarray(plain)[survived], rtol=1e-5)
 
+    rates = {"attention_dropout": 0.5, "mlp_dropout": 0.0, "embedding_dropout": 0.0}
+    encoder = make_encoder(dataclasses.replace(config, **rates))
+    silent = {**params, "layers": {**params["layers"], "narrow": {"kernel": 0 * params["layers"]["narrow"]["kernel"]}}}
+    alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # one key, so the weights are ones, or dropped
+
+    def written(**options: Any) -> np.ndarray:
+        """What attention adds in layer 0."""
+        states = encoder.apply({"params": silent}, alone, **options).states
+        return np.asarray(states[1] - states[0])
+
+    plain, dropped = written(), written(train=True, rngs={"dropout": jax.random.key(0)})
+    assert 0.4 < (np.abs(dropped) < 1e-6).mean() < 0.7  # numbers of what is written
+    kept = np.abs(dropped) > 1e-6
+    assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2  # and whole heads, of the weights
+
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -385,8 +400,8 @@ def test_a_mask_for_each_query() -> None:
     mask = jnp.asarray(random.random((2, 5)) < 0.7).at[:, 0].set(True)
     same = attend(query, key, value, jnp.broadcast_to(mask[:, None], (2, 3, 5)), lambda x: x)
     np.testing.assert_allclose(same, attend(query, key, value, mask, lambda x: x), atol=1e-6)
-    first = attend(query, key, value, jnp.zeros((2, 3, 5), bool).at[:, :, 0].set(True), lambda x: x)
-    np.testing.assert_allclose(first, jnp.repeat(value[:, :1].reshape(2, 1, 8), 3, axis=1), atol=1e-6)
+    own = attend(query, key, value, jnp.broadcast_to(jnp.eye(3, 5, dtype=bool), (2, 3, 5)), lambda x: x)
+    np.testing.assert_allclose(own, value[:, :3].reshape(2, 3, 8), atol=1e-6)
     assert np.isfinite(attend(query, key, value, jnp.zeros((2, 3, 5), bool), lambda x: x)).all()
 
 

@@ -107,6 +107,7 @@ def test_an_empty_text_has_no_vector(encoder: Any) -> None:
     ("layers", "message"),
     [
         ((), r"head.layers.chosen is \(\); it must name different layers"),
+        (("10",), r"head.layers.chosen is \('10',\); layers are whole numbers"),
         ((3, 3), r"head.layers.chosen is \(3, 3\); it must name different layers"),
         (
             (1, 2),

@@ -8,22 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxret.contract import ContractError
-from jaxret.data.formats import CorpusScan, DataError, read_corpus, scan_corpus
+from jaxret.data.formats import CorpusScan, DataError, read_corpus, read_queries, read_run, scan_corpus
 from jaxret.data.records import Passage
+from jaxret.distributed import make_mesh, replicated
+from jaxret.retrieval import encode
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
-from jaxret.retrieval.retrieve import passage_texts
+from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
-from jaxret.retrieval.shards import ShardWriter
+from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
+from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, write_json
 from jaxret.types import Tokens
-from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
+from tests.pipeline import PASSAGE_LENGTH, REPOSITORY, contents, untrained_run, write_data, write_encoder
 
 ROWS = 50  # passages per shard; the corpus has more than two shards of them
 
@@ -86,7 +90,7 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
     assert made_by["encode"]["shard_rows"] == ROWS
     file = (root / "data" / "corpus.jsonl").stat()
     written = {"path": str(root / "data"), "bytes": file.st_size, "modified": file.st_mtime_ns}
-    assert read_json(encoded / "corpus.json") == written
+    assert read_sealed(encoded / "corpus.json") == written
 
 
 def test_what_is_cut_is_said_before_anything_is_encoded(
@@ -169,7 +173,8 @@ def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path
     vectors = shards.rows(range(7))
     np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
     assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
-    assert passage_texts(folder, {"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
+    searcher = Searcher(with_run(run, tmp_path), folder)
+    assert searcher.passages({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
 
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
@@ -232,6 +237,113 @@ def test_bad_records_stop_or_are_counted(
     assert "skipped 2 records" in capsys.readouterr().out
     kept = [json.loads(line)["_id"] for i, line in enumerate(lines) if i not in (3, 7)]
     assert open_shards(tmp_path / "embeddings" / "bad").ids(range(18)) == kept
+
+
+def test_a_finished_folder_is_not_written_to(
+    root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that cannot be written."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    before = {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()}
+    for name in ("fsync", "replace", "unlink"):
+        monkeypatch.setattr(f"os.{name}", refused)
+    again = encode_corpus(run, root / "data", progress=False)
+    assert (again.finished, again.shards_written) == (True, 0)
+    assert {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()} == before
+
+
+def test_what_a_killed_writer_left_is_cleared(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    (tmp_path / "embeddings" / "data" / "ids-00001-of-00003.txt").unlink()
+    (tmp_path / "embeddings" / "data" / ".vectors-00001-of-00003.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
+
+
+@pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
+def test_a_name_that_leaves_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the name of a corpus is"):
+        encode_corpus(with_run(run, tmp_path), root / "data", name, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_passage_without_finite_vectors_is_named_with_its_line(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = json.loads((root / "data" / "corpus.jsonl").read_text().splitlines()[2])["_id"]
+    embed = Embedder.__call__
+
+    def broken(self: Embedder, *rest: Any) -> Any:
+        vectors = embed(self, *rest)
+        vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
+        return vectors
+
+    monkeypatch.setattr(Embedder, "__call__", broken)
+    with pytest.raises(ValueError, match=rf"corpus\.jsonl:3: passage '{third}' \(row 2\) has a NaN"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+
+
+def test_one_process_that_did_not_finish_is_an_error(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job takes away what this one wrote."""
+    write = ShardWriter.write
+
+    def taken(self: ShardWriter, shard: Any, *rest: Any) -> None:
+        write(self, shard, *rest)
+        if shard.index == 1:
+            shard.sidecar(self.folder).unlink()
+
+    monkeypatch.setattr(ShardWriter, "write", taken)
+    with pytest.raises(ShardError, match=r"1 of 3 shards, from rows 50 to 99 on, .*another job.*Run encode again"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+
+
+def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
+    other = with_run(run, tmp_path)
+    monkeypatch.setattr(encode, "SHARD_ROWS", 40)
+    assert encode_corpus(other, root / "data", "asked", progress=False, shard_rows=100).shards == 2
+    assert encode_corpus(other, root / "data", "asked", progress=False).shards_written == 0
+    manifest = open_shards(encode_corpus(other, root / "data", "limited", progress=False).folder).manifest
+    assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
+    monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
+    assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
+
+
+def test_shards_made_on_other_devices_are_told(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    (tmp_path / "embeddings" / "data" / "ids-00001-of-00003.txt").unlink()
+    mesh = make_mesh(devices=jax.devices()[:4])
+    params = jax.device_put(jax.tree.map(np.asarray, run.params), replicated(mesh))
+    fewer = with_run(run, tmp_path, mesh=mesh, params=params, compiled={})
+    encode_corpus(fewer, root / "data")
+    made_on = [entry["made_on"]["devices"] for entry in open_shards(tmp_path / "embeddings" / "data").manifest.shards]
+    assert made_on == [8, 4, 8]
+    assert "their last digits differ by rounding" in capsys.readouterr().out
+
+
+def test_a_folder_of_older_code_is_complete_and_searched(tmp_path: Path) -> None:
+    older = REPOSITORY / "tests" / "older_run"
+    shutil.copytree(older / "run", tmp_path / "run")
+    run = open_run(tmp_path / "run", "4")
+    before = contents(tmp_path / "run" / "embeddings")
+    result = encode_corpus(run, older / "data", progress=False)
+    assert (result.finished, result.shards_written) == (True, 0)
+    after = contents(tmp_path / "run" / "embeddings")
+    assert {name for name in after if after[name] != before.get(name)} == {"data/corpus.json"}  # it lies elsewhere now
+    next(result.folder.glob("vectors-00001*")).unlink()
+    assert encode_corpus(run, older / "data", progress=False).shards_written == 1
+    expected = read_run(older / "expected" / "step-4.data.test.trec")
+    found = retrieve(run, read_queries(older / "data"), result.folder, len(expected["q0"]), progress=False).rankings
+    for query, ranking in expected.items():
+        assert [passage for passage, _ in found[query]] == [passage for passage, _ in ranking]
+        np.testing.assert_allclose([score for _, score in found[query]], [score for _, score in ranking], atol=1e-5)
 
 
 def test_names(tmp_path: Path) -> None:

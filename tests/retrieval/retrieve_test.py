@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from jaxret.contract import ContractError
-from jaxret.data.formats import read_judgements, read_queries, read_run
-from jaxret.data.records import Query
+from jaxret.data.formats import DataError, Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import choose_corpus, retrieve
+from jaxret.retrieval.passages import Passages
+from jaxret.retrieval.retrieve import Searcher, choose_corpus, retrieve
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
-from jaxret.tools.search_files import answer, dataset_name, search_files
+from jaxret.tools.search_files import answer, dataset_name, measures_for, search_files
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")
@@ -90,7 +96,6 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
         "corpus",
         "search",
         "dataset",
-        "answer_accuracy",
     }
     provenance = stored["provenance"]
     assert provenance["checkpoint"] == run.checkpoint
@@ -98,8 +103,12 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     assert {"jax", "numpy", "flax"} <= set(provenance["environment"]["packages"])
     assert len(provenance["corpus"]["sha256"]) == len(provenance["training_data"]["train"]["sha256"]) == 64
     assert (provenance["search"]["k"], provenance["search"]["exact"]) == (K, True)
-    assert set(provenance["answer_accuracy"]) == {"Accuracy@5", "Accuracy@20"}
-    assert 0 < provenance["answer_accuracy"]["Accuracy@5"] <= provenance["answer_accuracy"]["Accuracy@20"] <= 1
+    assert (provenance["search"]["query_length"], provenance["search"]["passage_length"]) == (12, 24)
+    answers = stored["answers"]["mean"]
+    assert set(answers) == {"Accuracy@5", "Accuracy@20"}
+    assert 0 < answers["Accuracy@5"] <= answers["Accuracy@20"] <= 1
+    assert stored["per_query"] == evaluation.per_query
+    assert stored["per_query"]["RR@10"].keys() == stored["answers"]["per_query"]["Accuracy@5"].keys() == judged
     printed = capsys.readouterr().out
     assert "nDCG@10" in printed
     assert f"Queries found: {len(judged)} of {len(judged)}" in printed
@@ -112,9 +121,11 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert search_files(run, str(table), "", "test", 100, MEASURES, progress=False) is None
     assert "Accuracy@100 0.5000" in capsys.readouterr().out
     assert (tmp_path / "mine" / "runs" / "small.trec").exists()
-    assert not (tmp_path / "mine" / "eval").exists()
+    stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # kept, without judgements too
+    assert stored["mean"]["Accuracy@100"] == 0.5
+    assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
     (run.workdir / "embeddings" / "data" / "corpus.json").write_text('{"path": "/nowhere"}')
-    search_files(run, str(table), "", "test", 100, MEASURES, progress=False)  # the ranking is written all the same
+    search_files(run, str(table), "", "test", 100, None, progress=False)  # the ranking is written all the same
     assert "answer strings cannot be looked for: the corpus that was encoded is no longer at /nowhere" in (
         capsys.readouterr().out
     )
@@ -144,7 +155,7 @@ def test_relevant_passages_that_were_not_encoded_are_counted(
     qrels = tmp_path / "few.tsv"
     rows = ["query-id corpus-id score", "q0 p0 1", "q0 gone 1", "q3 p3 1", "q3 gone-too 0"]
     qrels.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows))
-    search_files(run, str(root / "data"), str(qrels), "test", 5, MEASURES, progress=False)
+    search_files(run, str(root / "data"), str(qrels), "test", 5, ["RR@5"], progress=False)
     assert "1 of 3 relevant passages are not in the corpus: they count as not found" in capsys.readouterr().out
     written = read_json(run.workdir / "eval" / "data.few.json")
     assert written["provenance"]["dataset"]["relevant_passages_not_in_corpus"] == 1
@@ -155,6 +166,163 @@ def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
         search_files(run, str(root / "data"), str(root / "data"), "test", 5, ["nDGC@10"], progress=False)
     assert not (run.workdir / "runs").exists()
+
+
+def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    with pytest.raises(ValueError, match=r"R@1000 needs --k=1000 or more; only 20 passages a query are asked for"):
+        search_files(run, data, data, "test", K, ["RR@10", "R@1000"], progress=False)
+    assert not (run.workdir / "runs").exists()
+    assert measures_for(100) == measures_for(1000) == ["nDCG@10", "RR@10", "R@100", "Success@5", "Success@20"]
+    assert measures_for(3) == ["nDCG@3", "RR@3", "R@3", "Success@3"]
+    evaluation = search_files(run, data, data, "test", K, progress=False)
+    assert evaluation is not None
+    assert list(evaluation.mean) == ["nDCG@10", "RR@10", "R@20", "Success@5", "Success@20"]
+    assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("question", ["", " \t", "\udcff"])
+def test_a_question_that_asks_nothing_is_refused(question: str, run: Run) -> None:
+    with pytest.raises(DataError, match="--query: "):
+        answer(run, question, 3, progress=False)
+
+
+def test_results_that_cannot_be_written_are_known_before_the_search(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    (run.workdir / "eval").write_text("a file where a folder should be")
+    monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("it went on to search"))
+    with pytest.raises(OSError, match=r"results cannot be written .*mine/eval'"):
+        search_files(run, data, data, "test", K, progress=False)
+
+
+def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    for label in ("", "step-0"):
+        search_files(run, data, data, "test", 5, progress=False, label=label)
+    for folder, suffix in (("runs", "trec"), ("eval", "json")):
+        assert {path.name for path in (run.workdir / folder).iterdir()} == {
+            f"data.test.{suffix}",
+            f"data.test.step-0.{suffix}",
+        }
+
+
+def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
+    """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
+    passages = [
+        Passage(f"{prefix}{p.id}", p.text, p.title) for p in read_corpus(root / "data") for prefix in ("b", "c", "a")
+    ]
+    judgements = [
+        Judgement(j.query_id, f"b{j.passage_id}", j.relevance) for j in read_judgements(root / "data", "test")
+    ]
+    write_beir(tmp_path / "copies", passages, read_queries(root / "data"), {"test": judgements})
+    run, data = copied(root, tmp_path / "mine"), str(tmp_path / "copies")
+    encode_corpus(run, data, progress=False)
+    evaluation = search_files(run, data, data, "test", K, ["nDCG@10", "RR", "R@20"], "copies", progress=False)
+    assert evaluation is not None
+    relevance: dict[str, dict[str, int]] = {}
+    for judgement in judgements:
+        relevance.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    names = {"nDCG@10": "ndcg_cut_10", "RR": "recip_rank", "R@20": "recall_20"}
+    lines = [line.split() for line in (run.workdir / "runs" / "copies.test.trec").read_text().splitlines()]
+    ranking: dict[str, dict[str, float]] = {}
+    for query, _, passage, _, score, _ in lines:
+        ranking.setdefault(query, {})[passage] = float(score)
+    found = pytrec_eval.RelevanceEvaluator(relevance, set(names.values())).evaluate(ranking)
+    for ours, theirs in names.items():
+        for query, value in evaluation.per_query[ours].items():
+            assert found[query][theirs] == pytest.approx(value, abs=1e-6), (query, ours)
+
+
+def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    searcher = Searcher(run, choose_corpus(run))
+    everything = {passage.id: passage for passage in read_corpus(root / "data")}
+    size = (root / "data" / "corpus.jsonl").stat().st_size
+    compiled = 0
+    for number, text in enumerate(("river stone", "paper light")):
+        before = searcher.embedder.programs, searcher.bytes_read
+        found = searcher.search([Query("0", text)], 3)
+        shown = searcher.passages([passage for passage, _ in found.rankings["0"]])
+        assert shown == {passage: everything[passage] for passage, _ in found.rankings["0"]}
+        lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) for p in shown.values()]
+        assert searcher.bytes_read - before[1] == sum(len(line) + 1 for line in lines) < size / 10
+        compiled = searcher.embedder.programs - before[0]
+        assert compiled == (1 if number == 0 else 0)
+    again = Searcher(run, searcher.folder)  # the index is on disk now
+    assert again.passages(everything) == everything
+    assert again.bytes_read == size
+    (searcher.folder / "passages.npy").write_bytes(b"damaged")
+    assert Searcher(run, searcher.folder).passages(["p3"]) == {"p3": everything["p3"]}
+
+
+@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz", "reordered.tsv", "corpus.jsonl.gz"])
+def test_passages_are_read_from_files_of_any_format(name: str, root: Path, tmp_path: Path) -> None:
+    """Rows over several lines, a header with its own order, no line end at the end, and an id that is there twice."""
+    rows = [Passage(f"p{i}", f'line\none "{i}"' if i % 3 else "one\ttwo", f"title {i}") for i in range(20)]
+    path = tmp_path / name
+    if "jsonl" in name:
+        text = "".join(json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in rows)
+    else:
+        columns = ["title", "id", "text"] if name == "reordered.tsv" else ["id", "text", "title"]
+        table = io.StringIO()
+        writer = csv.writer(table, delimiter="\t", lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([[getattr(p, c) for c in columns] for p in [*rows, Passage("p4", "another", "t")]])
+        text = table.getvalue().removesuffix("\n")
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    run = copied(root, tmp_path / "mine")
+    folder = encode_corpus(run, path, on_error="skip", progress=False).folder
+    searcher = Searcher(run, folder)
+    expected = {passage.id: passage for passage in read_corpus(path, Policy("skip"))}
+    assert len(expected) == 20
+    for wanted in (["p7"], ["p19", "p4", "nowhere", "p0"], list(expected)):
+        assert searcher.passages(wanted) == {key: expected[key] for key in wanted if key in expected}
+
+
+def damaged(good: bytes, random: np.random.Generator) -> bytes:
+    data = bytearray(good)
+    data[random.integers(len(data))] ^= 1 << random.integers(8)
+    return bytes(data)
+
+
+def test_damage_to_corpus_json_changes_no_text(root: Path, run: Run, tmp_path: Path) -> None:
+    """The text is the same, or an error names the file."""
+    shutil.copytree(choose_corpus(run), tmp_path / "shards")
+    path = tmp_path / "shards" / "corpus.json"
+    good, random = path.read_bytes(), np.random.default_rng(0)
+    expected = Passages(tmp_path / "shards").read(["p1"])
+    edits = [b"{}", b"[]", b"null", b'{"path": 3}', b'{"path": null}', b'{"path": "\\u0000"}', b"\xff", b"[" * 10**5]
+    for number, text in enumerate([*edits, *(damaged(good, random) for _ in range(100))]):
+        path.write_bytes(text)
+        try:
+            found = Passages(tmp_path / "shards").read(["p1"])
+        except (ShardError, FileNotFoundError) as error:
+            named = str(error)
+        else:
+            named = str(path) if found == expected and number >= len(edits) else ""
+        assert str(path) in named, text
+
+
+def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    short = open_run(run.workdir, passage_length=8)
+    encode_corpus(short, data, "short", progress=False, dtype="float16", shard_rows=40)
+    shards = open_shards(run.workdir / "embeddings" / "short")
+    assert shards.fingerprint["contract"]["passage_length"] == 8
+    assert (shards.manifest.dtype, shards.manifest.rows_per_shard) == ("float16", 40)
+    with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in "):
+        encode_corpus(run, data, "short", progress=False, dtype="float16")
+    search_files(open_run(run.workdir, query_length=5), data, data, "test", 5, corpus="short", progress=False)
+    found = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["search"]
+    assert (found["query_length"], found["passage_length"]) == (5, 8)
+    with pytest.raises(ValueError, match=r"query_length is 41; it must be 3 to 40"):
+        open_run(run.workdir, query_length=41)
+    with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):
+        open_run(run.workdir, passage_length=2)
 
 
 def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,3 +367,4 @@ def test_nothing_to_search_for(queries: list[Query], k: int, message: str, run: 
 def test_dataset_names(root: Path) -> None:
     assert dataset_name(root / "data") == dataset_name(root / "data" / "queries.jsonl") == "data"
     assert dataset_name("x/nq-test.qa.csv") == "nq-test"
+    assert [dataset_name(f"data/{name}/test.qa.csv") for name in ("nq", "trivia")] == ["nq-test", "trivia-test"]

@@ -59,24 +59,24 @@ def test_it_names_files_ids_and_the_whole_encoder(encoder: Path) -> None:
     assert found["special_ids"] == {"cls": 2, "sep": 3, "pad": 0, "mask": 4}
     assert found["encoder"]["layer_norm_eps"] == 1e-12
     assert found["encoder"]["num_heads"] == 2
-    assert found["head"] == {"name": "layers", "token": "cls", "layers": [0, 1, 2]}
+    assert found["head"] == {"name": "layers", "token": "cls", "chosen": [0, 1, 2]}
     assert (found["query_length"], found["passage_length"]) == (32, 156)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (MLR, MLR | {"head.layers": (1, 2)}, False),
+        (MLR, MLR | {"head.layers.chosen": (1, 2)}, False),
         (MLR, MLR | {"encoder.tied": True}, False),
         (MLR, MLR | {"encoder.dtype": "bfloat16"}, False),
         (MLR, MLR | {"normalize": True}, False),
         (MLR, MLR | {"pooling": "average"}, False),
-        (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical_dim": 10}, False),
-        (AGGRETRIEVER, AGGRETRIEVER | {"head.chunk": 4}, True),  # memory
+        (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.lexical_dim": 10}, False),
+        (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.chunk": 4}, True),  # memory
         (MLR, MLR | {"encoder.remat": True}, True),
-        (MLR, MLR | {"head.projection": 4, "head.mask_id": 9}, True),  # of other families
-        (COLBERT, COLBERT | {"head.projection": 4}, False),
-        (I3, I3 | {"head.mask_id": 9}, False),
+        (MLR, MLR | {"head.all_tokens.projection": 4, "head.implicit.mask_id": 9}, True),  # of other families
+        (COLBERT, COLBERT | {"head.all_tokens.projection": 4}, False),
+        (I3, I3 | {"head.implicit.mask_id": 9}, False),
     ],
 )
 def test_what_changes_a_vector_changes_it(

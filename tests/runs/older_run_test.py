@@ -60,7 +60,7 @@ def test_it_is_opened_with_what_it_has(workdir: Workdir) -> None:
     assert run.checkpoint["step"] == 4
     assert run.checkpoint == read_json(workdir.embeddings("data") / "manifest.json")["fingerprint"]["checkpoint"]
     shards = read_json(workdir.embeddings("data") / "manifest.json")["fingerprint"]["contract"]
-    assert run.understood(shards) == run.contract
+    assert run.understands(shards)
     run.require_same_vectors(shards, "manifest.json", "")
     with pytest.raises(ContractError, match=r"pooling: 'none' in manifest\.json, 'self_contrastive' in the model in"):
         run.require_same_vectors({**shards, "pooling": "none"}, "manifest.json", "")

@@ -146,7 +146,10 @@ PROGRAM = "import sys; from jaxret.tools.cli import user_errors\nwith user_error
 def program(body: str, **options: Any) -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body)], cwd=REPOSITORY, env=environment(), **{**pipes, **options}
+        [sys.executable, "-c", PROGRAM.format(body)],
+        cwd=REPOSITORY,
+        env=environment() | {"PYTHONUNBUFFERED": ""},
+        **{**pipes, **options},
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -27,13 +28,15 @@ from jaxret.data.batches import BatchPlan
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
+from jaxret.runs.lock import LockedError, hold
 from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
-from jaxret.training.loop import NotFiniteError, TrainResult, train
+from jaxret.training.begin import prepare
+from jaxret.training.loop import NotFiniteError, TrainResult, require_finite, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import init_state, restore_state
-from jaxret.training.step import make_train_step
+from jaxret.training.step import TrainState, make_train_step
 from tests.pipeline import (
     REPOSITORY,
     command,
@@ -275,7 +278,7 @@ def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
     ("key", "value", "message"),
     [
         ("train__batch_size", 12, r"train\.batch_size is 12; .*devices, 8"),
-        ("train__chunk_size", 4, r"train\.chunk_size is 4"),
+        ("train__chunk_size", -1, r"train\.chunk_size is -1"),
         ("validation__batch_size", 9, r"validation\.batch_size is 9"),
         ("validation__metric", "MRR", r"validation\.metric is 'MRR'.*RR@10"),
         ("train__log_every", 0, r"train\.log_every is 0"),
@@ -316,7 +319,7 @@ def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path,
 def test_a_start_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+    assert not any((tmp_path / "run").iterdir()), "the corrected command is no other run"
 
 
 def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) -> None:
@@ -327,9 +330,30 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
     weights[name] = np.full_like(weights[name], np.nan)
     save_file(weights, tmp_path / "encoder" / "model.safetensors")
     config = tiny_config(tmp_path / "encoder", root / "data", train__steps=0, data__dev="")
-    with pytest.raises(NotFiniteError, match=r"encoder: parameter encoder/layers/\S+ \(1 in all\) holds a NaN"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: \S*layer\.1\.\S+ holds NaN"):
         train(config, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_parameters_that_are_not_finite_are_named() -> None:
+    params = {"encoder": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, jnp.inf])}, "head": {"scale": jnp.ones(2)}}
+    state = TrainState(params, {}, jnp.int32(4), jnp.array(True))
+    with pytest.raises(NotFiniteError, match=r"step 4: parameter encoder/kernel \(1 in all\) holds a NaN"):
+        require_finite(state, "step 4")
+
+
+def test_two_jobs_do_not_train_in_one_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hold(tmp_path / "run", "training"), pytest.raises(LockedError):
+        train(config_of(root), tmp_path / "run", progress=False)
+
+    def begun_meanwhile(*_: Any) -> Any:
+        job = prepare(*_)
+        shutil.copytree(REPOSITORY / "tests" / "older_run" / "run", tmp_path / "run", dirs_exist_ok=True)
+        return job
+
+    monkeypatch.setattr("jaxret.training.loop.prepare", begun_meanwhile)
+    with pytest.raises(LockedError, match=r"another job began a run in .* just now"):
+        train(config_of(root), tmp_path / "run", progress=False)
 
 
 def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:

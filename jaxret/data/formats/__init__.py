@@ -33,6 +33,7 @@ __all__ = [
     "read_corpus",
     "read_examples",
     "read_judgements",
+    "read_located",
     "read_queries",
     "read_run",
     "scan_corpus",
@@ -148,6 +149,11 @@ def _as_scanned(passages: Iterator[Passage], path: PathLike, scan: CorpusScan, d
             _require_scanned(path, scan, digest.hexdigest())
         yield passage
     _require_scanned(path, scan, digest.hexdigest())
+
+
+def read_located(path: PathLike, policy: Policy | None = None) -> Iterator[tuple[Where, Passage]]:
+    """The passages of a corpus with their places, those with an id that was used before too; skips what is wrong."""
+    return _passages(path, policy or Policy("skip"))
 
 
 def _unique(passages: Iterator[tuple[Where, Passage]], policy: Policy, scan: CorpusScan | None) -> Iterator[Passage]:

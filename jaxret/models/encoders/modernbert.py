@@ -363,7 +363,8 @@ ARCHITECTURE = Architecture(
     only=ONLY,
     translate=translate,
     check=check,
-    extra={"pad_token_id": None},  # its default is an id of one vocabulary, an error in a smaller one
+    # Their defaults are ids of one vocabulary, and errors in a smaller one.
+    extra=dict.fromkeys(f"{token}_token_id" for token in ("pad", "bos", "eos", "cls", "sep")),
     mlm_head=ModernBertMlmHead,
     mlm_class="ModernBertForMaskedLM",
     mlm_output="decoder.weight",

@@ -16,6 +16,7 @@ from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
 from jaxret.storage import atomic_write, sha256_file, write_json
 
@@ -75,7 +76,7 @@ def _from_hub(name: str, download: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = ["config.json", "model.safetensors", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"]
+    patterns = ["config.json", "model.safetensors", *TOKENIZER_FILES]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:

@@ -19,6 +19,8 @@ class Layers(Head):
     chosen: tuple[int, ...] = ()
 
     def check(self) -> None:
+        if not all(type(layer) is int for layer in self.chosen):
+            raise ValueError(f"head.layers.chosen is {self.chosen}; layers are whole numbers, as in (10, 12)")
         if not self.chosen or len(set(self.chosen)) != len(self.chosen):
             raise ValueError(f"head.layers.chosen is {self.chosen}; it must name different layers")
         if max(self.chosen) != self.num_layers or min(self.chosen) < 0:

@@ -1,0 +1,141 @@
+"""The text of passages whose vectors were encoded: what is asked for is read, by its place in the corpus's file."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxret.contract import require_equal
+from jaxret.data.files import PathLike
+from jaxret.data.formats import Policy, read_corpus, read_located, scan_corpus, stat_corpus
+from jaxret.data.records import Passage
+from jaxret.retrieval.shards import ShardError, read_sealed, sealed
+from jaxret.storage import atomic_write, sha256_file, write_json
+
+_BLOCK = 2**24  # bytes of a file looked at for line ends at a time
+
+
+class Index(NamedTuple):
+    """Where the passages of a file lie: 24 bytes each, sorted by the hash of their ids."""
+
+    hashes: np.ndarray  # uint64 [N]
+    starts: np.ndarray  # uint64 [N]
+    ends: np.ndarray  # uint64 [N]
+    head: int  # bytes before the first passage: a header
+
+
+class Passages:
+    """The passages of the corpus that was encoded into `folder`.
+
+    Opening raises FileNotFoundError if the corpus is no longer where it was, ContractError if it is another now, and
+    ShardError if corpus.json is damaged. The first reading makes an index beside the shards (in memory, where that
+    cannot be written); a compressed file has none, and is read through each time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = _unchanged_corpus(folder)
+        self.bytes_read = 0  # of the corpus, so far, by index
+        self._index: Index | None = None
+
+    def read(self, wanted: Collection[str]) -> dict[str, Passage]:
+        """Those of the passages that there are and that say something, by id."""
+        found: dict[str, Passage] = {}
+        if self._file.suffix != ".gz":
+            self._index = self._index or self._stored() or self._make()
+            found = self._at_places(self._index, wanted)
+        missing = set(wanted).difference(found)
+        if missing:
+            found |= {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in missing}
+        return found
+
+    @property
+    def _file(self) -> Path:
+        if not self.path.is_dir():
+            return self.path
+        plain = self.path / "corpus.jsonl"
+        return plain if plain.is_file() else self.path / "corpus.jsonl.gz"
+
+    def _at_places(self, index: Index, wanted: Collection[str]) -> dict[str, Passage]:
+        """Copies the lines that are wanted to a file of their own, for the reader that knows the format."""
+        hashes = np.array([_hash(key) for key in wanted], np.uint64)
+        spans = zip(*(np.searchsorted(index.hashes, hashes, side) for side in ("left", "right")), strict=True)
+        places = sorted({(int(index.starts[i]), int(index.ends[i])) for low, high in spans for i in range(low, high)})
+        with tempfile.TemporaryDirectory() as folder, open(self._file, "rb") as corpus:
+            path = Path(folder) / self._file.name
+            with open(path, "wb") as few:
+                for start, end in [(0, index.head), *places]:
+                    corpus.seek(start)
+                    lines = corpus.read(end - start)
+                    self.bytes_read += len(lines)
+                    few.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
+            return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+
+    def _stored(self) -> Index | None:
+        path = self.folder / "passages.npy"
+        try:
+            made = read_sealed(self.folder / "passages.json")
+            if made["corpus"] != stat_corpus(self.path) or made["sha256_index"] != sha256_file(path):
+                return None
+            hashes, starts, ends = np.load(path, mmap_mode="r", allow_pickle=False)
+            return Index(hashes, starts, ends, made["head"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # made again
+
+    def _make(self) -> Index:
+        lines, size = _line_starts(self._file)
+        located = [(_hash(passage.id), int(where.line or 0)) for where, passage in read_located(self.path)]
+        hashes, numbers = (np.array(column, dtype) for column, dtype in zip(zip(*located), (np.uint64, np.int64)))
+        starts = lines[numbers - 1]
+        ends = np.append(starts[1:], np.uint64(size))
+        order = np.argsort(hashes, kind="stable")
+        table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0])
+        path = self.folder / "passages.npy"
+        try:
+            with atomic_write(path, "wb") as file:
+                np.save(file, table, allow_pickle=False)
+            made = {"corpus": stat_corpus(self.path), "head": head, "sha256_index": sha256_file(path)}
+            write_json(self.folder / "passages.json", sealed(made))
+        except OSError:  # a disk that cannot be written
+            pass
+        return Index(table[0], table[1], table[2], head)
+
+
+def _unchanged_corpus(folder: Path) -> Path:
+    written = folder / "corpus.json"
+    found = read_sealed(written)
+    if not isinstance(found.get("path"), str) or "\0" in found["path"]:
+        raise ShardError(f"{written}: path is {found.get('path')!r}, no place of a corpus; run encode again")
+    path = Path(found["path"])
+    if not path.exists():
+        raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
+    if stat_corpus(path) != {key: found.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
+        manifest = folder / "manifest.json"
+        expected = read_sealed(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
+        sha256, remedy = scan_corpus(path, Policy("skip")).sha256, "Encode it again, or put back what was encoded."
+        require_equal({"sha256": expected}, {"sha256": sha256}, str(manifest), str(path), remedy)
+    return path
+
+
+def place(corpus: PathLike, passage_id: str) -> str:
+    """ "FILE:LINE: " of a passage, to begin a message with; reads the corpus up to it. "" if it is not there."""
+    return next((f"{where}: " for where, passage in read_located(corpus) if passage.id == passage_id), "")
+
+
+def _hash(passage_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
+
+
+def _line_starts(path: Path) -> tuple[np.ndarray, int]:
+    """Where each line begins, uint64, and the size of the file."""
+    starts, done = [np.zeros(1, np.uint64)], 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            starts.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")).astype(np.uint64) + done + 1)
+            done += len(block)
+    return np.concatenate(starts).astype(np.uint64), done
