@@ -71,7 +71,8 @@ def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
     yield found
     row = (request.node.get_closest_marker("faults").args[0], found.detected, found.survived, len(found.lost))
     request.node.user_properties.append(("faults", row))
-    assert not found.lost, "\n".join(found.lost)
+    if found.lost:
+        pytest.fail("\n".join(found.lost), pytrace=False)
 
 
 _ROWS: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])

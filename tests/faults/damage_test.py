@@ -198,12 +198,7 @@ def test_flips_as_a_user_sees_them(tiny: Tiny, fixed: Victim, trials: Trials) ->
         ("encoder/config.json", b"1e-12", b"1e-02", search),
         ("encoder/config.json", b'"num_attention_heads": 4', b'"num_attention_heads": 2', search),
         ("encoder/tokenizer_config.json", b"[CLS]", b"[PAD]", search),
-        (
-            f"{FOLDER}/vectors-00002-of-00023.npy",
-            fixed.whole[FOLDER / "vectors-00002-of-00023.npy"][-4:],
-            b"1234",
-            search,
-        ),
+        (str(vectors), fixed.whole[vectors][-4:], b"1234", search),
         ("config.json", b"0.001", b"0.003", ["train.py", *tiny.training(fixed.workdir, train__steps=4)]),
     ):
         path = fixed.workdir / name

