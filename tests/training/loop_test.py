@@ -33,8 +33,9 @@ from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.training.begin import prepare
-from jaxret.training.loop import NotFiniteError, TrainResult, require_finite, train
+from jaxret.training.loop import TrainResult, train
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.recorder import NotFiniteError, require_finite
 from jaxret.training.state import init_state, restore_state
 from jaxret.training.step import TrainState, make_train_step
 from tests.pipeline import (
@@ -319,7 +320,7 @@ def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path,
 def test_a_start_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
-    assert not any((tmp_path / "run").iterdir()), "the corrected command is no other run"
+    assert not (tmp_path / "run").exists(), "the corrected command is no other run"
 
 
 def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
     config = tiny_config(tmp_path / "encoder", root / "data", train__steps=0, data__dev="")
     with pytest.raises(ValueError, match=r"model\.safetensors: \S*layer\.1\.\S+ holds NaN"):
         train(config, tmp_path / "run", progress=False)
-    assert not any((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_parameters_that_are_not_finite_are_named() -> None:
