@@ -69,8 +69,7 @@ def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
     """Counts the trials of a test; those that are lost fail it."""
     found = Trials()
     yield found
-    row = (request.node.get_closest_marker("faults").args[0], found.detected, found.survived, len(found.lost))
-    request.node.user_properties.append(("faults", row))
+    request.node.user_properties.append(("faults", (found.detected, found.survived, len(found.lost))))
     if found.lost:
         pytest.fail("\n".join(found.lost), pytrace=False)
 
@@ -84,12 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.exhaustive)
-            item.user_properties.append(("injection", item.get_closest_marker("faults").args[0]))
+            item.user_properties += [("injection", mark.args[0]) for mark in item.iter_markers("faults")]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Runs where the reports come together, also if workers made them."""
-    properties = dict(report.user_properties)
+    properties: dict[str, Any] = dict(report.user_properties)
     number = properties.get("injection")
     if number is None:
         return
@@ -97,7 +96,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         _WITHOUT[number].add(report.longrepr[2].removeprefix("Skipped: "))
     if report.when == "teardown" and "faults" in properties:
-        for place, value in enumerate(properties["faults"][1:]):
+        for place, value in enumerate(properties["faults"]):
             _ROWS[number][place] += value
     if report.when == "call" and report.failed:  # it ended before its trials did
         _ROWS[number][2] += 1

@@ -15,13 +15,13 @@ import pytest
 from jaxret.checkpoint import digests
 from jaxret.data.formats import read_queries
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import retrieve
+from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import Run, open_checkpoints, open_run
 from jaxret.training import loop
 from tests.faults.conftest import Tiny, Trials
+from tests.faults.kills_test import vectors
 from tests.faults.scripts import refusal, run
-from tests.pipeline import contents
 
 FOLDER = Path("embeddings") / "data"
 REFUSALS = (ValueError, OSError, ArithmeticError)  # what the scripts tell in a line
@@ -42,8 +42,9 @@ class Victim:
         shutil.rmtree(self.workdir / FOLDER)  # on as many devices as those have that repair it
         self.opened = open_run(self.workdir)
         self.encode()
+        self.texts()
         self.whole = {p.relative_to(self.workdir): p.read_bytes() for p in self.workdir.rglob("*") if p.is_file()}
-        self.expected = {act.__name__: act() for act in (self.open, self.resume, self.search, self.encode)}
+        self.expected = {act.__name__: act() for act in (self.open, self.resume, self.search, self.texts, self.encode)}
         self.repair()
 
     def repair(self) -> None:
@@ -64,10 +65,15 @@ class Victim:
 
     def resume(self) -> Any:
         """What training would go on with; no step is left to do."""
-        states = []
+        states: list[Any] = []
         restore = loop.restore_state
+
+        def noted(*arguments: Any) -> Any:
+            states.append(restore(*arguments))
+            return states[-1]
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "restore_state", lambda *a: states.append(restore(*a)) or states[-1])
+            patch.setattr(loop, "restore_state", noted)
             done = loop.train(self.tiny.config(**self.overrides), self.workdir, progress=False)
         (state,) = states
         return done.step, digests({"params": state.params, "opt_state": state.opt_state, "step": state.step})
@@ -78,11 +84,16 @@ class Victim:
         queries = read_queries(self.tiny.data)
         return retrieve(self.opened, queries, self.workdir / FOLDER, 10, "xla", progress=False).rankings
 
+    def texts(self) -> Any:
+        """What is shown of some passages."""
+        assert self.opened is not None
+        return Searcher(self.opened, self.workdir / FOLDER, "xla").passages(["p1", "n30", "o5"])
+
     def encode(self) -> Any:
         """The folder of vectors after it was encoded again, which repairs what it can."""
         assert self.opened is not None
         encode_corpus(self.opened, self.tiny.data, progress=False)
-        return contents(self.workdir / FOLDER)
+        return vectors(self.workdir / FOLDER)
 
     def trial(self, trials: Trials, what: str, path: Path, act: Callable[[], Any], names: bool = True) -> bool:
         """One look at a damaged run: whether it was refused. A refusal names the file or a folder of the run that it is
@@ -155,7 +166,8 @@ FLIPS: dict[str, tuple[int, tuple[str, ...]]] = {
     f"{FOLDER}/vectors-*": (8, ("search", "encode")),
     f"{FOLDER}/ids-*": (8, ("search", "encode")),
     f"{FOLDER}/shard-*": (8, ("search", "encode")),
-    f"{FOLDER}/corpus.json": (4, ("search", "encode")),
+    f"{FOLDER}/corpus.json": (6, ("texts", "encode")),
+    f"{FOLDER}/passages.*": (6, ("texts", "encode")),
 }
 RAGGED = {
     f"{FOLDER}/manifest.json": (4, ("search", "encode")),
@@ -192,13 +204,13 @@ def test_flips_of_lists(pattern: str, ragged: Victim, trials: Trials) -> None:
 @pytest.mark.faults(5)
 def test_flips_as_a_user_sees_them(tiny: Tiny, fixed: Victim, trials: Trials) -> None:
     """Values that only a digest can find: numbers that are as good as any."""
-    vectors = FOLDER / "vectors-00002-of-00023.npy"
+    part = FOLDER / "vectors-00002-of-00023.npy"
     search = ["search.py", f"--workdir={fixed.workdir}", "--query=river stone"]
     for name, old, new, arguments in (
         ("encoder/config.json", b"1e-12", b"1e-02", search),
         ("encoder/config.json", b'"num_attention_heads": 4', b'"num_attention_heads": 2', search),
         ("encoder/tokenizer_config.json", b"[CLS]", b"[PAD]", search),
-        (str(vectors), fixed.whole[vectors][-4:], b"1234", search),
+        (str(part), fixed.whole[part][-4:], b"1234", search),
         ("config.json", b"0.001", b"0.003", ["train.py", *tiny.training(fixed.workdir, train__steps=4)]),
     ):
         path = fixed.workdir / name
@@ -255,15 +267,17 @@ def test_shards(fixed: Victim, trials: Trials) -> None:
     """Search refuses, and encoding again makes every file what it was."""
     folder = fixed.workdir / FOLDER
     third, fourth = "-00003-of-00023", "-00004-of-00023"
-    vectors, ids, sidecar = f"vectors{third}.npy", f"ids{third}.txt", f"shard{third}.json"
-    other = {vectors: f"vectors{fourth}.npy", ids: f"ids{fourth}.txt", sidecar: f"shard{fourth}.json"}
+    numbers, ids, sidecar = f"vectors{third}.npy", f"ids{third}.txt", f"shard{third}.json"
+    other = {numbers: f"vectors{fourth}.npy", ids: f"ids{fourth}.txt", sidecar: f"shard{fourth}.json"}
     changes: dict[str, Callable[[], object]] = {
-        "vectors deleted": lambda: (folder / vectors).unlink(),
+        "vectors deleted": lambda: (folder / numbers).unlink(),
         "ids deleted": lambda: (folder / ids).unlink(),
-        "a shard deleted": lambda: [(folder / name).unlink() for name in other],
-        "vectors exchanged": lambda: exchange(folder / vectors, folder / other[vectors]),
+        "a shard deleted": lambda: list(map(Path.unlink, (folder / name for name in other))),
+        "vectors exchanged": lambda: exchange(folder / numbers, folder / other[numbers]),
         "ids exchanged": lambda: exchange(folder / ids, folder / other[ids]),
-        "shards exchanged": lambda: [exchange(folder / name, folder / other[name]) for name in other],
+        "shards exchanged": lambda: list(
+            map(exchange, map(folder.joinpath, other), map(folder.joinpath, other.values()))
+        ),
         "a shard there twice": lambda: [shutil.copyfile(folder / o, folder / n) for n, o in other.items()],
     }
     for what, change in changes.items():

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults.conftest import Tiny, Trials
-from tests.faults.kills_test import leftovers, trained
+from tests.faults.kills_test import leftovers, trained, vectors
 from tests.faults.scripts import Script, refusal, run
-from tests.pipeline import contents
 
 KIB = 1024
 CAUSES = ("disk is full", "quota", "input/output error", "larger than this process may write", "only a part of it")
@@ -57,7 +57,7 @@ def copy(tiny: Tiny, workdir: Path) -> None:
 
 @pytest.mark.faults(14)
 def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
-    expected = contents(tiny.run / "embeddings" / "data")
+    expected = vectors(tiny.run / "embeddings" / "data")
     workdir = disk / "run"
     copy(tiny, workdir)
     free = used(disk)
@@ -67,7 +67,7 @@ def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
         trials.count(told_why(done, workdir), f"{room} KiB: {done.told}", detected=True)
         resize(disk, free + 16 * KIB)
         done = run("encode.py", *encoding(tiny, workdir))
-        same = done.returncode == 0 and contents(workdir / "embeddings" / "disk") == expected
+        same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
         trials.count(same, f"after {room} KiB: {done.told} {leftovers(workdir)}")
         shutil.rmtree(workdir / "embeddings")
 
@@ -105,14 +105,14 @@ BROKEN = [
 @pytest.mark.faults(15)
 @pytest.mark.parametrize(("call", "number"), BROKEN)
 def test_errors_while_encoding(call: str, number: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    expected = contents(tiny.run / "embeddings" / "data")
+    expected = vectors(tiny.run / "embeddings" / "data")
     workdir = tmp_path / "run"
     copy(tiny, workdir)
     for first in (1, 20, 45):
         done = run("encode.py", *encoding(tiny, workdir), fail=[call, first, number])
         trials.count(told_why(done, workdir), f"{call} {first}: {done.told}", detected=True)
         done = run("encode.py", *encoding(tiny, workdir))
-        same = done.returncode == 0 and contents(workdir / "embeddings" / "disk") == expected
+        same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
         trials.count(same, f"after {call} {first}: {done.told}")
         shutil.rmtree(workdir / "embeddings")
 
@@ -120,7 +120,7 @@ def test_errors_while_encoding(call: str, number: int, tiny: Tiny, tmp_path: Pat
 @pytest.mark.faults(15)
 @pytest.mark.parametrize("broken", ["fsync", "replace", "size"])
 def test_errors_while_training(broken: str, tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
-    faults: list[dict[str, object]] = [{"fail": [broken, first, errno.EIO]} for first in (1, 8)]
+    faults: list[dict[str, Any]] = [{"fail": [broken, first, errno.EIO]} for first in (1, 8)]
     if broken == "size":
         faults = [{"file_size": 2000}, {"file_size": 40_000}]
     for number, fault in enumerate(faults):
@@ -134,13 +134,13 @@ def test_errors_while_training(broken: str, tiny: Tiny, alone: Path, tmp_path: P
 
 @pytest.mark.faults(15)
 def test_limited_files_while_encoding(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    expected = contents(tiny.run / "embeddings" / "data")
+    expected = vectors(tiny.run / "embeddings" / "data")
     workdir = tmp_path / "run"
     copy(tiny, workdir)
     for size in (20, 500, 1500):
         done = run("encode.py", *encoding(tiny, workdir), file_size=size)
         trials.count(told_why(done, workdir), f"{size} bytes: {done.told}", detected=True)
         done = run("encode.py", *encoding(tiny, workdir))
-        same = done.returncode == 0 and contents(workdir / "embeddings" / "disk") == expected
+        same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
         trials.count(same, f"after {size} bytes: {done.told}")
         shutil.rmtree(workdir / "embeddings")

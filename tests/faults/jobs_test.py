@@ -19,7 +19,7 @@ import pytest
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.training.loop import train
 from tests.faults.conftest import Tiny, Trials
-from tests.faults.kills_test import leftovers, trained
+from tests.faults.kills_test import leftovers, trained, vectors
 from tests.faults.scripts import Script, refusal, run, start
 from tests.pipeline import contents, free_address, write_data
 
@@ -56,7 +56,7 @@ def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, tr
     ):
         workdir = tmp_path / str(number)
         flags = tiny.training(workdir, train__steps=12)
-        slow = {"delay": ["rename", 20, 60]} if len(signals) == 2 else {}
+        slow: dict[str, Any] = {"delay": ["rename", 20, 60]} if len(signals) == 2 else {}
         process = start("train.py", *flags, **slow)
         wait_for(workdir / "checkpoints" / "1", process)
         for each in signals:
@@ -85,7 +85,7 @@ def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trial
     trials.count(process.returncode == status and "Traceback" not in process.stderr, process.told)
     again = encode(tiny, name)
     again.wait()
-    same = contents(tiny.run / "embeddings" / name) == contents(tiny.run / "embeddings" / "data")
+    same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
     trials.count(again.returncode == 0 and same, again.told)
 
 
@@ -109,8 +109,8 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         trials.count(another or names_owner(told, first), second.told, detected=True)
     first.send(signal.SIGCONT)
     trials.count(first.wait() == 0, first.told)
-    folder, expected = tiny.run / "embeddings" / name, contents(tiny.run / "embeddings" / "data")
-    trials.count(contents(folder) == expected, "the first is not what it is alone")
+    folder, expected = tiny.run / "embeddings" / name, vectors(tiny.run / "embeddings" / "data")
+    trials.count(vectors(folder) == expected, "the first is not what it is alone")
 
     name = "dead"
     first = encode(tiny, name)
@@ -120,7 +120,7 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     second = encode(tiny, name)
     second.wait()
     trials.count("taken over" in second.stderr and second.returncode == 0, second.told)
-    trials.count(contents(tiny.run / "embeddings" / name) == expected, "not what it is alone")
+    trials.count(vectors(tiny.run / "embeddings" / name) == expected, "not what it is alone")
 
 
 @pytest.mark.faults(16)
@@ -155,7 +155,7 @@ def test_two_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
             process.wait()
         ended = sorted(process.returncode or 0 for process in both)
         clean = all(process.returncode == 0 or names_in_use(refusal(process)) for process in both)
-        same = contents(tiny.run / "embeddings" / name) == contents(tiny.run / "embeddings" / "data")
+        same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
         trials.count(ended in ([0, 0], [0, 1]) and clean and same, "\n".join(process.told for process in both))
 
 
@@ -239,9 +239,9 @@ def test_resumed_when_the_source_has_changed(tiny: Tiny, copied: Path, tmp_path:
                 if path.is_file() and str(path.relative_to(copied)) not in kept:
                     path.unlink()
             shutil.rmtree(copied / "checkpoints")
-            for path, content in kept.items():
-                (copied / path).parent.mkdir(parents=True, exist_ok=True)
-                (copied / path).write_bytes(content)
+            for place, content in kept.items():
+                (copied / place).parent.mkdir(parents=True, exist_ok=True)
+                (copied / place).write_bytes(content)
 
 
 def why(act: Callable[[], object]) -> str:
@@ -333,7 +333,7 @@ def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
     process.wait(60)
     trials.count(str(folder) in refusal(process), process.told, detected=True)
     again = encode(tiny, name)
-    same = again.wait() == 0 and contents(folder) == contents(tiny.run / "embeddings" / "data")
+    same = again.wait() == 0 and vectors(folder) == vectors(tiny.run / "embeddings" / "data")
     trials.count(same, f"afterwards: {again.told}")
 
 
@@ -343,7 +343,7 @@ def test_the_clock_goes_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Tr
     done = run("train.py", *tiny.training(workdir, train__steps=12), clock=-60)
     trials.count(done.returncode == 0 and trained(workdir) == trained(alone), done.told)
     done = encode(tiny, "clock", clock=-60)
-    same = done.wait() == 0 and contents(tiny.run / "embeddings/clock") == contents(tiny.run / "embeddings/data")
+    same = done.wait() == 0 and vectors(tiny.run / "embeddings/clock") == vectors(tiny.run / "embeddings/data")
     trials.count(same, done.told)
 
 
@@ -387,7 +387,7 @@ def test_no_coordinator(tiny: Tiny, trials: Trials) -> None:
 def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """Damaged ones are compiled again."""
     cache = tmp_path / "cache"
-    expected = contents(tiny.run / "embeddings" / "data")
+    expected = vectors(tiny.run / "embeddings" / "data")
     assert encode(tiny, "cache", cache=str(cache)).wait() == 0
     whole = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
     assert sum(path.name.endswith("-cache") for path in whole) > 3
@@ -406,6 +406,6 @@ def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
             path.write_bytes(change(path, data))
         name = f"cache-{what}"
         done = encode(tiny, name, cache=str(cache))
-        same = done.wait() == 0 and contents(tiny.run / "embeddings" / name) == expected
+        same = done.wait() == 0 and vectors(tiny.run / "embeddings" / name) == expected
         refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not ask which program a file holds
         trials.count(same or refused, f"{what}: {done.told}", detected=refused)

@@ -17,7 +17,7 @@ import pytest
 
 from jaxret.data.records import Query
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import passage_texts, retrieve
+from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json, write_json
 from tests.faults.conftest import Tiny, Trials
@@ -154,7 +154,7 @@ def test_headers_and_totals(victim: Path, lists: Path, tmp_path: Path, trials: T
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     manifest = folder / "manifest.json"
     whole_manifest = manifest.read_bytes()
-    for totals in (
+    wrong: list[dict[str, Any]] = [
         {"total_rows": 10**12},
         {"total_rows": -5},
         {"total_rows": "115"},
@@ -167,7 +167,8 @@ def test_headers_and_totals(victim: Path, lists: Path, tmp_path: Path, trials: T
         {"layout": ["fixed"]},
         {"dtype": "object"},
         {"fingerprint": []},
-    ):
+    ]
+    for totals in wrong:
         reseal(folder, "00001-of-00023", **totals)
         refuses(trials, str(totals)[:60], lambda: search(opened, folder), names="manifest.json")
         manifest.write_bytes(whole_manifest)
@@ -180,13 +181,18 @@ def test_json_of_another_kind(victim: Path, trials: Trials) -> None:
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     (victim / "seal.json").unlink()  # else it would be the seal that refuses
     texts = ["[]", "7", "null", '"x"', "{}", "[" * 100_000, '{"a": 1, "a": 2}']
+
+    def asked() -> None:
+        done = run("search.py", f"--workdir={victim}", "--query=river")
+        raise (ValueError if refusal(done) else AssertionError)(done.stderr)
+
     looks: dict[Path, Callable[[], object]] = {
         victim / "config.json": lambda: open_run(victim),
-        victim / "contract.json": lambda: open_run(victim),
+        victim / "contract.json": asked,  # the types that tests check at every call would be in the way
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),
-        folder / "corpus.json": lambda: passage_texts(folder, {"p1"}),
+        folder / "corpus.json": lambda: Searcher(opened, folder, "xla").passages(["p1"]),
     }
     for path, look in looks.items():
         whole = path.read_bytes()

@@ -124,7 +124,7 @@ def run(script: str) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
