@@ -25,13 +25,13 @@ def get_config() -> ConfigDict:
     c.encoder.sha256 = ""  # of model.safetensors; verified if given
     # Name prefixes of tensors that may stay unused: poolers, MLM heads, T5's and the pre-trainers' decoders. Anything
     # else in the file that the encoder does not need is an error.
-    c.encoder.ignore = ("pooler", "cls", "lm_head", "vocab_", "decoder", "c_head")
+    c.encoder.ignore = ("pooler", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
     c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
     # T5 and ModernBERT: give every layer above the embeddings the final norm, so that layers can be compared. False:
-    # raw, as transformers gives them and as MLR's T5 runs had them. The layers of BERT and its kin are normed already.
-    c.encoder.normalize_intermediate = False
+    # raw, as transformers gives them and as MLR's T5 runs had them (configs/t5.py). Those of BERT's kin are normed.
+    c.encoder.normalize_intermediate = True
     c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time
 
     # How hidden states become vectors: the family. It reads `token` and the keys of its own group, no others.

@@ -22,7 +22,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 # said then.
 SCHEDULE = ("train.steps", "train.epochs")
 MASKS = "train.chunk_size"
-_FREE = r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download)|train\.(log_every|checkpoint_every)"
+_FREE = r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download|ignore)|train\.(log_every|checkpoint_every)"
 _ABSENT = "(absent)"
 
 

@@ -73,6 +73,11 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     for option in reference_options(config, retriever):
         say(f"as a published implementation does it, not its paper: {option}")
+    if (
+        getattr(retriever.module.config, "normalize_intermediate", False)
+        and retriever.module.head.keep("passage").layers == "all"
+    ):
+        say("ours, not the reference's: layers below the last get the final norm (encoder.normalize_intermediate)")
     return Job(config, workdir, mesh, retriever, encoder, begun, progress, say, changes)
 
 
