@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import Script, start
 from tests.pipeline import contents, free_address
 
-KILLS, CHAINS = 50, 5
+KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
+Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a job; faults are those of the first
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -44,128 +46,130 @@ def trained(workdir: Path) -> dict[str, object]:
     return found
 
 
-Times = tuple[float, float, int]
+@dataclass
+class Alone:
+    """A job that nobody disturbed."""
+
+    result: Any
+    first: float  # seconds until it had written something
+    last: float  # and until it ended
+    calls: int  # system calls that make something durable or visible
 
 
-def undisturbed(begin: Callable[..., Script], file: Path, folder: Path) -> Times:
-    """How long it takes until the first file is there and to the end, in seconds, and how many system calls."""
-    process, first = begin(count=str(file)), 0.0
-    while process.poll(0.002) is None:
+def undisturbed(begin: Begin, file: Path, folder: Path, result: Callable[[Path], Any]) -> Alone:
+    """Runs the processes of a job, the first of which counts, to their end."""
+    processes, first = begin(folder, count=str(file)), 0.0
+    while any(process.poll(0.002) is None for process in processes):
         if not first and folder.exists():
-            first = time.monotonic() - process.started
-    assert process.returncode == 0, process.told
-    return first, time.monotonic() - process.started, int(file.read_text())
+            first = time.monotonic() - processes[0].started
+    last = time.monotonic() - processes[0].started
+    assert not any(process.returncode for process in processes), "\n".join(process.told for process in processes)
+    return Alone(result(folder), first, last, int(file.read_text()))
 
 
-def chain(
-    begin: Callable[..., Script], kills: int, random: np.random.Generator, times: tuple[float, float, int]
-) -> int:
-    """Starts it again and again, each time killed somewhere, until it ends by itself or was killed `kills` times; then
-    once more without. How often it was killed."""
-    first, last, calls = times
+def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, alone: Alone) -> int:
+    """Starts a job again and again, each time killed somewhere, until it ends by itself or was killed `kills` times;
+    then once more without. How often it was killed.
+
+    Half of the kills are at a moment, half at a system call; a third of the job on average, so that a chain is long.
+    Of several processes either is killed, and what is left soon after, as that does which starts such jobs.
+    """
     for killed in range(kills):
+        victim = 0
         if random.random() < 0.5:
-            number = int(random.integers(1, calls + 1))
-            process = begin(kill_at=number if random.random() < 0.5 else -number)
-            process.wait()
+            number = int(random.integers(1, max(2, alone.calls // 2)))
+            processes = begin(folder, kill_at=number if random.random() < 0.5 else -number)
+            processes[0].wait()
         else:
-            process = begin()
-            process.poll(random.uniform(0.8 * first, last))
-            process.kill()
-            process.wait()
-        if process.returncode == 0:
+            processes = begin(folder)
+            victim = int(random.integers(len(processes)))
+            span = alone.last - alone.first
+            processes[victim].poll(random.uniform(alone.first - 0.1 * span, alone.first + 0.6 * span))
+            processes[victim].kill()
+            processes[victim].wait()
+        if processes[victim].returncode == -signal.SIGKILL:
+            for process in processes:
+                process.poll(random.uniform(0, 0.3))
+                process.kill()
+        statuses = [process.wait() for process in processes]
+        if not any(statuses):
             return killed
-        assert process.returncode == -signal.SIGKILL, process.told
-    process = begin()
-    assert process.wait() == 0, process.told
+        assert -signal.SIGKILL in statuses, "\n".join(process.told for process in processes)
+    processes = begin(folder)
+    statuses = [process.wait() for process in processes]
+    assert not any(statuses), "\n".join(process.told for process in processes)
     return kills
+
+
+def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable[[Path], Any], trials: Trials) -> None:
+    """Chains of kills, until there were enough."""
+    random, killed = np.random.default_rng(seed), 0
+    while killed < KILLS // CHAINS:
+        folder = root / f"killed{seed}.{killed}"
+        done = chain(begin, folder, KILLS // CHAINS - killed, random, alone)
+        found = look(folder)
+        wrong = [key for key in found.keys() | alone.result.keys() if found.get(key) != alone.result.get(key)]
+        for _ in range(done):
+            trials.count(not wrong and not leftovers(folder), f"{folder.name}: {wrong} {leftovers(folder)}")
+        killed += done
+
+
+def encoding(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}"]
+        return [start("encode.py", *flags, **faults)]
+
+    return begin
+
+
+def training(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        return [start("train.py", *tiny.training(folder, train__steps=12), **faults)]
+
+    return begin
+
+
+def together(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        each = [tiny.training(folder, train__steps=12, **mesh, mesh__process_id=rank) for rank in range(2)]
+        return [start("train.py", *flags, **(faults if rank == 0 else {})) for rank, flags in enumerate(each)]
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def encoded_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    file = tmp_path_factory.mktemp("encoding") / "count"
+    return undisturbed(encoding(tiny), file, tiny.run / "embeddings" / "alone", vectors)
+
+
+@pytest.fixture(scope="session")
+def trained_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    root = tmp_path_factory.mktemp("training")
+    return undisturbed(training(tiny), root / "count", root / "alone", trained)
+
+
+@pytest.fixture(scope="session")
+def trained_together(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    root = tmp_path_factory.mktemp("together")
+    return undisturbed(together(tiny), root / "count", root / "alone", trained)
 
 
 @pytest.mark.faults(1)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_encoding(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    folder = tiny.run / "embeddings"
-
-    def begin(name: str, **faults: Any) -> Script:
-        return start("encode.py", f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={name}", **faults)
-
-    alone = f"alone{seed}"
-    times = undisturbed(lambda **faults: begin(alone, **faults), tmp_path / "count", folder / alone)
-    expected = vectors(folder / alone)
-    assert len(expected) > 60
-    random, killed = np.random.default_rng(seed), 0
-    while killed < KILLS // CHAINS:
-        name = f"killed{seed}.{killed}"
-        done = chain(lambda **faults: begin(name, **faults), KILLS // CHAINS - killed, random, times)  # noqa: B023
-        same = vectors(folder / name) == expected
-        differ = [key for key, _ in vectors(folder / name).items() ^ expected.items()]
-        for _ in range(done):
-            trials.count(same, f"chain {name}: {differ}")
-        killed += done
+def test_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
+    assert len(encoded_alone.result) > 60
+    all_chains(encoding(tiny), tiny.run / "embeddings", seed, encoded_alone, vectors, trials)
 
 
 @pytest.mark.faults(2)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_training(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    def begin(workdir: Path, **faults: Any) -> Script:
-        return start("train.py", *tiny.training(workdir, train__steps=12), **faults)
-
-    alone = tmp_path / "alone"
-    times = undisturbed(lambda **faults: begin(alone, **faults), tmp_path / "count", alone)
-    expected = trained(alone)
-    random, killed = np.random.default_rng(seed), 0
-    while killed < KILLS // CHAINS:
-        workdir = tmp_path / f"killed{killed}"
-        done = chain(lambda **faults: begin(workdir, **faults), KILLS // CHAINS - killed, random, times)  # noqa: B023
-        found = trained(workdir)
-        wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-        for _ in range(done):
-            trials.count(not wrong and not leftovers(workdir), f"seed {seed}: {wrong} {leftovers(workdir)}")
-        killed += done
+def test_training(seed: int, tiny: Tiny, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:
+    all_chains(training(tiny), tmp_path, seed, trained_alone, trained, trials)
 
 
 @pytest.mark.faults(3)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_two_processes(seed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """Either is killed, or both; whoever is left is killed soon after, as what starts such jobs does it."""
-    random, killed = np.random.default_rng(seed), 0
-
-    def begin(workdir: Path, which: int = 0, **faults: Any) -> list[Script]:
-        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
-        each = [tiny.training(workdir, train__steps=12, **mesh, mesh__process_id=rank) for rank in range(2)]
-        return [start("train.py", *flags, **(faults if rank == which else {})) for rank, flags in enumerate(each)]
-
-    alone, count = tmp_path / "alone", tmp_path / "count"
-    both, first = begin(alone, count=str(count)), 0.0
-    while any(process.poll(0.002) is None for process in both):
-        if not first and alone.exists():
-            first = time.monotonic() - both[0].started
-    assert [process.returncode for process in both] == [0, 0], "\n".join(process.told for process in both)
-    last, calls, expected = time.monotonic() - both[0].started, int(count.read_text()), trained(alone)
-    while killed < KILLS // CHAINS:
-        workdir, here = tmp_path / f"killed{killed}", 0
-        while True:
-            which = int(random.integers(2))
-            if killed + here == KILLS // CHAINS:
-                both = begin(workdir)
-            elif which == 0 and random.random() < 0.5:
-                number = int(random.integers(1, calls // 2))
-                both = begin(workdir, kill_at=number if random.random() < 0.5 else -number)
-                both[0].wait()
-            else:
-                both = begin(workdir)
-                both[which].poll(random.uniform(0.8 * first, last))
-                both[which].kill()
-            if any(process.poll(random.uniform(0, 0.3)) not in (0, None) for process in both):
-                for process in both:
-                    process.kill()
-            statuses = [process.wait() for process in both]
-            if statuses == [0, 0]:
-                break
-            assert -signal.SIGKILL in statuses, "\n".join(process.told for process in both)
-            here += 1
-        found = trained(workdir)
-        wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-        for _ in range(here):
-            trials.count(not wrong and not leftovers(workdir), f"seed {seed}: {wrong} {leftovers(workdir)}")
-        killed += here
+def test_two_processes(seed: int, tiny: Tiny, trained_together: Alone, tmp_path: Path, trials: Trials) -> None:
+    all_chains(together(tiny), tmp_path, seed, trained_together, trained, trials)

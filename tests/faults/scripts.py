@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -10,11 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests.pipeline import REPOSITORY, environment
 
@@ -35,6 +36,25 @@ def _zygote() -> socket.socket:
     return ours
 
 
+class Output:
+    """What a process writes; a pipe, since a file would be under its limit of a file's size."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe()
+        fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads before the end
+        os.set_blocking(self._reading, False)
+        self._read = b""
+
+    def text(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self._reading, 1 << 20):
+                self._read += block
+        return self._read.decode(errors="replace")
+
+    def __del__(self) -> None:
+        os.close(self._reading)
+
+
 @dataclass
 class Script:
     """A script that runs, or has run; `returncode` as subprocess has it: minus the signal that ended it."""
@@ -42,8 +62,8 @@ class Script:
     pid: int
     started: float
     _status: int  # a pipe
-    _stdout: IO[str]
-    _stderr: IO[str]
+    _stdout: Output
+    _stderr: Output
     returncode: int | None = None
     cpu: float = 0.0  # seconds
 
@@ -72,11 +92,11 @@ class Script:
 
     @property
     def stdout(self) -> str:
-        return _read(self._stdout)
+        return self._stdout.text()
 
     @property
     def stderr(self) -> str:
-        return _read(self._stderr)
+        return self._stderr.text()
 
     @property
     def told(self) -> str:
@@ -88,17 +108,15 @@ def _number(pipe: int) -> int:
     return int.from_bytes(os.read(pipe, 4), "little")
 
 
-def _read(file: IO[str]) -> str:
-    return os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
-
-
 def start(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
     """Starts one of the scripts, in the folder of the repository, on one device."""
-    stdout, stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+    stdout, stderr = Output(), Output()
     reading, writing = os.pipe()
     request = {"script": script, "arguments": arguments, "environment": env or {}, "faults": faults}
-    socket.send_fds(_zygote(), [json.dumps(request).encode()], [stdout.fileno(), stderr.fileno(), writing])
-    os.close(writing)
+    descriptors = [stdout.writing, stderr.writing, writing]
+    socket.send_fds(_zygote(), [json.dumps(request).encode()], descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
     return Script(_number(reading), time.monotonic(), reading, stdout, stderr)
 
 
