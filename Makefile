@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-fast check format lock clean
+.PHONY: help demo test test-exhaustive test-faults test-fast check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(VENV)/.ready-dev ## the test suite, in minutes
 
 test-exhaustive: $(VENV)/.ready-dev ## what is long: every family, pooling and encoder; every recipe; two hosts
 	$(PYTEST) -m exhaustive --dist load $(ARGS)
+
+test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, full disks, ...; a table of each
+	$(PYTEST) tests/faults --dist load $(ARGS)
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)

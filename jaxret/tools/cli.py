@@ -90,7 +90,7 @@ def quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told by us, in a sentence
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
     warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")

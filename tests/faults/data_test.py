@@ -1,0 +1,310 @@
+"""Input that is wrong, and input at its edges: the line is named, or every row comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxret.data.records import Query
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.retrieve import retrieve
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import Run, open_run
+from jaxret.storage import read_json, sha256_file, write_json
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.scripts import refusal, run
+from tests.pipeline import REPOSITORY, WORDS, command, environment
+
+
+@pytest.fixture(scope="module")
+def opened(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    workdir = tmp_path_factory.mktemp("data") / "run"
+    shutil.copytree(tiny.run, workdir, ignore=shutil.ignore_patterns("embeddings"))
+    return open_run(workdir)
+
+
+def line(identifier: str, text: str, title: str = "") -> str:
+    return json.dumps({"_id": identifier, "title": title, "text": text})
+
+
+GOOD = [line(f"d{i}", f"{WORDS[i % len(WORDS)]} {WORDS[i // len(WORDS)]}") for i in range(40)]
+
+
+def write(folder: Path, lines: Iterable[str | bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"".join(x.encode() + b"\n" if isinstance(x, str) else x for x in lines))
+    return path
+
+
+def encoded(opened: Run, corpus: Path, name: str, on_error: str = "error") -> tuple[list[str], np.ndarray]:
+    """(ids, vectors) of the folder that a corpus becomes."""
+    folder = encode_corpus(opened, corpus, name, on_error, progress=False).folder
+    shards = open_shards(folder)
+    rows = range(shards.total_rows)
+    return shards.ids(rows), shards.rows(rows)
+
+
+def why(act: Callable[[], object]) -> str:
+    """The message of a refusal; "" if there was none."""
+    try:
+        act()
+    except (ValueError, OSError, ArithmeticError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.faults(8)
+def test_duplicate_ids(opened: Run, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    corpus = write(tmp_path / "twice", [*GOOD[:7], line("d2", "another"), *GOOD[7:]])
+    done = run("encode.py", f"--workdir={tiny.run}", f"--corpus={corpus}", "--name=twice")
+    told = refusal(done)
+    trials.count(f"{corpus}:8" in told and "d2" in told and "3" in told, done.told, detected=True)
+    trials.count(not (tiny.run / "embeddings" / "twice").exists(), "something was written")
+    ids, _ = encoded(opened, corpus, "twice", "skip")
+    trials.count(ids == [f"d{i}" for i in range(40)], f"skip gives {ids}")
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(f"{line('q', 'river')}\n{line('q', 'stone')}\n")
+    done = run("search.py", f"--workdir={tiny.run}", f"--queries={queries}", "--corpus=data")
+    trials.count(f"{queries}:2" in refusal(done), done.told, detected=True)
+
+
+@pytest.mark.faults(9)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, trials: Trials) -> None:
+    """From the model, the passage is named; put into the files, digests and all, the row is."""
+    word = opened.tokenizer.backend.token_to_id("thunder")
+    table = opened.params["encoder"]["embeddings"]["word"]["embedding"]
+    params = jax.tree.map(lambda leaf: leaf, opened.params)
+    params["encoder"]["embeddings"]["word"]["embedding"] = jnp.asarray(table).at[word, 0].set(value)
+    broken = dataclasses.replace(opened, params=params, compiled={})
+    corpus = write(tmp_path, [line(f"d{i}", "river stone") for i in range(12)] + [line("seven", "loud thunder")])
+    told = why(lambda: encode_corpus(broken, corpus, f"broken{value}", progress=False))
+    trials.count("seven" in told and "12" in told, f"encode: {told}", detected=True)
+
+    ids, vectors = encoded(opened, corpus, f"edited{value}")
+    folder = opened.workdir / "embeddings" / f"edited{value}"
+    vectors[12, 0, 3] = value
+    path = folder / "vectors-00002-of-00003.npy"
+    np.save(path, vectors[10:])
+    reseal(folder, "00002-of-00003")
+    told = why(lambda: retrieve(opened, [Query("q", "river")], folder, 3, "xla", progress=False))
+    trials.count("12" in told and ("NaN" in told or "infinity" in told), f"search: {told}", detected=True)
+    assert len(ids) == 13
+
+
+def reseal(folder: Path, suffix: str, **totals: Any) -> None:
+    """Makes manifest and sidecar agree with the files, as somebody would who means harm."""
+    entry = read_json(folder / f"shard-{suffix}.json")
+    manifest = read_json(folder / "manifest.json")
+    for kind in ("vectors", "ids", "offsets"):
+        for path in folder.glob(f"{kind}-{suffix}.*"):
+            described = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            entry[kind] = described
+            manifest["shards"][int(suffix[:5])][kind] = described
+    manifest |= totals
+    for path, value in ((folder / f"shard-{suffix}.json", entry), (folder / "manifest.json", manifest)):
+        value.pop("sha256", None)  # of itself; a file without it is taken as one of an older version
+        write_json(path, value)
+
+
+@pytest.mark.faults(10)
+def test_weights_and_losses_that_are_not_finite(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Training stops, says where, and saves nothing of it."""
+    for value, steps in ((np.nan, 4), (np.inf, 4), (np.nan, 0)):
+        encoder = tmp_path / f"encoder{value}{steps}"
+        shutil.copytree(tiny.encoder, encoder)
+        tensors = load_file(encoder / "model.safetensors")
+        name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+        tensors[name] = tensors[name].copy()
+        tensors[name][50, 1] = value
+        save_file(tensors, encoder / "model.safetensors", metadata={"format": "pt"})
+        workdir = tmp_path / f"run{value}{steps}"
+        done = run("train.py", *tiny.training(workdir, encoder__checkpoint=str(encoder), train__steps=steps))
+        told = refusal(done)
+        trials.count("word" in told and not saved(workdir), f"{value} for {steps} steps: {done.told}", detected=True)
+    workdir = tmp_path / "fast"
+    done = run("train.py", *tiny.training(workdir, optimizer__learning_rate=1e30, optimizer__warmup_steps=0))
+    told = refusal(done)
+    named = "step" in told and "checkpoint" in told and all(finite(workdir, step) for step in saved(workdir))
+    trials.count(named, done.told, detected=True)
+
+
+def saved(workdir: Path) -> list[int]:
+    return [int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
+
+
+def finite(workdir: Path, step: int) -> bool:
+    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(open_run(workdir, str(step)).params))
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+BAD: dict[str, bytes] = {
+    "latin-1": b'{"_id": "b", "text": "caf\xe9"}\n',
+    "utf-16": '{"_id": "b", "text": "a"}'.encode("utf-16") + b"\n",
+    "surrogate": b'{"_id": "b", "text": "\\ud800 x"}\n',
+    "half an object": b'{"_id": "b", "text": "a\n',
+    "a list": b'["b", "a"]\n',
+    "a number": b"7\n",
+    "nested": b'{"_id": "b", "text": ' + DEEP.encode() + b"}\n",
+    "digits": b'{"_id": "b", "text": ' + b"9" * 10_000 + b"}\n",
+    "NaN for a text": b'{"_id": "b", "text": NaN}\n',
+    "a number for an id": b'{"_id": 7, "text": "a"}\n',
+    "no text": b'{"_id": "b"}\n',
+    "no id": b'{"text": "a"}\n',
+    "white space in an id": b'{"_id": "a b", "text": "a"}\n',
+    "an empty id": b'{"_id": "", "text": "a"}\n',
+    "NUL in an id": b'{"_id": "a\\u0000b", "text": "a"}\n',
+    "a key twice": b'{"_id": "b", "text": "a", "text": "c"}\n',
+    "raw NUL": b'{"_id": "b", "text": "a\x00c"}\n',
+}
+
+
+@pytest.mark.faults(11)
+def test_bad_lines(opened: Run, tmp_path: Path, trials: Trials) -> None:
+    expected = encoded(opened, write(tmp_path / "good", GOOD), "good")
+    for number, (what, bad) in enumerate(BAD.items()):
+        corpus = write(tmp_path / str(number), [*GOOD[:4], bad, *GOOD[4:]])
+        told = why(lambda: encode_corpus(opened, corpus, f"bad{number}", progress=False))  # noqa: B023
+        trials.count(f"{corpus}:5" in told, f"{what}: {told[:300]!r}", detected=True)
+        ids, vectors = encoded(opened, corpus, f"bad{number}", "skip")
+        trials.count(ids == expected[0] and np.array_equal(vectors, expected[1]), f"{what}, skipped: {len(ids)} rows")
+    whole = b"".join(x.encode() + b"\n" for x in GOOD)
+    for what, content in {
+        "byte order mark": b"\xef\xbb\xbf" + whole,
+        "CRLF": whole.replace(b"\n", b"\r\n"),
+        "no line end": whole[:-1],
+        "blank lines": whole.replace(b"\n", b"\n\n"),
+    }.items():
+        ids, vectors = encoded(opened, write(tmp_path / what, [content]), what.replace(" ", "-"))
+        trials.count(ids == expected[0] and np.array_equal(vectors, expected[1]), f"{what}: other rows")
+
+
+@pytest.mark.faults(11)
+def test_bad_questions(tiny: Tiny, trials: Trials) -> None:
+    for question in (" ", os.fsdecode(b"\xff"), "\t"):
+        done = run("search.py", f"--workdir={tiny.run}", f"--query={question}", "--corpus=data")
+        trials.count(bool(refusal(done)), f"--query={question!r}: {done.told}", detected=True)
+
+
+@pytest.mark.faults(12)
+@pytest.mark.parametrize("text", ["", "   ", "\u00a0\u3000", "\\n\\t"])
+def test_empty_texts(text: str, opened: Run, tmp_path: Path, trials: Trials) -> None:
+    raw = f'{{"_id": "empty", "title": "", "text": "{text}"}}'
+    corpus, name = write(tmp_path, [*GOOD[:6], raw, *GOOD[6:]]), f"empty{len(text)}"
+    told = why(lambda: encode_corpus(opened, corpus, name, progress=False))
+    trials.count(f"{corpus}:7" in told and "empty" in told, told, detected=True)
+    ids, _ = encoded(opened, corpus, f"{name}-skip", "skip")
+    trials.count(len(ids) == len(GOOD) and "empty" not in ids, f"skip: {len(ids)} rows")
+    ids, vectors = encoded(opened, corpus, f"{name}-keep", "keep")
+    trials.count(ids.index("empty") == 6 and len(ids) == 41, f"keep: {len(ids)} rows of 41")
+    trials.count(bool(np.isfinite(vectors).all()), "keep: not finite")
+
+
+def peak(*arguments: str) -> tuple[int, str, int]:
+    """(exit status, what it told, largest resident memory in MiB) of encode.py, started as a shell does."""
+    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(
+            command("encode.py", *arguments), cwd=REPOSITORY, env=environment() | more, stdout=told, stderr=told
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, os.pread(told.fileno(), 1 << 20, 0).decode(), used.ru_maxrss >> 10
+
+
+LIMIT = 1000  # MiB; about 350 are JAX, its compiler and the rest
+
+
+@pytest.mark.faults(13)
+@pytest.mark.parametrize("what", ["1M tokens", "100 MB of words", "100 MB of one word", "gzip bomb"])
+def test_lines_without_end(what: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Cut and counted, or refused; never in memory more than once or twice."""
+    corpus = tmp_path / "corpus.jsonl"
+    name = what.replace(" ", "-")
+    if what == "1M tokens":
+        write(tmp_path, [*GOOD[:3], line("long", "river " * 1_000_000)])
+    elif what == "gzip bomb":
+        corpus = tmp_path / "corpus.jsonl.gz"
+        with gzip.open(corpus, "wb", compresslevel=1) as file:
+            file.write(b'{"_id": "long", "text": "')
+            for _ in range(1500):
+                file.write(b"a" * 2**20)
+    else:
+        with open(corpus, "w") as file:
+            file.write('{"_id": "long", "text": "')
+            for _ in range(100):
+                file.write("river " * 166_666 if "words" in what else "a" * 1_000_000)
+            file.write('"}\n')
+    status, told, memory = peak(f"--workdir={tiny.run}", f"--corpus={corpus}", f"--name={name}")
+    refused = status == 1 and f"{corpus}:" in told and "Traceback" not in told
+    trials.count(memory < LIMIT, f"{what}: {memory} MiB")
+    trials.count(status == 0 if what == "1M tokens" else refused, f"{what}: exit {status} {told[-500:]}", status != 0)
+
+
+@pytest.mark.faults(20)
+def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
+    size = opened.config.encode.shard_rows
+    everything = dict(zip(*encoded(opened, write(tmp_path / "all", GOOD), "all")))
+    told = why(lambda: encode_corpus(opened, write(tmp_path / "none", []), "none", progress=False))
+    trials.count("no passage" in told, told, detected=True)
+    for rows in (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 31, 32, 33):
+        name = f"rows{rows}"
+        ids, vectors = encoded(opened, write(tmp_path / name, GOOD[:rows]), name)
+        close = all(np.allclose(vector, everything[i], atol=1e-5) for i, vector in zip(ids, vectors))
+        trials.count(ids == [f"d{i}" for i in range(rows)] and close, f"{rows} rows")
+        folder = opened.workdir / "embeddings" / name
+        for k in (1, rows, rows + 1, 100_000):
+            found = retrieve(opened, [Query("q", "river stone")], folder, k, "xla", progress=False).rankings["q"]
+            trials.count(len({i for i, _ in found}) == min(k, rows), f"{rows} rows, k = {k}: {len(found)}")
+    folder = opened.workdir / "embeddings" / "all"
+    for k in (0, -3):
+        told = why(lambda: retrieve(opened, [Query("q", "river")], folder, k, "xla", progress=False))  # noqa: B023
+        trials.count(f"k is {k}" in told, told, detected=True)
+    told = why(lambda: retrieve(opened, [], folder, 3, "xla", progress=False))
+    trials.count("no query" in told, told, detected=True)
+
+
+@pytest.mark.faults(21)
+def test_ties(opened: Run, tmp_path: Path, trials: Trials) -> None:
+    """Passages of four texts: the order is score, then row, wherever shards end and whoever searches."""
+    lines = [line(f"t{i:03}", f"{WORDS[i % 4]} {WORDS[i % 4 + 5]}") for i in range(300)]
+    corpus = write(tmp_path, lines)
+    questions = [Query(f"q{i}", WORDS[i]) for i in range(6)]
+    expected: dict[int, dict[str, list[str]]] = {}
+    for rows in (7, 50, 1000):
+        config = opened.config.copy_and_resolve_references()
+        config.encode.shard_rows = rows
+        sized = dataclasses.replace(opened, config=config)
+        folder = encode_corpus(sized, corpus, f"ties{rows}", progress=False).folder
+        for backend in backends():
+            for k in (1, 10, 75, 76, 300):
+                found = retrieve(sized, questions, folder, k, backend, progress=False).rankings
+                order = {key: [i for i, _ in ranking] for key, ranking in found.items()}
+                by_rule = all(
+                    ranking == sorted(ranking, key=lambda pair: (-pair[1], pair[0])) for ranking in found.values()
+                )
+                same = order == expected.setdefault(k, order)
+                trials.count(same and by_rule, f"shards of {rows}, {backend}, k = {k}: {'rule' if same else 'order'}")
+
+
+def backends() -> list[str]:
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return ["xla"]
+    return ["xla", "faiss-cpu"]

@@ -1,0 +1,411 @@
+"""Jobs among others: told to stop, started twice, gone on with elsewhere or with other settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.training.loop import train
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.kills_test import leftovers, trained, vectors
+from tests.faults.scripts import Script, refusal, run, start
+from tests.pipeline import contents, free_address, write_data
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve steps that nobody disturbed."""
+    workdir = tmp_path_factory.mktemp("jobs") / "alone"
+    done = run("train.py", *tiny.training(workdir, train__steps=12))
+    assert done.returncode == 0, done.told
+    return workdir
+
+
+def wait_for(path: Path, process: Script) -> None:
+    """Returns when the file is there."""
+    while not path.exists():
+        assert process.poll(0.001) is None, process.told
+
+
+def encode(tiny: Tiny, name: str, corpus: Path | None = None, **faults: Any) -> Script:
+    return start("encode.py", f"--workdir={tiny.run}", f"--corpus={corpus or tiny.data}", f"--name={name}", **faults)
+
+
+def first_shard(tiny: Tiny, name: str) -> Path:
+    return tiny.run / "embeddings" / name / "shard-00000-of-00023.json"
+
+
+@pytest.mark.faults(4)
+def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+    """Once: the step is finished and saved. Twice: at once. Ctrl-C: one line. Each time the same command goes on."""
+    expected = trained(alone)
+    for number, (signals, status) in enumerate(
+        {(signal.SIGTERM,): 143, (signal.SIGTERM, signal.SIGTERM): -15, (signal.SIGINT,): 130}.items()
+    ):
+        workdir = tmp_path / str(number)
+        flags = tiny.training(workdir, train__steps=12)
+        slow: dict[str, Any] = {"delay": ["rename", 20, 60]} if len(signals) == 2 else {}
+        process = start("train.py", *flags, **slow)
+        wait_for(workdir / "checkpoints" / "1", process)
+        for each in signals:
+            process.send(each)
+            time.sleep(0.5)
+        asked = time.monotonic()
+        process.wait(30)
+        trials.count(process.returncode == status, f"{signals}: {process.told}")
+        if len(signals) == 2:
+            trials.count(time.monotonic() - asked < 5, "the second was not obeyed at once")
+        if status == 130:
+            last = process.stderr.strip().splitlines()[-1]
+            trials.count(last == "interrupted" and "Traceback" not in process.stderr, process.told)
+        done = run("train.py", *flags)
+        trials.count(done.returncode == 0 and trained(workdir) == expected, f"{signals}: {done.told}")
+
+
+@pytest.mark.faults(4)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
+    name = f"stopped{number}"
+    process = encode(tiny, name, delay=["fsync", 40, 60])
+    wait_for(first_shard(tiny, name), process)
+    process.send(number)
+    process.wait(30)
+    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.told)
+    again = encode(tiny, name)
+    again.wait()
+    same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
+    trials.count(again.returncode == 0 and same, again.told)
+
+
+def names_owner(told: str, owner: Script) -> bool:
+    return all(part in told for part in (socket.gethostname(), str(owner.pid), "since"))
+
+
+@pytest.mark.faults(16)
+def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """The second is refused while the first runs, the same job or another; it is not when the first was killed."""
+    other = write_data(tmp_path / "other", seed=1)
+    name = "together"
+    first = encode(tiny, name, delay=["fsync", 60, 4])
+    wait_for(first_shard(tiny, name), first)
+    first.send(signal.SIGSTOP)
+    for corpus in (tiny.data, other):
+        second = encode(tiny, name, corpus)
+        second.wait()
+        told = refusal(second)
+        another = corpus is other and "corpus.sha256" in told  # said before anybody asks who is at work
+        trials.count(another or names_owner(told, first), second.told, detected=True)
+    first.send(signal.SIGCONT)
+    trials.count(first.wait() == 0, first.told)
+    folder, expected = tiny.run / "embeddings" / name, vectors(tiny.run / "embeddings" / "data")
+    trials.count(vectors(folder) == expected, "the first is not what it is alone")
+
+    name = "dead"
+    first = encode(tiny, name)
+    wait_for(first_shard(tiny, name), first)
+    first.kill()
+    first.wait()
+    second = encode(tiny, name)
+    second.wait()
+    trials.count("taken over" in second.stderr and second.returncode == 0, second.told)
+    trials.count(vectors(tiny.run / "embeddings" / name) == expected, "not what it is alone")
+
+
+@pytest.mark.faults(16)
+def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+    workdir = tmp_path / "run"
+    flags = tiny.training(workdir, train__steps=12)
+    first = start("train.py", *flags)
+    wait_for(workdir / "checkpoints" / "1", first)
+    first.send(signal.SIGSTOP)
+    second = run("train.py", *flags)
+    trials.count(names_owner(refusal(second), first), second.told, detected=True)
+    first.send(signal.SIGCONT)
+    trials.count(first.wait() == 0 and trained(workdir) == trained(alone), first.told)
+    trials.count(not leftovers(workdir), str(leftovers(workdir)))
+
+    shutil.rmtree(workdir)
+    first = start("train.py", *flags)
+    wait_for(workdir / "checkpoints" / "1", first)
+    first.kill()
+    first.wait()
+    second = run("train.py", *flags)
+    trials.count("taken over" in second.stderr and trained(workdir) == trained(alone), second.told)
+
+
+@pytest.mark.faults(16)
+def test_two_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
+    """Whoever comes first encodes all of it; the other is refused, or comes when all is done."""
+    for turn in range(3):
+        name = f"race{turn}"
+        both = [encode(tiny, name) for _ in range(2)]
+        for process in both:
+            process.wait()
+        ended = sorted(process.returncode or 0 for process in both)
+        clean = all(process.returncode == 0 or names_in_use(refusal(process)) for process in both)
+        same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
+        trials.count(ended in ([0, 0], [0, 1]) and clean and same, "\n".join(process.told for process in both))
+
+
+def names_in_use(told: str) -> bool:
+    return "in use" in told and socket.gethostname() in told
+
+
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "optimizer.learning_rate": (1e-3, 2e-3),
+    "train.batch_size": (8, 16),
+    "tokens.query_length": (12, 10),
+    "data.negatives": (1, 2),
+    "seed.data": (0, 7),
+    "seed.dropout": (0, 7),
+    "head.name": ("last_layer", "layers"),
+    "loss.temperature": (1.0, 0.5),
+    "encoder.tied": (True, False),
+}
+ACCEPTED: dict[str, Any] = {
+    "train.steps": 6,
+    "train.log_every": 2,
+    "train.checkpoint_every": 2,
+    "validation.batch_size": 16,
+    "encode.shard_rows": 9,
+    "encode.tokens_per_batch": 200,
+    "mesh.fsdp": 2,
+}
+
+
+@pytest.fixture
+def copied(tiny: Tiny, tmp_path: Path) -> Path:
+    """A run of four steps."""
+    shutil.copytree(tiny.run, tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
+    return tmp_path / "run"
+
+
+@pytest.mark.faults(17)
+def test_resumed_with_other_things(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
+    """What changes the result is refused with both values, and the folder stays as it was; what does not is taken."""
+    before = contents(copied)
+    for key, (old, new) in REFUSED.items():
+        told = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), copied, progress=False))  # noqa: B023
+        trials.count(key in told and str(old) in told and str(new) in told, f"{key}: {told}", detected=True)
+    other = write_data(tmp_path / "data", train=41)
+    told = why(lambda: train(tiny.config(data__train=str(other), data__dev=str(other)), copied, progress=False))
+    trials.count("data" in told and str(other) in told, f"data: {told}", detected=True)
+    trials.count(contents(copied) == before, "a refused job has changed the folder")
+    for key, new in ACCEPTED.items():
+        workdir = tmp_path / key
+        shutil.copytree(copied, workdir)
+        told = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), workdir, progress=False))  # noqa: B023
+        trials.count(not told, f"{key}: {told}")
+
+
+@pytest.mark.faults(17)
+def test_resumed_when_the_source_has_changed(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
+    """The run has its own copy of what it read of the encoder: the source may change, the copy must not."""
+    flags = tiny.training(copied, train__steps=6)
+    shutil.copytree(copied, tmp_path / "expected")
+    done = run("train.py", *tiny.training(tmp_path / "expected", train__steps=6))
+    assert done.returncode == 0, done.told
+    edits = {
+        "config.json": ('"hidden_act": "gelu"', '"hidden_act": "relu"'),
+        "tokenizer_config.json": ('"cls_token": "[CLS]"', '"cls_token": "[MASK]"'),
+        "tokenizer.json": ('"river"', '"rover"'),
+    }
+    kept = contents(copied)
+    for name, (old, new) in edits.items():
+        for folder, accepted in ((tiny.encoder, True), (copied / "encoder", False)):
+            original = (folder / name).read_text()
+            assert old in original, name
+            (folder / name).write_text(original.replace(old, new))
+            done = run("train.py", *flags)
+            (folder / name).write_text(original)
+            if accepted:
+                same = done.returncode == 0 and trained(copied) == trained(tmp_path / "expected")
+                trials.count(same, f"source's {name}: {done.told}")
+            else:
+                trials.count(name in refusal(done), f"{name}: {done.told}", detected=True)
+            for path in copied.rglob("*"):
+                if path.is_file() and str(path.relative_to(copied)) not in kept:
+                    path.unlink()
+            shutil.rmtree(copied / "checkpoints")
+            for place, content in kept.items():
+                (copied / place).parent.mkdir(parents=True, exist_ok=True)
+                (copied / place).write_bytes(content)
+
+
+def why(act: Callable[[], object]) -> str:
+    """The message of a refusal; "" if there was none."""
+    try:
+        act()
+    except (ValueError, OSError, ArithmeticError) as error:
+        return str(error)
+    return ""
+
+
+def devices(count: int) -> dict[str, str]:
+    return {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"}
+
+
+@pytest.mark.faults(18)
+def test_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+    name = "devices"
+    process = encode(tiny, name, kill_at=80)
+    assert process.wait() == -signal.SIGKILL
+    done = encode(tiny, name, env=devices(4))
+    trials.count(done.wait() == 0, done.told)
+    found, expected = (open_shards(tiny.run / "embeddings" / each) for each in (name, "data"))
+    rows = range(expected.total_rows)
+    close = np.allclose(found.rows(rows), expected.rows(rows), atol=1e-5)
+    trials.count(found.ids(rows) == expected.ids(rows) and close, "vectors differ")
+    workdir = tmp_path / "run"
+    assert run("train.py", *tiny.training(workdir)).returncode == 0
+    done = run("train.py", *tiny.training(workdir, train__steps=12), env=devices(2))
+    trials.count(done.returncode == 0, done.told)
+    losses, right = (
+        [x["loss"] for x in map(json.loads, (w / "metrics.jsonl").read_text().splitlines()) if "loss" in x]
+        for w in (workdir, alone)
+    )
+    trials.count(len(losses) == 12 and np.allclose(losses, right, atol=1e-3), f"{losses} against {right}")
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
+    """Copies a folder to a disk that cannot be written."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no right to mount a disk")
+
+    def copy(folder: Path) -> Path:
+        shutil.copytree(folder, disk / folder.name)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        return disk / folder.name
+
+    yield copy
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.faults(22)
+def test_read_only(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials) -> None:
+    """What only reads works; the rest is refused in a line that names the folder."""
+    workdir = read_only(tiny.run)
+    done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
+    trials.count(done.returncode == 0 and "1." in done.stdout, done.told)
+    for script, *flags in (
+        ("train.py", *tiny.training(workdir, train__steps=6)),
+        ("encode.py", f"--workdir={workdir}", f"--corpus={tiny.data}", "--name=new"),
+        ("search.py", f"--workdir={workdir}", f"--queries={tiny.data}", "--corpus=data"),
+    ):
+        done = run(script, *flags)
+        told = refusal(done)
+        trials.count(str(workdir) in told and "read-only" in told.lower(), f"{script}: {done.told}", detected=True)
+
+
+@pytest.mark.faults(22)
+def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """In mid-run: told in a line, and nothing goes on for long."""
+    workdir = tmp_path / "run"
+    process = start("train.py", *tiny.training(workdir, train__steps=400, train__checkpoint_every=2))
+    wait_for(workdir / "checkpoints" / "4", process)
+    process.send(signal.SIGSTOP)
+    shutil.rmtree(workdir)
+    process.send(signal.SIGCONT)
+    process.wait(60)
+    trials.count(str(workdir) in refusal(process), process.told, detected=True)
+    name = "vanishing"
+    process = encode(tiny, name)
+    wait_for(first_shard(tiny, name), process)
+    process.send(signal.SIGSTOP)
+    folder = tiny.run / "embeddings" / name
+    shutil.rmtree(folder)
+    process.send(signal.SIGCONT)
+    process.wait(60)
+    trials.count(str(folder) in refusal(process), process.told, detected=True)
+    again = encode(tiny, name)
+    same = again.wait() == 0 and vectors(folder) == vectors(tiny.run / "embeddings" / "data")
+    trials.count(same, f"afterwards: {again.told}")
+
+
+@pytest.mark.faults(22)
+def test_the_clock_goes_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+    workdir = tmp_path / "run"
+    done = run("train.py", *tiny.training(workdir, train__steps=12), clock=-60)
+    trials.count(done.returncode == 0 and trained(workdir) == trained(alone), done.told)
+    done = encode(tiny, "clock", clock=-60)
+    same = done.wait() == 0 and vectors(tiny.run / "embeddings/clock") == vectors(tiny.run / "embeddings/data")
+    trials.count(same, done.told)
+
+
+@pytest.mark.faults(23)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_of_two_processes_is_killed(killed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """The other ends too, and both can go on."""
+    workdir = tmp_path / "run"
+
+    def begin(steps: int) -> list[Script]:
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        options = {"train__steps": steps, "train__checkpoint_every": 2, **mesh}
+        return [start("train.py", *tiny.training(workdir, **options, mesh__process_id=rank)) for rank in range(2)]
+
+    both = begin(1000)
+    wait_for(workdir / "checkpoints" / "2", both[0])
+    both[killed].kill()
+    asked = time.monotonic()
+    status = both[1 - killed].wait(150)
+    trials.count(status != 0 and time.monotonic() - asked < 120, f"the other went on: {both[1 - killed].told}")
+    steps = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()) + 4
+    again = begin(steps)
+    statuses = [process.wait(150) for process in again]
+    trials.count(statuses == [0, 0], "\n".join(process.told for process in again))
+    trials.count((workdir / "checkpoints" / str(steps)).exists() and not leftovers(workdir), str(leftovers(workdir)))
+
+
+@pytest.mark.faults(23)
+def test_no_coordinator(tiny: Tiny, trials: Trials) -> None:
+    address = free_address()
+    flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", "--name=nobody", "--initialization_timeout=3"]
+    done = run("encode.py", *flags, f"--coordinator={address}", "--num_processes=2", "--process_id=1")
+    trials.count(address in refusal(done), done.told, detected=True)
+    done = run("encode.py", *flags, f"--coordinator={address}", "--num_processes=2", "--process_id=0")
+    first = done.stderr.strip().splitlines()[0]
+    trials.count(done.returncode != 0 and first.startswith("error: ") and address in first, done.told, detected=True)
+    trials.count(not (tiny.run / "embeddings" / "nobody").exists(), "something was written")
+
+
+@pytest.mark.faults(24)
+def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Damaged ones are compiled again."""
+    cache = tmp_path / "cache"
+    expected = vectors(tiny.run / "embeddings" / "data")
+    assert encode(tiny, "cache", cache=str(cache)).wait() == 0
+    whole = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+    assert sum(path.name.endswith("-cache") for path in whole) > 3
+    rotated = [*list(whole)[1:], next(iter(whole))]
+    changes: dict[str, Callable[[Path, bytes], bytes]] = {
+        "flipped": lambda path, data: (
+            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+        ),
+        "cut": lambda path, data: data[: len(data) // 2],
+        "empty": lambda path, data: b"",
+        "junk": lambda path, data: b"junk" * 100,
+        "exchanged": lambda path, data: whole[rotated[list(whole).index(path)]],
+    }
+    for what, change in changes.items():
+        for path, data in whole.items():
+            path.write_bytes(change(path, data))
+        name = f"cache-{what}"
+        done = encode(tiny, name, cache=str(cache))
+        same = done.wait() == 0 and vectors(tiny.run / "embeddings" / name) == expected
+        refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not ask which program a file holds
+        trials.count(same or refused, f"{what}: {done.told}", detected=refused)

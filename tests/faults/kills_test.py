@@ -1,0 +1,179 @@
+"""kill -9: whatever is killed, wherever, the same command goes on, and what comes out is what would have come out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.scripts import Script, start
+from tests.pipeline import contents, free_address
+
+KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
+Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a job; faults are those of the first
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What only a job that still runs may have there."""
+    names = (path.name for path in folder.rglob("*"))
+    return [name for name in names if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name or name == ".lock"]
+
+
+def vectors(folder: Path) -> dict[str, bytes]:
+    """All that encoding leaves. The index of the texts is made by whoever first asks for them."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith("passages.")}
+
+
+def trained(workdir: Path) -> dict[str, object]:
+    """All that training leaves that must not depend on how often it was killed: digests of every leaf of every
+    checkpoint that is kept, their metrics, and every step's."""
+    found: dict[str, object] = {}
+    for folder in sorted((workdir / "checkpoints").iterdir()):
+        metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
+        found[folder.name] = (metadata["custom_metadata"]["digests"], (folder / "metrics" / "metrics").read_text())
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in lines]
+    for name in ("config.json", "contract.json", "data.json"):
+        found[name] = (workdir / name).read_text()
+    return found
+
+
+@dataclass
+class Alone:
+    """A job that nobody disturbed."""
+
+    result: Any
+    first: float  # seconds until it had written something
+    last: float  # and until it ended
+    calls: int  # system calls that make something durable or visible
+
+
+def undisturbed(begin: Begin, file: Path, folder: Path, result: Callable[[Path], Any]) -> Alone:
+    """Runs the processes of a job, the first of which counts, to their end."""
+    processes, first = begin(folder, count=str(file)), 0.0
+    while any(process.poll(0.002) is None for process in processes):
+        if not first and folder.exists():
+            first = time.monotonic() - processes[0].started
+    last = time.monotonic() - processes[0].started
+    assert not any(process.returncode for process in processes), "\n".join(process.told for process in processes)
+    return Alone(result(folder), first, last, int(file.read_text()))
+
+
+def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, alone: Alone) -> tuple[int, str]:
+    """Starts a job again and again, each time killed somewhere, until it ends by itself or was killed `kills` times;
+    then once more without. How often it was killed, and what it said if it did not go on after that.
+
+    Half of the kills are at a moment, half at a system call; a third of the job on average, so that a chain is long.
+    Of several processes either is killed, and what is left soon after, as that does which starts such jobs.
+    """
+    for killed in range(kills):
+        victim = 0
+        if random.random() < 0.5:
+            number = int(random.integers(1, max(2, alone.calls // 2)))
+            processes = begin(folder, kill_at=number if random.random() < 0.5 else -number)
+            processes[0].wait()
+        else:
+            processes = begin(folder)
+            victim = int(random.integers(len(processes)))
+            span = alone.last - alone.first
+            processes[victim].poll(random.uniform(alone.first - 0.1 * span, alone.first + 0.6 * span))
+            processes[victim].kill()
+            processes[victim].wait()
+        if processes[victim].returncode == -signal.SIGKILL:
+            for process in processes:
+                process.poll(random.uniform(0, 0.3))
+                process.kill()
+        statuses = [process.wait() for process in processes]
+        if not any(statuses):
+            return killed, ""
+        if -signal.SIGKILL not in statuses:
+            return killed, "\n".join(process.told for process in processes)
+    processes = begin(folder)
+    statuses = [process.wait() for process in processes]
+    return kills, "\n".join(process.told for process in processes) if any(statuses) else ""
+
+
+def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable[[Path], Any], trials: Trials) -> None:
+    """Chains of kills, until there were enough."""
+    random, killed = np.random.default_rng(seed), 0
+    while killed < KILLS // CHAINS:
+        folder = root / f"killed{seed}.{killed}"
+        done, told = chain(begin, folder, KILLS // CHAINS - killed, random, alone)
+        killed += done
+        if told:
+            trials.survived += done - 1
+            trials.count(False, f"{folder.name}: {told}")
+            continue
+        found = look(folder)
+        wrong = [key for key in found.keys() | alone.result.keys() if found.get(key) != alone.result.get(key)]
+        for _ in range(done):
+            trials.count(not wrong and not leftovers(folder), f"{folder.name}: {wrong} {leftovers(folder)}")
+
+
+def encoding(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}"]
+        return [start("encode.py", *flags, **faults)]
+
+    return begin
+
+
+def training(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        return [start("train.py", *tiny.training(folder, train__steps=12), **faults)]
+
+    return begin
+
+
+def together(tiny: Tiny) -> Begin:
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        each = [tiny.training(folder, train__steps=12, **mesh, mesh__process_id=rank) for rank in range(2)]
+        return [start("train.py", *flags, **(faults if rank == 0 else {})) for rank, flags in enumerate(each)]
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def encoded_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    file = tmp_path_factory.mktemp("encoding") / "count"
+    return undisturbed(encoding(tiny), file, tiny.run / "embeddings" / "alone", vectors)
+
+
+@pytest.fixture(scope="session")
+def trained_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    root = tmp_path_factory.mktemp("training")
+    return undisturbed(training(tiny), root / "count", root / "alone", trained)
+
+
+@pytest.fixture(scope="session")
+def trained_together(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    root = tmp_path_factory.mktemp("together")
+    return undisturbed(together(tiny), root / "count", root / "alone", trained)
+
+
+@pytest.mark.faults(1)
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
+    assert len(encoded_alone.result) > 60
+    all_chains(encoding(tiny), tiny.run / "embeddings", seed, encoded_alone, vectors, trials)
+
+
+@pytest.mark.faults(2)
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_training(seed: int, tiny: Tiny, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:
+    all_chains(training(tiny), tmp_path, seed, trained_alone, trained, trials)
+
+
+@pytest.mark.faults(3)
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_two_processes(seed: int, tiny: Tiny, trained_together: Alone, tmp_path: Path, trials: Trials) -> None:
+    all_chains(together(tiny), tmp_path, seed, trained_together, trained, trials)

@@ -1,0 +1,134 @@
+"""The scripts, started by a zygote, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.pipeline import REPOSITORY, environment
+
+ONE_DEVICE = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"  # the last one counts
+
+
+@functools.cache
+def _zygote() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own = {"OPENBLAS_NUM_THREADS": "1", "XLA_FLAGS": ONE_DEVICE}  # a process with threads must not fork
+    subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("zygote.py"), str(theirs.fileno())],
+        cwd=REPOSITORY,
+        env=environment() | own,
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    return ours
+
+
+class Output:
+    """What a process writes; a pipe, since a file would be under its limit of a file's size."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe()
+        fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, 1 << 20)  # nobody reads before the end
+        os.set_blocking(self._reading, False)
+        self._read = b""
+
+    def text(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self._reading, 1 << 20):
+                self._read += block
+        return self._read.decode(errors="replace")
+
+    def __del__(self) -> None:
+        os.close(self._reading)
+
+
+@dataclass
+class Script:
+    """A script that runs, or has run; `returncode` as subprocess has it: minus the signal that ended it."""
+
+    pid: int
+    started: float
+    _status: int  # a pipe
+    _stdout: Output
+    _stderr: Output
+    returncode: int | None = None
+    cpu: float = 0.0  # seconds
+
+    def poll(self, patience: float = 0) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], patience)[0]:
+            self.returncode = os.waitstatus_to_exitcode(_number(self._status))
+            self.cpu = _number(self._status) / 1000
+            os.close(self._status)
+        return self.returncode
+
+    def wait(self, patience: float = 120) -> int:
+        """Its exit status; one that does not end in that many seconds is killed, and an error."""
+        if self.poll(patience) is None:
+            self.kill()
+            self.poll(10)
+            raise TimeoutError(f"still there after {patience} seconds:\n{self.stdout}\n{self.stderr}")
+        assert self.returncode is not None
+        return self.returncode
+
+    def send(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.text()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.text()
+
+    @property
+    def told(self) -> str:
+        """All that it said."""
+        return f"exit {self.returncode}\n{self.stdout}\n{self.stderr}"
+
+
+def _number(pipe: int) -> int:
+    return int.from_bytes(os.read(pipe, 4), "little")
+
+
+def start(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
+    """Starts one of the scripts, in the folder of the repository, on one device."""
+    stdout, stderr = Output(), Output()
+    reading, writing = os.pipe()
+    request = {"script": script, "arguments": arguments, "environment": env or {}, "faults": faults}
+    descriptors = [stdout.writing, stderr.writing, writing]
+    socket.send_fds(_zygote(), [json.dumps(request).encode()], descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return Script(_number(reading), time.monotonic(), reading, stdout, stderr)
+
+
+def run(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
+    """Runs one of the scripts to its end."""
+    process = start(script, *arguments, env=env, **faults)
+    process.wait()
+    return process
+
+
+def refusal(process: Script) -> str:
+    """The one line in which a script says why it stopped; "" if it did not, or said anything else than one line."""
+    lines = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    clean = process.returncode == 1 and len(lines) == 1 and "Traceback" not in process.stderr
+    return lines[0] if clean else ""

@@ -1,0 +1,155 @@
+"""A process that has imported what the scripts import, and forks a child for each script that it is asked to run.
+
+The child is the script in a process of its own, which begins, ends and dies as one that a shell started, but seconds
+earlier. A request says which script, its arguments and environment, and `faults`, what is to go wrong in it:
+
+kill_at: n        SIGKILL at the n-th system call that makes something durable or visible; negative: just after it
+count: file       writes there how many such calls there were
+fail: [name, n, errno]   the n-th call of os.<name> and all later ones fail
+file_size: bytes  no file may grow larger (RLIMIT_FSIZE)
+delay: [name, n, seconds]   the n-th call of os.<name> takes that long
+cache: folder     where compiled programs are kept
+clock: seconds    each reading of the wall clock is this much later than the one before
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+
+COUNTED = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
+
+
+def install(faults: dict[str, Any]) -> None:
+    """Makes this process go wrong in the way asked for."""
+    counter, lock = itertools.count(1), threading.Lock()
+    kill_at = faults.get("kill_at", 0)
+
+    def counted(call: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                number = next(counter)
+            if number == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args, **kwargs)
+            if number == -kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    if kill_at or "count" in faults:
+        for name in COUNTED:
+            setattr(os, name, counted(getattr(os, name)))
+    if "count" in faults:
+        atexit.register(lambda: Path(faults["count"]).write_text(str(next(counter) - 1)))
+    if "fail" in faults:
+        name, first, number = faults["fail"]
+        call, calls = getattr(os, name), itertools.count(1)
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) >= first:
+                raise OSError(number, os.strerror(number), *args[:1] if name != "fsync" else ())
+            return call(*args, **kwargs)
+
+        setattr(os, name, failing)
+    if "delay" in faults:
+        name, place, seconds = faults["delay"]
+        call, calls = getattr(os, name), itertools.count(1)
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == place:
+                time.sleep(seconds)
+            return call(*args, **kwargs)
+
+        setattr(os, name, slow)
+    if "cache" in faults:
+        jax.config.update("jax_compilation_cache_dir", faults["cache"])
+    if "file_size" in faults:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (faults["file_size"], resource.RLIM_INFINITY))
+    if "clock" in faults:
+        now, readings = time.time(), itertools.count()
+        time.time = lambda: now + faults["clock"] * next(readings)
+
+
+def requests(control: socket.socket) -> dict[str, Any]:
+    """Forks a child for each request, and returns in the child; the process itself ends with whoever asks."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 3)
+        if not message:
+            os._exit(0)
+        if os.fork():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        stdout, stderr, status = descriptors
+        child = os.fork()
+        if child:  # whoever asks reads how the script ended from here
+            os.write(status, child.to_bytes(4, "little"))
+            _, ended, used = os.wait4(child, 0)
+            milliseconds = int(1000 * (used.ru_utime + used.ru_stime))
+            os.write(status, ended.to_bytes(4, "little") + milliseconds.to_bytes(4, "little"))
+            os._exit(0)
+        control.close()
+        os.close(status)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        return json.loads(message)
+
+
+def run(script: str) -> int:
+    """Runs the script as `python script` does; its exit status."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+        status: Any = 0
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status if isinstance(status, int) else int(status is not None)
+
+
+def main() -> None:
+    import transformers
+
+    import jaxret.retrieval.encode
+    import jaxret.tools.search_files
+    import jaxret.training.loop  # noqa: F401
+
+    for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):
+        getattr(transformers, name)  # imported when it is asked for
+    gc.freeze()  # or a collection in the child would copy the pages of everything imported
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads: a fork would lose all but one"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the scripts
+    request = requests(socket.socket(fileno=int(sys.argv[1])))
+    os.environ.update(request["environment"])
+    sys.argv = [request["script"], *request["arguments"]]
+    install(request["faults"])
+    os._exit(run(request["script"]))  # a second less than freeing every module that was imported
+
+
+if __name__ == "__main__":
+    main()
