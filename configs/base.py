@@ -109,7 +109,8 @@ def get_config() -> ConfigDict:
     c.optimizer.name = "adamw"
     c.optimizer.learning_rate = 2e-5  # the peak, after warm-up
     c.optimizer.head_learning_rate = 0.0  # of the parameters below; 0: the same
-    c.optimizer.head_parameters = r"^(\w+_)?head/"  # a pattern of parameter paths: the layers of heads
+    # A pattern of parameter paths: the layers of heads, but for what projects to the vocabulary.
+    c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
     c.optimizer.decay = "linear"  # to 0 at the end, or none
     c.optimizer.warmup_fraction = 0.05  # of all steps
     c.optimizer.warmup_steps = -1  # if >= 0, used instead of the fraction

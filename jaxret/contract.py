@@ -1,8 +1,5 @@
-"""The contract: what training, encoding and search must agree on.
-
-It is written beside every checkpoint and every shard. Two tools that disagree stop with both values shown, because
-the alternative is vectors that look right and retrieve nonsense.
-"""
+"""Two records that must agree, compared key by key: those that do not stop with both values shown, because the
+alternative is vectors that look right and retrieve nonsense. What is in a run's contract is in runs/contract.py."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.tools.keywords import write_keywords
 from jaxret.tools.search_files import search_files
-from jaxret.training import loop
+from jaxret.training import begin, loop
 from jaxret.training.check import check, check_lengths
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -121,7 +121,7 @@ def test_a_family_reads_its_own_group_and_no_other() -> None:
         own = {field.name: field.default for field in fields(head) if field.name not in (*NOT_KEYS, "token")}
         assert own == config.head.get(name, ConfigDict()).to_dict(), name
         chosen = {"chosen": (2,)} if name == "layers" else {}
-        assert set(head(**shapes, **chosen).contract()) | set(head.NOT_IN_VECTORS) | set(head.MEMORY) == {*own, "token"}
+        assert set(head(**shapes, **chosen).contract()) | set(head.NOT_IN_VECTORS) | set(head.FREE) == {*own, "token"}
 
 
 WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "viewer", "lexical", "implicit")
@@ -262,7 +262,7 @@ SHRUNKEN = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "suffix"), RECIPES)
 def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(begin, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     config = shipped(name, suffix).lock()
     t5 = config.encoder.checkpoint == "t5-base"
     encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
@@ -276,7 +276,7 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
 def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
     devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
+    monkeypatch.setattr(begin, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
     config = shipped("recipes/i3_msmarco", "retromae").lock()
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
     places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
@@ -292,7 +292,7 @@ def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
 def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(begin, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
     assert write_keywords(data, queries, count=3, progress=False)[0] > 8

@@ -61,6 +61,7 @@ LATE_INTERACTION = COLBERT | {"head.all_tokens.late": True, "head.all_tokens.pro
 MVR: dict[str, Any] = {
     "head.name": "viewers",
     "head.viewers.count": 3,
+    "head.viewers.first_id": 5,
     "loss.temperature": 4.0,
     "loss.local_weight": 0.1,
     "loss.annealing_rate": 0.1,

@@ -28,7 +28,6 @@ def get_config(system: str = "retromae") -> ConfigDict:
         c.head.implicit.reconstruction_weight = 0.1
         c.optimizer.name = "lamb_reference"
         c.optimizer.head_learning_rate = 1e-3
-        c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
     if system.startswith("warm_up"):
         c.data.negatives = 0
         c.loss.contrastive_weight = 0.0

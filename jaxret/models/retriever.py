@@ -104,9 +104,12 @@ class Retriever:
     def contract(self) -> dict[str, Any]:
         """Everything of the model, but its parameters, that vectors depend on."""
         module = self.module
+        shapes = asdict(module.config)
+        if module.head.keep("passage").layers == "last":
+            shapes.pop("normalize_intermediate", None)  # of layers that nobody reads
         names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}
         return {
-            "encoder": {**asdict(module.config), "tied": module.tied, "dtype": jnp.dtype(module.dtype).name},
+            "encoder": {**shapes, "tied": module.tied, "dtype": jnp.dtype(module.dtype).name},
             "head": {"name": names[type(module.head)], **module.head.contract()},
             "pooling": names[type(module.pooling)],
             "normalize": module.normalize,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from jaxret.contract import ContractError, flatten, require_equal
 from jaxret.data.tokenizer import TextTokenizer
+from jaxret.models.encoders.architectures import ARCHITECTURES
 from jaxret.models.retriever import Retriever
-from jaxret.runs.upgrade import upgrade
+from jaxret.runs.upgrade import ABSENT, upgrade
 
 VERSION = 2
 LENGTHS = ("query_length", "passage_length")
@@ -34,6 +36,12 @@ def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) 
     return json.loads(json.dumps(contract))  # tuples are lists, as in a file
 
 
+def _defaults(model_type: str) -> dict[str, Any]:
+    """What an encoder's config has in fields that nobody set."""
+    kind: Any = ARCHITECTURES[model_type].config
+    return {f.name: f.default for f in fields(getattr(kind, "func", kind)) if f.default is not MISSING}
+
+
 def understood(stored: Mapping[str, Any], now: Mapping[str, Any], tokenizer_digest: str) -> dict[str, Any]:
     """A contract as this version would have written it, to be compared with `now`.
 
@@ -41,8 +49,11 @@ def understood(stored: Mapping[str, Any], now: Mapping[str, Any], tokenizer_dige
     `tokenizer_digest`: of the tokenizer as `now` has it, since older contracts hold a digest of that kind.
     """
     version = stored.get("version", 1)
-    if version == VERSION:
-        return dict(stored)
+    if version == VERSION:  # keys that came later mean what the code did before there were any
+        family = stored["head"]["name"]
+        absent = {key: ABSENT[f"head.{family}.{key}"] for key in now["head"] if f"head.{family}.{key}" in ABSENT}
+        encoder = {k: v for k, v in _defaults(stored["encoder"]["model_type"]).items() if k in now["encoder"]}
+        return {**stored, "head": {**absent, **stored["head"]}, "encoder": {**encoder, **stored["encoder"]}}
     if version != 1:
         raise ContractError(f"a contract has version {version!r}; this jaxret understands up to {VERSION}")
     encoder = {_OLDER_ENCODER.get(key, key): value for key, value in stored["encoder"].items()}

@@ -18,11 +18,15 @@ from jaxret.storage import atomic_write, read_json
 
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
-# What may change on resuming: no result depends on it, except for the schedule and, with dropout, the masks. That is
-# said then.
+# What may change on resuming: no result depends on it, except for the schedule, with dropout the masks, and which
+# checkpoint validation finds best. That is said then.
 SCHEDULE = ("train.steps", "train.epochs")
 MASKS = "train.chunk_size"
-_FREE = r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download|ignore)|train\.(log_every|checkpoint_every)"
+_FREE = (
+    r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download|ignore)|train\.(log_every|checkpoint_every)"
+    r"|data\.(train|dev)"  # where the text is; data.json says whether it is the same
+)
+_WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
 _ABSENT = "(absent)"
 
 
@@ -37,7 +41,12 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         for key in sorted(before.keys() | now.keys())
         if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
-    refused = {key: both for key, both in changes.items() if not _may_change(key, config.head.name)}
+    saved = any(workdir.checkpoints.glob("[0-9]*"))
+    refused = {
+        key: both
+        for key, both in changes.items()
+        if not (_may_change(key, config.head.name) or (saved and key in _WEIGHTS))
+    }
     require_equal(
         {key: old for key, (old, _) in refused.items() if old != _ABSENT},
         {key: new for key, (_, new) in refused.items() if new != _ABSENT},
@@ -55,8 +64,8 @@ def _of_another_family(key: str, family: str) -> bool:
 
 
 def _may_change(key: str, family: str) -> bool:
-    memory = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "MEMORY", ()))
-    return key in (*SCHEDULE, MASKS, *memory) or bool(re.fullmatch(_FREE, key))
+    own = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "FREE", ()))
+    return key in (*SCHEDULE, MASKS, *own) or bool(re.fullmatch(_FREE, key))
 
 
 def remember(

@@ -49,7 +49,7 @@ def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str
     """Measures, writes `eval/<data>.<split>.diversity.json`, and gives the text to print."""
     found = measure(run, data, split, progress)
     names = run.retriever.module.head.vector_names()
-    path = run.workdir / "eval" / f"{Path(data).name}.{split}.diversity.json"
+    path = run.workdir.evaluation(f"{Path(data).name}.{split}.diversity")
     winners = dict(zip(names, found.wins, strict=True))
     write_json(path, {**vars(found), "wins": winners, "equal": found.equal, "checkpoint": run.checkpoint})
     lines = [

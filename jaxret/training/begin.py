@@ -100,6 +100,8 @@ def tell_changes(job: Job) -> None:
     """Says what the config changes of the run."""
     for key, (before, now) in job.changes.items():
         job.say(f"{key} was {before!r} and is {now!r} from here on")
+    if any(key.startswith("validation.") for key in job.changes):
+        job.say("validation has changed: checkpoints before and after are compared by measures that are not the same")
     rates = [rate for name, rate in vars(job.retriever.module.config).items() if name.endswith("dropout")]
     if MASKS in job.changes and any(rates):
         job.say(

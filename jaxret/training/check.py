@@ -6,6 +6,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.models.heads import HEADS
+from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import Retriever
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -14,7 +16,11 @@ from jaxret.types import VECTOR_DTYPES
 
 
 def check(config: ConfigDict, mesh: Mesh) -> None:
-    """Raises ValueError for settings that contradict each other or the devices."""
+    """Raises ValueError for names that there are not, and settings that contradict each other or the devices."""
+    for key, name, table in (("head.name", config.head.name, HEADS), ("pooling", config.pooling, POOLINGS)):
+        if name not in table:
+            raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
+    make_optimizer(config.optimizer, 1)
     batch, chunk, devices = config.train.batch_size, config.train.chunk_size, mesh.size
     if batch < 1 or batch % devices:
         raise ValueError(f"train.batch_size is {batch}; it must be a multiple of the number of devices, {devices}")

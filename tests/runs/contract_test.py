@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.retriever import Retriever, build_retriever
 from jaxret.runs import upgrade as tables
 from jaxret.runs.contract import make_contract, require_same, understood
-from jaxret.runs.upgrade import upgrade
+from jaxret.runs.upgrade import ABSENT, upgrade
 from jaxret.storage import read_json
 from tests.pipeline import REPOSITORY, write_encoder
 from tests.tiny import AGGRETRIEVER, BERT, COLBERT, I3, MLR, make_config, make_retriever
@@ -186,3 +187,20 @@ def test_the_tables_move_share_drop_and_fill(monkeypatch: pytest.MonkeyPatch) ->
     new = {"head": {"name": "a", "a": {"count": 3, "window": 0}, "b": {"count": 3}}, "seed": 7}
     assert upgrade(old) == new
     assert upgrade(new) == new
+
+
+def test_a_key_that_came_later_means_what_the_code_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new key of the run's own family, and a new field of its encoder with a default: older contracts lack them."""
+    retriever = make_retriever(MLR)
+    now = {"version": 2, **json.loads(json.dumps(retriever.contract()))}
+    stored = json.loads(json.dumps(now))
+    now["head"]["window"] = 0
+    del stored["encoder"]["hidden_act"]
+    with pytest.raises(ContractError, match=r"head.window: '\(absent\)'"):
+        require_same(stored, now, "", "contract.json", "the files", "")
+    monkeypatch.setitem(ABSENT, "head.layers.window", 0)
+    require_same(stored, now, "", "contract.json", "the files", "")
+    for group, key, value in (("head", "window", 1), ("encoder", "hidden_act", "relu")):
+        other = {**now, group: {**now[group], key: value}}
+        with pytest.raises(ContractError, match=rf"{group}.{key}"):
+            require_same(stored, other, "", "contract.json", "the files", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.protocol import EncoderConfig
+from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
 from jaxret.models.heads.all_tokens import AllTokens
 from jaxret.models.heads.first_tokens import FirstTokens
 from jaxret.models.heads.head import Head
@@ -41,6 +41,7 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
         **keys,
     )
     for need in head.needs():
+        assert need in ABILITIES, need
         if need in shapes.lacks:
             advice = "; set head.token='mean'" if head.needs() == ("cls",) else ""
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -44,6 +44,10 @@ class AllTokens(Head):
 
     def late_interaction(self) -> bool:
         return self.late
+
+    def contract(self) -> dict[str, Any]:
+        found = super().contract()
+        return {key: value for key, value in found.items() if not (self.late and key == "token")}  # every token is read
 
     def keep(self, side: Side) -> Keep:
         if self.late:

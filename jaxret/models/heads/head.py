@@ -49,9 +49,10 @@ class Head(nn.Module):
     vocab_size: int
     token: str = "cls"  # "cls": the first token stands for the text; "mean": the masked mean
 
-    # Fields that change no vector: what the loss adds, how a weight begins; and fields that change no result: memory.
+    # Fields that change no vector, as what the loss adds; and of these those that change nothing once a run has begun:
+    # memory, how a weight begins.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
-    MEMORY: ClassVar[tuple[str, ...]] = ()
+    FREE: ClassVar[tuple[str, ...]] = ()
     # For runs of older versions: the config key that a field's value had, and what the code did while it had none.
     RENAMED: ClassVar[dict[str, str]] = {}
     ABSENT: ClassVar[dict[str, Any]] = {}
@@ -130,7 +131,7 @@ class Head(nn.Module):
 
     def contract(self) -> dict[str, Any]:
         """The keys that vectors depend on."""
-        names = [f.name for f in fields(self) if f.name not in (*NOT_KEYS, *self.NOT_IN_VECTORS, *self.MEMORY)]
+        names = [f.name for f in fields(self) if f.name not in (*NOT_KEYS, *self.NOT_IN_VECTORS, *self.FREE)]
         return {name: getattr(self, name) for name in names}
 
     def reference_options(self) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class LexicalAggregate(Head):
     parts_weight: float = 0.5
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
-    MEMORY: ClassVar[tuple[str, ...]] = ("chunk",)
+    FREE: ClassVar[tuple[str, ...]] = ("chunk",)
     RENAMED: ClassVar[dict[str, str]] = {
         **{key: f"head.{key}" for key in ("lexical_dim", "cls_dim", "pruning", "mlm", "term_weights", "chunk")},
         "parts_weight": "loss.parts_weight",

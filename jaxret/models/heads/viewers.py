@@ -26,7 +26,8 @@ class Viewers(Head):
     first_id: int = -1
     deviation: float = 1.0
 
-    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token", "deviation")  # where the table began; the table is a weight
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token",)
+    FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # the table is a weight
     RENAMED: ClassVar[dict[str, str]] = {"count": "head.count", "first_id": "head.first_viewer_id"}
     ABSENT: ClassVar[dict[str, Any]] = {"deviation": 0.02}
 
