@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh
+from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import Params, load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, with_pretrained
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
+from jaxret.runs.run import make_embedder
 from jaxret.types import Ragged, Tokens
 from tests.pipeline import TINY_BERT, tiny_config
 
@@ -158,3 +161,12 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     np.testing.assert_array_equal(short[3:], np.broadcast_to(short[0], (3, 32)))
     assert np.abs(short[1:3] - short[0]).max(axis=1).min() > 1e-3
     assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long one has all of its own"
+
+
+def test_padding_is_the_tokenizer_s() -> None:
+    """RoBERTa pads with 1, others with 0; a run's embedder must ask, not know."""
+    config = tiny_config(Path("unused"), "unused")
+    retriever = build_retriever(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
+    tokenizer = TextTokenizer(None, cls_id=2, sep_id=3, pad_id=7, query_length=8, passage_length=8)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7
