@@ -44,13 +44,13 @@ class MetricsLog:
             return
         kept = []
         if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
+            for line in self._path.read_bytes().splitlines():
                 try:
                     if json.loads(line)["step"] <= resume_step:
-                        kept.append(line + "\n")
-                except json.JSONDecodeError:
-                    break  # a line half written when the machine died; everything before it stands
-        with atomic_write(self._path) as file:
+                        kept.append(line + b"\n")
+                except (ValueError, KeyError, TypeError):
+                    continue  # half written when the machine died, or damaged since; the others stand
+        with atomic_write(self._path, "wb") as file:
             file.writelines(kept)
         write_json(workdir.environment, environment())
         self._board = SummaryWriter(str(workdir.tensorboard), purge_step=resume_step + 1)
