@@ -13,7 +13,7 @@ from tensorboardX import SummaryWriter
 
 import jaxret
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, write_json
+from jaxret.storage import atomic_write, naming, write_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -60,7 +60,7 @@ class MetricsLog:
         if not self._active:
             return
         named = {f"{prefix}{name}": float(value) for name, value in values.items()}
-        with open(self._path, "a", encoding="utf-8") as file:
+        with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
         for name, value in named.items():
             self._board.add_scalar(name, value, step)
