@@ -8,6 +8,7 @@ checkpoint (by a validation metric) and the last one are kept.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,16 +91,15 @@ class Checkpoints:
         self._metric, self._maximize = best_metric, maximize
         self._saving: int | None = None  # the step of a save that nobody waited for yet
         self.half_written = sorted(path.name for path in self.directory.glob("*.orbax-checkpoint-tmp*"))
+        if writing and jax.process_index() == 0:
+            for name in self.half_written:  # Orbax leaves some of them
+                shutil.rmtree(self.directory / name, ignore_errors=True)
         for path in self.directory.glob("*"):
             if path.name.isdigit():
                 self._require_sealed(path)
-        policies = ocp.training.preservation_policies
-        keep: list[Any] = [policies.LatestN(1)]
-        if best_metric:
-            keep.append(policies.BestN(get_metric_fn=self._rank, n=1, keep_checkpoints_without_metrics=False))
         self._checkpointer = ocp.training.Checkpointer(
             self.directory,
-            preservation_policy=policies.AnyPreservationPolicy(keep),
+            preservation_policy=ocp.training.preservation_policies.PreserveAll(),  # `prune` deletes
             cleanup_tmp_directories=writing,
         )
 
@@ -126,11 +126,19 @@ class Checkpoints:
             )
 
     def prune(self) -> list[int]:
-        """Deletes the checkpoints that are neither best nor last, as they stay behind where a process was killed
-        between a save and the deletion that it brings; their steps."""
+        """Deletes the checkpoints that are neither best nor last; their steps. Only process 0 does.
+
+        They get the name of an unfinished save first, which the next start removes: a process that was killed between
+        the deletions of two files would else leave what looks like a damaged checkpoint.
+        """
+        if jax.process_index() != 0:
+            return []
         superseded = [c.step for c in self._checkpointer.checkpoints if c.step not in (self.best(), self.last())]
         for step in superseded:
-            self._checkpointer.delete(step)
+            doomed = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")
+            shutil.rmtree(doomed)
+        if superseded:
+            self._checkpointer.reload()
         return superseded
 
     def last(self) -> int | None:
@@ -220,11 +228,13 @@ class Checkpoints:
             raise CheckpointError(f"{folder} does not fit the config: {shown} ({len(problems)} differences)")
 
     def wait(self) -> None:
-        """Blocks until the save under way is on disk. Raises CheckpointError if it fails."""
+        """Blocks until the save under way is on disk, and what it supersedes is not. Raises CheckpointError if it
+        fails."""
         step, self._saving = self._saving, None
         if step is not None:
             with self._reported(step):
                 self._checkpointer.wait()
+            self.prune()
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, digest, digests
 from jaxret.distributed import make_mesh, shardings
+from tests.pipeline import environment
 
 RANDOM = np.random.default_rng(0)
 HOST = {
@@ -306,3 +309,23 @@ def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) ->
     (tmp_path / "1" / "params" / file).write_text("{")
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"/1 (is damaged|cannot be read)"):
         checkpoints.restore(1, abstract(placed(HOST)))
+
+
+def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None:
+    """At each file: what is left is no checkpoint, and the next writer removes it."""
+    program = (
+        "import os, sys; from jaxret.checkpoint import Checkpoints; unlink, n = os.unlink, 0\n"
+        "def killed(*a, **k):\n    global n; n += 1\n    unlink(*a, **k); n == int(sys.argv[2]) and os._exit(9)\n"
+        "os.unlink = killed; Checkpoints(sys.argv[1]).prune()\n"
+    )
+    saved(tmp_path / "whole", steps=2)
+    shutil.copytree(saved(tmp_path / "first") / "1", tmp_path / "whole" / "1")
+    for place in (1, 2, 5):
+        folder = tmp_path / str(place)
+        shutil.copytree(tmp_path / "whole", folder)
+        command = [sys.executable, "-c", program, str(folder), str(place)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 9, done.stderr
+        with Checkpoints(folder) as checkpoints:
+            assert checkpoints.last() == 2
+        assert [p.name for p in folder.iterdir()] == ["2"]

@@ -13,7 +13,7 @@ from tensorboardX import SummaryWriter
 
 import jaxret
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, write_json
+from jaxret.storage import atomic_write, naming, write_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -44,13 +44,13 @@ class MetricsLog:
             return
         kept = []
         if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
+            for line in self._path.read_bytes().splitlines():
                 try:
                     if json.loads(line)["step"] <= resume_step:
-                        kept.append(line + "\n")
-                except json.JSONDecodeError:
-                    break  # a line half written when the machine died; everything before it stands
-        with atomic_write(self._path) as file:
+                        kept.append(line + b"\n")
+                except (ValueError, KeyError, TypeError):
+                    continue  # half written when the machine died, or damaged since; the others stand
+        with atomic_write(self._path, "wb") as file:
             file.writelines(kept)
         write_json(workdir.environment, environment())
         self._board = SummaryWriter(str(workdir.tensorboard), purge_step=resume_step + 1)
@@ -60,7 +60,7 @@ class MetricsLog:
         if not self._active:
             return
         named = {f"{prefix}{name}": float(value) for name, value in values.items()}
-        with open(self._path, "a", encoding="utf-8") as file:
+        with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
         for name, value in named.items():
             self._board.add_scalar(name, value, step)

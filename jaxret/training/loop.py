@@ -129,7 +129,7 @@ def resume(
         state = restore_state(checkpoints, start, job.mesh, job.retriever, optimizer)
     require_finite(state, f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights")
     if checkpoints.half_written:
-        job.say(f"removed what was half written: {', '.join(checkpoints.half_written)}")
+        job.say(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
     if superseded := checkpoints.prune():
         job.say(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
     tell_changes(job)

@@ -93,7 +93,8 @@ class Victim:
         """The folder of vectors after it was encoded again, which repairs what it can."""
         assert self.opened is not None
         encode_corpus(self.opened, self.tiny.data, progress=False)
-        return vectors(self.workdir / FOLDER)
+        found = vectors(self.workdir / FOLDER)
+        return {name: content.strip() if name.endswith(".json") else content for name, content in found.items()}
 
     def trial(self, trials: Trials, what: str, path: Path, act: Callable[[], Any], names: bool = True) -> bool:
         """One look at a damaged run: whether it was refused. A refusal names the file or a folder of the run that it is

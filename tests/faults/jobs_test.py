@@ -269,7 +269,10 @@ def test_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trial
     close = np.allclose(found.rows(rows), expected.rows(rows), atol=1e-5)
     trials.count(found.ids(rows) == expected.ids(rows) and close, "vectors differ")
     workdir = tmp_path / "run"
-    assert run("train.py", *tiny.training(workdir)).returncode == 0
+    begun = start("train.py", *tiny.training(workdir, train__steps=12))
+    wait_for(workdir / "checkpoints" / "4", begun)
+    begun.kill()
+    begun.wait()
     done = run("train.py", *tiny.training(workdir, train__steps=12), env=devices(2))
     trials.count(done.returncode == 0, done.told)
     losses, right = (

@@ -84,7 +84,7 @@ def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, a
             processes = begin(folder)
             victim = int(random.integers(len(processes)))
             span = alone.last - alone.first
-            processes[victim].poll(random.uniform(alone.first - 0.1 * span, alone.first + 0.6 * span))
+            processes[victim].poll(random.uniform(max(0.0, alone.first - 0.1 * span), alone.first + 0.6 * span))
             processes[victim].kill()
             processes[victim].wait()
         if processes[victim].returncode == -signal.SIGKILL:

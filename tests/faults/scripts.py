@@ -128,7 +128,7 @@ def run(script: str, *arguments: str, env: dict[str, str] | None = None, **fault
 
 
 def refusal(process: Script) -> str:
-    """The one line in which a script says why it stopped; "" if it did not, or said anything else than one line."""
-    lines = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
-    clean = process.returncode == 1 and len(lines) == 1 and "Traceback" not in process.stderr
-    return lines[0] if clean else ""
+    """The sentence in which a script says why it stopped; "" if there is none, or a traceback."""
+    before, _, told = f"\n{process.stderr}".rpartition("\nerror: ")
+    clean = process.returncode == 1 and "\nerror: " not in before and "Traceback" not in before + told
+    return told.strip() if clean else ""
