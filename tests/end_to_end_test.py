@@ -39,7 +39,7 @@ def run_demo(workdir: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     printed = run_demo(tmp_path)
     text = (tmp_path / "results.md").read_text()
