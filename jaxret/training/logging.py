@@ -53,7 +53,9 @@ class MetricsLog:
         with atomic_write(self._path, "wb") as file:
             file.writelines(kept)
         write_json(workdir.environment, environment())
-        self._board = SummaryWriter(str(workdir.tensorboard), purge_step=resume_step + 1)
+        self._folder = workdir.tensorboard
+        with naming(self._folder):
+            self._board = SummaryWriter(str(self._folder), purge_step=resume_step + 1)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
         """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each."""
@@ -62,9 +64,11 @@ class MetricsLog:
         named = {f"{prefix}{name}": float(value) for name, value in values.items()}
         with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
-        for name, value in named.items():
-            self._board.add_scalar(name, value, step)
+        with naming(self._folder):
+            for name, value in named.items():
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._active:
-            self._board.close()
+            with naming(self._folder):
+                self._board.close()
