@@ -90,7 +90,7 @@ def search_files(
         print(policy.report())
     if not asked:
         what = "judged query" if qrels else "query"
-        raise ValueError(f"{queries} has no {what} to search for; give queries.jsonl, *.qa.csv or biencoder JSON with some")
+        raise ValueError(f"{queries} has no {what} to search for; give a BEIR folder or a file with some")
     name = ".".join([dataset_name(queries), *([split] if qrels else []), *([label] if label else [])])
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
