@@ -81,7 +81,7 @@ finally:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None:
     """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
     second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""

@@ -83,16 +83,18 @@ def encode_corpus(
     produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     embedder, mine, cut = run.embedder(), [], ""
-    if distributed.any_process(bool(writer.pending())):
+    if distributed.any_process(bool(writer.pending()) or read_entry(folder / "manifest.json") is None):
         with hold(folder, "encoding"):
             mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
             note_corpus(folder, corpus, scan)
             if mine:
                 say(f"{scan.passages:,} passages in {mine[0].count} shard(s), {len(mine)} to encode")
             cut = write_shards(run, embedder, writer, mine, corpus, scan, on_error, progress)
+            distributed.wait_for_all()
+            finished = finish(writer, say)
     else:
         note_corpus(folder, corpus, scan)
-    finished = finish(writer, say)
+        finished = finish(writer, say)
     if mine:
         total = f"{cut}; " if len(mine) > 1 else ""  # of one shard it was said before
         padding = f"{embedder.padding_ratio:.2f} tokens computed for each real one"

@@ -92,7 +92,8 @@ def read_texts(job: Job) -> Texts:
     texts = Texts(tokenizer, contract, train, dev)
     if job.begun and job.workdir.data.exists():
         remedy = "A run can only be resumed on the data it began with."
-        require_equal(read_json(job.workdir.data), texts.record, str(job.workdir.data), "the data given", remedy)
+        given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
+        require_equal(read_json(job.workdir.data), texts.record, str(job.workdir.data), given or "no data", remedy)
     return texts
 
 

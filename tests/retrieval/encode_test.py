@@ -255,10 +255,19 @@ def test_a_finished_folder_is_not_written_to(
     assert {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()} == before
 
 
-def test_what_a_killed_writer_left_is_cleared(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "half"),
+    [
+        ("ids-00001-of-00003.txt", ".vectors-00001-of-00003.npy.0123456789abcdef.tmp"),
+        ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),  # every shard is there
+    ],
+)
+def test_what_a_killed_writer_left_is_cleared(
+    lost: str, half: str, root: Path, run: Run, encoded: Path, tmp_path: Path
+) -> None:
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
-    (tmp_path / "embeddings" / "data" / "ids-00001-of-00003.txt").unlink()
-    (tmp_path / "embeddings" / "data" / ".vectors-00001-of-00003.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    (tmp_path / "embeddings" / "data" / lost).unlink()
+    (tmp_path / "embeddings" / "data" / half).write_bytes(b"half")
     encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
 
