@@ -18,7 +18,7 @@ from jaxret.data.tokenizer import Truncation
 from jaxret.retrieval.passages import place
 from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry, sealed
 from jaxret.runs.embedder import Embedder
-from jaxret.runs.lock import hold
+from jaxret.runs.lock import hold, locked
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
 from jaxret.types import VECTOR_DTYPES
@@ -83,7 +83,8 @@ def encode_corpus(
     produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     embedder, mine, cut = run.embedder(), [], ""
-    if distributed.any_process(bool(writer.pending()) or read_entry(folder / "manifest.json") is None):
+    left = writer.pending() or read_entry(folder / "manifest.json") is None or locked(folder)
+    if distributed.any_process(bool(left)):
         with hold(folder, "encoding"):
             mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
             note_corpus(folder, corpus, scan)

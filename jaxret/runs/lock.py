@@ -20,6 +20,7 @@ import jax
 from jaxret.distributed import from_first_process, wait_for_all
 from jaxret.storage import naming, sweep
 
+_NAME = ".lock"
 _PATIENCE = 2.0  # seconds for another process between making its lock file and writing its name into it
 
 
@@ -41,7 +42,7 @@ def hold(folder: Path, job: str) -> Iterator[None]:
     if jax.process_index() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _Lock(folder / ".lock", job)
+            lock = _Lock(folder / _NAME, job)
             sweep(folder)
         except (LockedError, OSError) as error:
             problem = error
@@ -57,6 +58,11 @@ def hold(folder: Path, job: str) -> Iterator[None]:
             if made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
+
+
+def locked(folder: Path) -> bool:
+    """Whether a job writes to the folder, or was killed while it did."""
+    return (folder / _NAME).exists()
 
 
 class _Lock:

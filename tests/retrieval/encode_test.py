@@ -260,14 +260,16 @@ def test_a_finished_folder_is_not_written_to(
     [
         ("ids-00001-of-00003.txt", ".vectors-00001-of-00003.npy.0123456789abcdef.tmp"),
         ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),  # every shard is there
+        ("", ".lock"),  # everything is
     ],
 )
 def test_what_a_killed_writer_left_is_cleared(
     lost: str, half: str, root: Path, run: Run, encoded: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
-    (tmp_path / "embeddings" / "data" / lost).unlink()
-    (tmp_path / "embeddings" / "data" / half).write_bytes(b"half")
+    if lost:
+        (tmp_path / "embeddings" / "data" / lost).unlink()
+    (tmp_path / "embeddings" / "data" / half).write_bytes(b"" if half == ".lock" else b"half")
     encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
 
