@@ -41,12 +41,16 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head cannot do with it."""
+    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head or
+    the encoder cannot do with it."""
     tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
     try:
         retriever.module.head.check_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{error} (tokenizer of {directory})") from error
+    known, words = tokenizer.backend.get_vocab_size(), retriever.module.config.vocab_size
+    if known > words:  # a lookup outside the table gives some other word's row, or NaN
+        raise ValueError(f"the tokenizer of {directory} knows {known} words, but its encoder has {words} embeddings")
     return tokenizer
 
 

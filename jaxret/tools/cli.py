@@ -27,7 +27,7 @@ UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
 CACHE_BYTES = 2 << 30  # of compiled programs kept
 
 # These talk about their own work: dozens of lines for a save, a list of the accelerators that were not found.
-_TALKATIVE = ("absl", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
+_TALKATIVE = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
 
 
 @contextmanager
@@ -94,6 +94,14 @@ def quiet() -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
     warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    sys.unraisablehook = _tell_unraisable
+
+
+def _tell_unraisable(found: Any) -> None:
+    """As Python would, but for reads of a checkpoint that come back after one failed, which ended their event loop:
+    each prints a traceback, and what failed is told in a sentence."""
+    if str(found.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(found)
 
 
 def keep_compiled() -> None:
@@ -187,6 +195,8 @@ def _check_config(arguments: list[str]) -> None:
     except Exception as error:  # whatever the file does
         last = str(error).strip().splitlines()[-1]
         told = re.sub(r"^[A-Za-z]+Error: ", "", last)
+        if re.search(r"get_config\(\) takes 0 positional arguments", told):
+            told = f"{path} takes no suffix: leave {given[-1].removeprefix(path)!r} out"
         raise ValueError(told if path in told else f"--config={given[-1]}: {told}") from error
     known = list(_keys(config))
     for key in keys:
@@ -212,7 +222,10 @@ def _wrong_value(told: str) -> str:
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     if not found or found[2] not in flags.FLAGS:
         return told
-    kind = kinds.get(flags.FLAGS[found[2]].parser.flag_type())
+    parser: Any = flags.FLAGS[found[2]].parser
+    if getattr(parser, "lower_bound", None) is not None:
+        return f"{found[1]}: it must be a whole number of at least {parser.lower_bound}"
+    kind = kinds.get(parser.flag_type())
     return f"{found[1]}: it must be {kind}" if kind else told.removeprefix("flag ")
 
 

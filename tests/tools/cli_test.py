@@ -59,6 +59,8 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("encode.py", ("--workdir=w", "--corpus"), "Missing value for flag --corpus"),
         ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
         ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
+        ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
+        ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
         ("-m", ("jaxret",), "the following arguments are required: VERB"),
         ("-m", ("jaxret", "demmo"), "invalid choice: 'demmo'"),
@@ -211,8 +213,8 @@ def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> N
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: Unable to initialize backend 'tpu'")
-    assert len(done.stderr.splitlines()) == 1
+    assert re.match(r".*seal\.json is not there: .*\nerror: Unable to initialize backend 'tpu'", done.stderr)
+    assert len(done.stderr.splitlines()) == 2
 
 
 @pytest.fixture
