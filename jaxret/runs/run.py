@@ -30,7 +30,7 @@ from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.upgrade import upgrade
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, read_json
+from jaxret.storage import atomic_write, read_json, sweep
 
 LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
 
@@ -56,6 +56,7 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
 
 def create(workdir: Workdir, config: ConfigDict, encoder: Path, contract: Mapping[str, Any], data: Any) -> None:
     """Makes the folder a run: the encoder's config and tokenizer, contract.json, data.json, and last config.json."""
+    sweep(workdir.encoder)  # of a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
@@ -223,6 +224,6 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
         if step is None:
             raise CheckpointError(f"{workdir} has no checkpoint yet; train.py --workdir={workdir} continues the run")
         return step
-    if not name.isdigit():
+    if not name.isdecimal():
         raise CheckpointError(f"checkpoint is {name!r}; it must be best, last, or a step")
     return int(name)

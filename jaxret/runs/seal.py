@@ -47,6 +47,13 @@ def check_seal(workdir: Workdir) -> None:
         told = "an older jaxret made it, or it was deleted; the files of the run are taken as they are"
         print(f"{workdir.seal} is not there: {told}", file=sys.stderr)
         return
+    # Twice, because a job that goes on may have written between the reading of the seal and of a file.
+    if _problem(workdir) and (problem := _problem(workdir)):
+        raise ContractError(problem)
+
+
+def _problem(workdir: Workdir) -> str:
+    """Which file is not as the seal says, and what would be right; "" if none is."""
     remedy = f"restore it; or, if the change was meant, delete {workdir.seal}: the folder is then taken as it is"
     try:
         content = read_json(workdir.seal)
@@ -55,15 +62,16 @@ def check_seal(workdir: Workdir) -> None:
     except (ValueError, AttributeError, KeyError, TypeError):
         sound = False
     if not sound:
-        raise ContractError(f"{workdir.seal} is damaged or was edited; {remedy}")
+        return f"{workdir.seal} is damaged or was edited; {remedy}"
     there = {_name(workdir, path): path for path in _sealed(workdir, content["version"])}
     for name in sorted(there.keys() | content["files"].keys()):
         if name not in there:
-            raise ContractError(f"{workdir.path / name} is missing; {remedy}")
+            return f"{workdir.path / name} is missing; {remedy}"
         if name not in content["files"]:
-            raise ContractError(f"{there[name]} is not a file of this run; remove it")
+            return f"{there[name]} is not a file of this run; remove it"
         if _digest(workdir, there[name]) not in content["files"][name]:
-            raise ContractError(f"{there[name]} is damaged or was edited; {remedy}")
+            return f"{there[name]} is damaged or was edited; {remedy}"
+    return ""
 
 
 def _write(workdir: Workdir, files: dict[str, list[str]]) -> None:

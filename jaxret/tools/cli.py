@@ -50,6 +50,8 @@ def user_errors() -> Iterator[None]:
         told = sentence(error)
         if told:
             print(f"error: {told}", file=sys.stderr)
+            if _lost_a_process(error):
+                _end_at_once()
             raise SystemExit(1) from error
         first = _first_line(error)
         print(
@@ -63,6 +65,8 @@ def sentence(error: Exception) -> str:
     """What to tell of an error in input, config, files or the machine; "" for one that nobody foresaw."""
     if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
         first = _first_line(error)
+        if _lost_a_process(error):
+            return f"another process of this job is gone; the same command, given to all of them, goes on ({first})"
         if "RESOURCE_EXHAUSTED" in first:
             return f"the device is out of memory; smaller batches or chunks need less ({first})"
         return first
@@ -75,6 +79,18 @@ def sentence(error: Exception) -> str:
     if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
         return _first_line(error)  # ours, or of JAX about its devices, which adds pages
     return ""
+
+
+def _lost_a_process(error: Exception) -> bool:
+    """Whether a collective operation broke because the other end of a connection is no longer there."""
+    return bool(re.search(r"Gloo \w+ failed: .*(closed by peer|reset by peer|refused)", _first_line(error)))
+
+
+def _end_at_once() -> None:
+    """JAX would first wait a minute for the process that is gone, and then abort with a dump."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _first_line(error: Exception) -> str:

@@ -110,6 +110,24 @@ def test_a_seal_of_version_1_says_nothing_of_two_files(workdir: Workdir) -> None
         check_seal(workdir)
 
 
+def test_a_file_that_is_written_while_it_is_read_is_not_damaged(
+    workdir: Workdir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seal was read before, and env.json after a job that goes on wrote both."""
+    digest = seal._digest
+    written: list[bool] = []
+
+    def late(*args: Any) -> str:
+        if not written:
+            written.append(True)
+            write_sealed(workdir, {workdir.environment: {"python": "4"}})
+        return digest(*args)
+
+    monkeypatch.setattr(seal, "_digest", late)
+    check_seal(workdir)
+    assert written
+
+
 def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir, monkeypatch: pytest.MonkeyPatch) -> None:
     new = {"optimizer": {"learning_rate": 0.5}}
     write = seal.write_json

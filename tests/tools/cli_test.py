@@ -169,6 +169,18 @@ def test_signals(number: int, status: int, told: str) -> None:
     assert (process.returncode, errors) == (status, told)
 
 
+def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
+    """JAX would, when Python ends: what is registered for then does not run."""
+    gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
+    for message, more in ((gone, ""), ("UNKNOWN: another error", "registered\n")):
+        register = "import atexit, jax; atexit.register(print, 'registered')"
+        process = program(f"{register}; print('said'); raise jax.errors.JaxRuntimeError({message!r})")
+        said, errors = process.communicate(timeout=60)
+        assert (process.returncode, said) == (1, f"said\n{more}")
+        assert errors.startswith("error: another process of this job is gone; the same command, ") == (not more)
+        assert len(errors.splitlines()) == 1
+
+
 @pytest.mark.parametrize("body", ["print('x' * 100_000); print('y')", "print('short')"])
 def test_a_reader_that_left(body: str) -> None:
     process = program(f"import time; sys.stdin.readline(); {body}", stdin=subprocess.PIPE)

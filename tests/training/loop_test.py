@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.contract import ContractError
@@ -322,6 +323,18 @@ def test_a_start_that_cannot_be(key: str, value: Any, message: str, root: Path, 
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
+
+
+def test_a_tokenizer_with_more_words_than_the_encoder_is_no_start(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "encoder" / "tokenizer.json"))
+    tokenizer.add_tokens([f"word{i}" for i in range(99)])
+    tokenizer.save(str(tmp_path / "encoder" / "tokenizer.json"))
+    config = tiny_config(tmp_path / "encoder", root / "data")
+    words = tokenizer.get_vocab_size()
+    with pytest.raises(ValueError, match=rf"encoder knows {words} words, but its encoder has 99 embeddings"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) -> None:
