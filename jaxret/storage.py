@@ -148,6 +148,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path}: not valid JSON ({reason})") from error
 
 
+def sha256_bytes(data: bytes) -> str:
+    """Hex SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 of a file's bytes, read in blocks."""
     with open(path, "rb") as file:
@@ -157,4 +162,4 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return sha256_bytes(text.encode("utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -126,3 +127,30 @@ def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None
     assert run(*search)[3:] == answer
     (tmp_path / "file").touch()
     assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]
+
+
+def test_a_damaged_checkpoint_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    """Whatever else Orbax was reading at that moment: ten times, because it is a race."""
+    shutil.copytree(root / "run", tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
+    index = tmp_path / "run" / "checkpoints" / "0" / "params" / "manifest.ocdbt"
+    data = bytearray(index.read_bytes())
+    data[len(data) // 2] ^= 4
+    index.write_bytes(data)
+    code = f"""
+from jaxret.tools.cli import quiet
+quiet()
+from jaxret.runs.run import open_run
+for _ in range(10):
+    try:
+        open_run({str(tmp_path / "run")!r})
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
+    )
+    folder = tmp_path / "run" / "checkpoints" / "0"
+    assert [line.partition("; ")[0] for line in done.stdout.splitlines()] == [
+        f"{folder} is damaged: {folder}/params cannot be read"
+    ] * 10
+    assert done.stderr == ""

@@ -26,7 +26,9 @@ from jaxret.data.records import Passage, Query
 from jaxret.storage import atomic_write
 
 PathLike = str | os.PathLike[str]
-LINE_LIMIT = 64 * 2**20  # bytes of a line, and of a record that has several: nobody wrote a longer one
+# Bytes of a line, and of a record that has several. Nobody wrote a longer one, and reading one takes up to 15 times as
+# much memory: the bytes, their parts, and the text in two stages, of which each character has four bytes with an emoji.
+LINE_LIMIT = 16 * 2**20
 _CHUNK = 2**20  # bytes read at a time
 
 

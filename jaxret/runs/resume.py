@@ -14,7 +14,7 @@ from jaxret.models.heads import HEADS
 from jaxret.runs.run import config_json, stored_config
 from jaxret.runs.seal import write_sealed
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, read_json
+from jaxret.storage import read_json
 
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
@@ -72,11 +72,11 @@ def remember(
     workdir: Workdir, config: ConfigDict, contract: Mapping[str, Any], data: Any, changes: Changes, step: int
 ) -> None:
     """Brings config.json, contract.json, data.json and the seal up to date; what changed is added to history.jsonl."""
+    values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
+    stale = not workdir.seal.exists() or any(not p.exists() or read_json(p) != value for p, value in values.items())
     if changes:
         line = {"step": step, "changes": {key: list(both) for key, both in changes.items()}}
         before = workdir.history.read_text(encoding="utf-8") if workdir.history.exists() else ""
-        with atomic_write(workdir.history) as file:
-            file.write(before + json.dumps(line, sort_keys=True) + "\n")
-    values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
-    if not workdir.seal.exists() or any(not p.exists() or read_json(p) != value for p, value in values.items()):
+        values = {workdir.history: before + json.dumps(line, sort_keys=True) + "\n", **values}
+    if changes or stale:
         write_sealed(workdir, values)

@@ -30,7 +30,7 @@ from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.upgrade import upgrade
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, read_json
+from jaxret.storage import atomic_write, read_json, sweep
 
 LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
 
@@ -41,17 +41,22 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head cannot do with it."""
+    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head or
+    the encoder cannot do with it."""
     tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
     try:
         retriever.module.head.check_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{error} (tokenizer of {directory})") from error
+    known, words = tokenizer.backend.get_vocab_size(), retriever.module.config.vocab_size
+    if known > words:  # a lookup outside the table gives some other word's row, or NaN
+        raise ValueError(f"the tokenizer of {directory} knows {known} words, but its encoder has {words} embeddings")
     return tokenizer
 
 
 def create(workdir: Workdir, config: ConfigDict, encoder: Path, contract: Mapping[str, Any], data: Any) -> None:
     """Makes the folder a run: the encoder's config and tokenizer, contract.json, data.json, and last config.json."""
+    sweep(workdir.encoder)  # of a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
@@ -219,6 +224,6 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
         if step is None:
             raise CheckpointError(f"{workdir} has no checkpoint yet; train.py --workdir={workdir} continues the run")
         return step
-    if not name.isdigit():
+    if not name.isdecimal():
         raise CheckpointError(f"checkpoint is {name!r}; it must be best, last, or a step")
     return int(name)

@@ -14,11 +14,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Workdir:
-    """The folder of a run, and the paths in it; nothing is created. `Workdir(Workdir(x))` is `Workdir(x)`."""
+    """The folder of a run, and the paths in it; nothing is created. `Workdir(Workdir(x))` is `Workdir(x)`. Raises
+    ValueError for an empty path."""
 
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not os.fspath(path):  # Path("") is the folder one is in, which a variable that is not set must not mean
+            raise ValueError("the workdir is empty; give the folder of a run")
         object.__setattr__(self, "path", Path(path))
 
     def __fspath__(self) -> str:

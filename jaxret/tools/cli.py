@@ -27,7 +27,7 @@ UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
 CACHE_BYTES = 2 << 30  # of compiled programs kept
 
 # These talk about their own work: dozens of lines for a save, a list of the accelerators that were not found.
-_TALKATIVE = ("absl", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
+_TALKATIVE = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
 
 
 @contextmanager
@@ -50,6 +50,8 @@ def user_errors() -> Iterator[None]:
         told = sentence(error)
         if told:
             print(f"error: {told}", file=sys.stderr)
+            if _lost_a_process(error):
+                _end_at_once()
             raise SystemExit(1) from error
         first = _first_line(error)
         print(
@@ -63,6 +65,8 @@ def sentence(error: Exception) -> str:
     """What to tell of an error in input, config, files or the machine; "" for one that nobody foresaw."""
     if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
         first = _first_line(error)
+        if _lost_a_process(error):
+            return f"another process of this job is gone; the same command, given to all of them, goes on ({first})"
         if "RESOURCE_EXHAUSTED" in first:
             return f"the device is out of memory; smaller batches or chunks need less ({first})"
         return first
@@ -75,6 +79,18 @@ def sentence(error: Exception) -> str:
     if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
         return _first_line(error)  # ours, or of JAX about its devices, which adds pages
     return ""
+
+
+def _lost_a_process(error: Exception) -> bool:
+    """Whether a collective operation broke because the other end of a connection is no longer there."""
+    return bool(re.search(r"Gloo \w+ failed: .*(closed by peer|reset by peer|refused)", _first_line(error)))
+
+
+def _end_at_once() -> None:
+    """JAX would first wait a minute for the process that is gone, and then abort with a dump."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _first_line(error: Exception) -> str:
@@ -94,6 +110,14 @@ def quiet() -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
     warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    sys.unraisablehook = _tell_unraisable
+
+
+def _tell_unraisable(found: Any) -> None:
+    """As Python would, but for reads of a checkpoint that come back after one failed, which ended their event loop:
+    each prints a traceback, and what failed is told in a sentence."""
+    if str(found.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(found)
 
 
 def keep_compiled() -> None:
@@ -187,6 +211,8 @@ def _check_config(arguments: list[str]) -> None:
     except Exception as error:  # whatever the file does
         last = str(error).strip().splitlines()[-1]
         told = re.sub(r"^[A-Za-z]+Error: ", "", last)
+        if re.search(r"get_config\(\) takes 0 positional arguments", told):
+            told = f"{path} takes no suffix: leave {given[-1].removeprefix(path)!r} out"
         raise ValueError(told if path in told else f"--config={given[-1]}: {told}") from error
     known = list(_keys(config))
     for key in keys:
@@ -212,7 +238,10 @@ def _wrong_value(told: str) -> str:
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     if not found or found[2] not in flags.FLAGS:
         return told
-    kind = kinds.get(flags.FLAGS[found[2]].parser.flag_type())
+    parser: Any = flags.FLAGS[found[2]].parser
+    if getattr(parser, "lower_bound", None) is not None:
+        return f"{found[1]}: it must be a whole number of at least {parser.lower_bound}"
+    kind = kinds.get(parser.flag_type())
     return f"{found[1]}: it must be {kind}" if kind else told.removeprefix("flag ")
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from jaxret.contract import require_equal
+from jaxret.contract import ContractError, require_equal
 from jaxret.data.batches import TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh
@@ -43,6 +43,17 @@ class Job:
     say: Say
     changes: Changes = field(default_factory=dict)
 
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What data.json of a run that has begun says; {} in an old one that has none. Raises ContractError if that
+        makes no sense."""
+        if not self.workdir.data.exists():
+            return {}
+        found = read_json(self.workdir.data)
+        if not isinstance(found, dict):
+            raise ContractError(f"{self.workdir.data} is damaged: it holds no record of the data; restore it")
+        return found
+
 
 @dataclass(frozen=True)
 class Texts:
@@ -55,7 +66,7 @@ class Texts:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What data.json holds."""
+        """What data.json holds of them."""
         return data_record(self.train, self.dev)
 
 
@@ -90,10 +101,12 @@ def read_texts(job: Job) -> Texts:
         require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")
     train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.say) for name in ("train", "dev"))
     texts = Texts(tokenizer, contract, train, dev)
-    if job.begun and job.workdir.data.exists():
+    if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
+        remedy = "A run can only be resumed on the data it began with."
+    if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
         remedy = "A run can only be resumed on the data it began with."
         given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
-        require_equal(read_json(job.workdir.data), texts.record, str(job.workdir.data), given or "no data", remedy)
+        require_equal(recorded, texts.record, str(job.workdir.data), given or "no data", remedy)
     return texts
 
 

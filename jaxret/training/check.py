@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.contract import flatten
 from jaxret.models.heads import HEADS
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import Retriever
@@ -14,33 +17,50 @@ from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import METRICS
 from jaxret.types import VECTOR_DTYPES
 
+LEAST = {  # what a number must at least be; a head checks its own
+    **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
+    **dict.fromkeys(("tokens.length_multiple", "encode.shard_rows", "encode.tokens_per_batch", "train.log_every"), 1),
+    **dict.fromkeys(("train.batch_size", "validation.batch_size", "optimizer.reference_processes"), 1),
+    **dict.fromkeys(("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives"), 0),
+    **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
+    **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
+    **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "warmup_fraction")), 0),
+    **dict.fromkeys((f"seed.{key}" for key in ("init", "data", "dropout", "negatives")), 0),
+}
+BELOW = {"optimizer.b1": 1, "optimizer.b2": 1, **{key: 2**32 for key in LEAST if key.startswith("seed.")}}
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """Raises ValueError for the first number that means nothing."""
+    for key, value in flatten(config.to_dict()).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} is {value}; it must be a finite number")
+        if key in LEAST and value < LEAST[key]:
+            raise ValueError(f"{key} is {value}; it must be at least {LEAST[key]}")
+        if key in BELOW and value >= BELOW[key]:
+            raise ValueError(f"{key} is {value}; it must be below {BELOW[key]}")
+
 
 def check(config: ConfigDict, mesh: Mesh) -> None:
     """Raises ValueError for names that there are not, and settings that contradict each other or the devices."""
+    check_numbers(config)
     for key, name, table in (("head.name", config.head.name, HEADS), ("pooling", config.pooling, POOLINGS)):
         if name not in table:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
     make_optimizer(config.optimizer, 1)
-    batch, chunk, devices = config.train.batch_size, config.train.chunk_size, mesh.size
-    if batch < 1 or batch % devices:
-        raise ValueError(f"train.batch_size is {batch}; it must be a multiple of the number of devices, {devices}")
-    if chunk < 0:
-        raise ValueError(f"train.chunk_size is {chunk}; it is a number of queries, or 0 for all at once")
-    if config.validation.batch_size % devices:
-        raise ValueError(f"validation.batch_size is {config.validation.batch_size}; a multiple of {devices} is needed")
+    for key, batch in (("train", config.train.batch_size), ("validation", config.validation.batch_size)):
+        if batch % mesh.size:
+            raise ValueError(
+                f"{key}.batch_size is {batch}; it must be a multiple of the number of devices, {mesh.size}"
+            )
     if config.validation.metric not in METRICS:
         raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
-    if config.train.log_every < 1:
-        raise ValueError(f"train.log_every is {config.train.log_every}; it must be at least 1")
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     if config.optimizer.learning_rate <= 0:
         raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
-    for key in ("shard_rows", "tokens_per_batch"):
-        if config.encode[key] < 1:
-            raise ValueError(f"encode.{key} is {config.encode[key]}; it must be at least 1")
     if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.loss.contrastive_weight == 0 and config.data.dev:

@@ -12,8 +12,9 @@ import jax
 from tensorboardX import SummaryWriter
 
 import jaxret
+from jaxret.runs.seal import write_sealed
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, naming, write_json
+from jaxret.storage import atomic_write, naming
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -52,7 +53,7 @@ class MetricsLog:
                     continue  # half written when the machine died, or damaged since; the others stand
         with atomic_write(self._path, "wb") as file:
             file.writelines(kept)
-        write_json(workdir.environment, environment())
+        write_sealed(workdir, {workdir.environment: environment()})
         self._folder = workdir.tensorboard
         with naming(self._folder):
             self._board = SummaryWriter(str(self._folder), purge_step=resume_step + 1)

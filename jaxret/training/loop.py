@@ -71,10 +71,10 @@ def _train(job: Job) -> TrainResult:
     optimizer, schedule = make_optimizer(config.optimizer, length.total)
     state = None
     if not job.begun:  # a folder is no run before its data and its weights could be read
-        state = first_state(job, texts, optimizer)
+        state, begin = first_state(job, texts, optimizer)
         require_finite(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
-            create(job.workdir, config, job.encoder, texts.contract, texts.record)
+            create(job.workdir, config, job.encoder, texts.contract, texts.record | begin)
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         start = checkpoints.last()
         if state is None:
@@ -118,8 +118,9 @@ def resume(
     """The state of the last checkpoint; the folder then says what the config has changed. Raises ValueError if the run
     is longer already."""
     start = checkpoints.last()
+    begin = {key: value for key, value in job.recorded.items() if key == "start"}
     if start is None:  # interrupted before the first
-        state = first_state(job, texts, optimizer)
+        state, begin = first_state(job, texts, optimizer)
     elif start > length.total:
         raise ValueError(
             f"the config asks for {length.total} steps, but the run in {job.workdir} has made {start}; "
@@ -138,7 +139,7 @@ def resume(
         job.say(f"the learning rate is planned anew over {length.total} steps: it goes on with {rate:.3g}")
     any_process(False)  # nobody reads the old config any more
     if jax.process_index() == 0:
-        remember(job.workdir, job.config, texts.contract, texts.record, job.changes, start or 0)
+        remember(job.workdir, job.config, texts.contract, texts.record | begin, job.changes, start or 0)
     return state
 
 

@@ -78,8 +78,13 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
 
 
 def matching(key: str, pattern: str, params: Any) -> Any:
-    """True for parameters whose path matches the pattern of a config key. Raises ValueError if none does, or all do."""
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), params)
+    """True for parameters whose path matches the pattern of a config key. Raises ValueError if none does, or all do,
+    or it is no pattern."""
+    try:
+        parameters = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"optimizer.{key} is {pattern!r}, which is no regular expression: {error}") from error
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(parameters.search(path_name(path))), params)
     if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
         what = "all" if all(jax.tree.leaves(mask)) else "none"
         raise ValueError(f"optimizer.{key} is {pattern!r}, which matches {what} of the parameters")

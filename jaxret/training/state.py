@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxret.checkpoint import Checkpoints
 from jaxret.contract import require_equal
 from jaxret.distributed import replicated, shardings
-from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, stores_mlm_head, verify_weights
+from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, stores_mlm_head, weights_digest
 from jaxret.models.retriever import Retriever, with_pretrained
 from jaxret.runs.run import open_run
 from jaxret.training.begin import Job, Texts
@@ -28,26 +32,40 @@ def place(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
 
 
-def first_state(job: Job, texts: Texts, optimizer: optax.GradientTransformation) -> TrainState:
+def first_state(
+    job: Job, texts: Texts, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, dict[str, dict[str, Any]]]:
     """A new run's state: from the weights of its encoder, or from the run that it starts from; only here are they read.
+    And what data.json says of them: {"start": digest of the file, or step and digest of the checkpoint}.
 
-    Raises ContractError if the run to start from is another model, ValueError for weights that do not fit.
+    Raises ContractError if the run to start from is another model, or, in a run that has begun, if the weights are
+    others than it began with; ValueError for weights that do not fit.
     """
     config, source = job.config, job.config.train.start_from
     if not source:
-        return init_state(config, job.mesh, job.retriever, load_weights(job), optimizer)
+        directory = resolve(config.encoder.checkpoint, config.encoder.download)
+        start = {"weights": weights_digest(directory, config.encoder.sha256)}
+        require_same_start(job, start, f"{directory}/model.safetensors")
+        return init_state(config, job.mesh, job.retriever, load_weights(job, directory), optimizer), {"start": start}
     other = open_run(source)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
-    return state_of(job.mesh, jax.device_get(other.params), optimizer)
+    require_same_start(job, other.checkpoint, f"the best checkpoint of {source}")
+    return state_of(job.mesh, jax.device_get(other.params), optimizer), {"start": other.checkpoint}
 
 
-def load_weights(job: Job) -> Params:
+def require_same_start(job: Job, start: Mapping[str, Any], name: str) -> None:
+    """Raises ContractError unless a run that has begun, but has no checkpoint yet, began with this. One of an older
+    jaxret does not say with what."""
+    recorded = job.recorded.get("start") if job.begun else None
+    if recorded:
+        remedy = "Restore the weights that the run began with, or choose another --workdir."
+        require_equal({"start": recorded}, {"start": start}, str(job.workdir.data), name, remedy)
+
+
+def load_weights(job: Job, directory: Path) -> Params:
     """The pre-trained weights, in the shapes of the run's encoder; says if an MLM head had to be drawn."""
     config, encoder = job.config, job.retriever.module.config
-    directory = resolve(config.encoder.checkpoint, config.encoder.download)
-    if config.encoder.sha256:
-        verify_weights(directory, config.encoder.sha256)
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
         job.say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
     return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]

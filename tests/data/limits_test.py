@@ -20,6 +20,7 @@ from tests.pipeline import write_encoder
 
 MIB = 2**20
 BASE = 300  # MiB: Python, JAX's import, and some air
+LIMIT = 16  # MiB of a line
 
 
 def write_gzip(path: Path, *parts: bytes | tuple[bytes, int]) -> Path:
@@ -73,7 +74,7 @@ def test_a_line_without_an_end_is_an_error_soon(
     path = write_gzip(tmp_path / name, start, (filler * (8 * MIB // len(filler)), 200))  # 1.6 GB
     said, seconds, peak = measure(code, path)
     assert f"{name}:1: this " in said
-    assert "has more than 64 MiB; split it" in said
+    assert f"has more than {LIMIT} MiB; split it" in said
     assert peak < BASE + 350
     assert seconds < 20
 
@@ -90,7 +91,7 @@ def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
 def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder")
     words = b"river stone " * (MIB // 12)
-    parts = [part for i in range(3) for part in (b'{"_id": "%d", "text": "' % i, (words, 60), b'"}\n')]
+    parts = [part for i in range(3) for part in (b'{"_id": "%d", "text": "' % i, (words, LIMIT - 1), b'"}\n')]
     path = write_gzip(tmp_path / "corpus.jsonl.gz", *parts)
     code = (
         f"tokens = TextTokenizer.load({str(encoder)!r}, 16, 256).passages(read_corpus(path)); "
@@ -99,6 +100,27 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     said, _, peak = measure(code, path)
     assert said.startswith("[256, 256, 256]")
     assert peak < 1000  # of which transformers takes 200
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "start", "end"),
+    [
+        ("corpus.jsonl", "scan_corpus(path)", '{"_id": "1", "text": "', '"}\n'),
+        ("psgs.tsv", "scan_corpus(path)", "1\t", "\ttitle\n"),
+        ("quoted.tsv", "scan_corpus(path)", '1\t"', '"\ttitle\n'),
+        ("dev.csv", "read_queries(path)", "", "\t['x']\n"),
+        ("dev.json", "read_queries(path)", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
+    ],
+)
+def test_the_longest_line_there_may_be_is_held_a_few_times(
+    tmp_path: Path, name: str, code: str, start: str, end: str
+) -> None:
+    """With an emoji, because of which Python takes four bytes for each character."""
+    path = tmp_path / name
+    path.write_text(start + "\U0001f600" + "river " * ((files.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
+    said, _, peak = measure(f"{code}; print('read')", path)
+    assert said == "read"
+    assert peak < BASE + 300
 
 
 READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {

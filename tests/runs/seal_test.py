@@ -17,13 +17,17 @@ from jaxret.storage import read_json, write_json
 CONFIG = {"optimizer": {"learning_rate": 0.001}, "tokens": {"query_length": 12}}
 
 
+SEALED = ["config.json", "contract.json", "data.json", "env.json", "encoder/tokenizer.json", "seal.json"]
+
+
 @pytest.fixture
 def workdir(tmp_path: Path) -> Workdir:
     folder = Workdir(tmp_path)
     folder.encoder.mkdir()
     (folder.encoder / "config.json").write_text('{"layer_norm_eps": 1e-12}')
     (folder.encoder / "tokenizer.json").write_text('{"vocab": ["a", "b"]}')
-    write_sealed(folder, {folder.contract: {"version": 2}, folder.data: {}, folder.config: CONFIG})
+    values = {folder.contract: {"version": 2}, folder.data: {}, folder.environment: {"python": "3"}}
+    write_sealed(folder, {folder.history: '{"step": 1}\n', **values, folder.config: CONFIG})
     return folder
 
 
@@ -43,7 +47,7 @@ def complaint(workdir: Workdir) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", ["config.json", "contract.json", "data.json", "encoder/tokenizer.json", "seal.json"])
+@pytest.mark.parametrize("name", SEALED)
 def test_every_flipped_bit_is_seen_or_changes_nothing(name: str, workdir: Workdir) -> None:
     path = workdir / name
     whole, before = path.read_bytes(), read_json(path)
@@ -68,6 +72,9 @@ def test_every_flipped_bit_is_seen_or_changes_nothing(name: str, workdir: Workdi
         ("config.json", {**CONFIG, "pooling": "none"}, r"config\.json is damaged or was edited"),
         ("config.json", None, r"config\.json is missing"),
         ("data.json", None, r"data\.json is missing"),
+        ("env.json", {"python": "4"}, r"env\.json is damaged or was edited"),
+        ("history.jsonl", {"step": 2}, r"history\.jsonl is damaged or was edited"),
+        ("history.jsonl", None, r"history\.jsonl is missing"),
         ("encoder/tokenizer.json", None, r"tokenizer\.json is missing"),
         ("encoder/special_tokens_map.json", {}, r"special_tokens_map\.json is not a file of this run; remove it"),
         ("seal.json", {}, r"seal\.json is damaged or was edited"),
@@ -83,10 +90,42 @@ def test_an_edit_names_the_file(name: str, content: Any, message: str, workdir: 
         check_seal(workdir)
 
 
-def test_an_edit_is_accepted_by_deleting_the_seal(workdir: Workdir) -> None:
+def test_an_edit_is_accepted_by_deleting_the_seal(workdir: Workdir, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(workdir.config, {**CONFIG, "pooling": "none"})
     workdir.seal.unlink()
     check_seal(workdir)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{workdir.seal} is not there: an older jaxret made it, or it was deleted; ")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_seal_of_version_1_says_nothing_of_two_files(workdir: Workdir) -> None:
+    names = {path.relative_to(workdir.path).as_posix(): path for path in seal._sealed(workdir, 1)}
+    content = {"version": 1, "files": {name: [seal._digest(workdir, path)] for name, path in names.items()}}
+    write_json(workdir.seal, {**content, "sha256": seal.sha256_json(content)})
+    workdir.history.write_text("edited")
+    check_seal(workdir)
+    workdir.data.unlink()
+    with pytest.raises(ContractError, match=r"data\.json is missing"):
+        check_seal(workdir)
+
+
+def test_a_file_that_is_written_while_it_is_read_is_not_damaged(
+    workdir: Workdir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seal was read before, and env.json after a job that goes on wrote both."""
+    digest = seal._digest
+    written: list[bool] = []
+
+    def late(*args: Any) -> str:
+        if not written:
+            written.append(True)
+            write_sealed(workdir, {workdir.environment: {"python": "4"}})
+        return digest(*args)
+
+    monkeypatch.setattr(seal, "_digest", late)
+    check_seal(workdir)
+    assert written
 
 
 def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir, monkeypatch: pytest.MonkeyPatch) -> None:

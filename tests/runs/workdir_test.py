@@ -29,6 +29,12 @@ def test_it_is_made_of_any_path_and_of_itself(tmp_path: Path) -> None:
     assert Workdir(".").name == Path.cwd().name
 
 
+def test_an_empty_path_is_not_the_folder_one_is_in() -> None:
+    """As --workdir=$RUN gives where there is no such variable."""
+    with pytest.raises(ValueError, match=r"the workdir is empty"):
+        Workdir("")
+
+
 def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
     assert not workdir.corpora

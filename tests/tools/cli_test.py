@@ -59,6 +59,8 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("encode.py", ("--workdir=w", "--corpus"), "Missing value for flag --corpus"),
         ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
         ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
+        ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
+        ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
         ("-m", ("jaxret",), "the following arguments are required: VERB"),
         ("-m", ("jaxret", "demmo"), "invalid choice: 'demmo'"),
@@ -167,6 +169,18 @@ def test_signals(number: int, status: int, told: str) -> None:
     assert (process.returncode, errors) == (status, told)
 
 
+def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
+    """JAX would, when Python ends: what is registered for then does not run."""
+    gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
+    for message, more in ((gone, ""), ("UNKNOWN: another error", "registered\n")):
+        register = "import atexit, jax; atexit.register(print, 'registered')"
+        process = program(f"{register}; print('said'); raise jax.errors.JaxRuntimeError({message!r})")
+        said, errors = process.communicate(timeout=60)
+        assert (process.returncode, said) == (1, f"said\n{more}")
+        assert errors.startswith("error: another process of this job is gone; the same command, ") == (not more)
+        assert len(errors.splitlines()) == 1
+
+
 @pytest.mark.parametrize("body", ["print('x' * 100_000); print('y')", "print('short')"])
 def test_a_reader_that_left(body: str) -> None:
     process = program(f"import time; sys.stdin.readline(); {body}", stdin=subprocess.PIPE)
@@ -211,8 +225,8 @@ def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> N
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: Unable to initialize backend 'tpu'")
-    assert len(done.stderr.splitlines()) == 1
+    assert re.match(r".*seal\.json is not there: .*\nerror: Unable to initialize backend 'tpu'", done.stderr)
+    assert len(done.stderr.splitlines()) == 2
 
 
 @pytest.fixture

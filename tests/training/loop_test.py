@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.contract import ContractError
@@ -31,9 +32,9 @@ from jaxret.models.retriever import build_retriever
 from jaxret.runs.lock import LockedError, hold
 from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import read_json
+from jaxret.storage import read_json, sha256_file
 from jaxret.training.begin import prepare
-from jaxret.training.loop import TrainResult, train
+from jaxret.training.loop import Trainer, TrainResult, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import NotFiniteError, require_finite
 from jaxret.training.state import init_state, restore_state
@@ -297,6 +298,7 @@ def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
         ("loss__local_weight", 0.1, r"loss\.local_weight is 0\.1, but pooling 'none'"),
         ("optimizer__name", "adam", r"optimizer\.name is 'adam'"),
         ("optimizer__frozen", "nothing/", r"optimizer\.frozen is 'nothing/', which matches none"),
+        ("optimizer__frozen", "(", r"optimizer\.frozen is '\(', which is no regular expression: missing \)"),
     ],
 )
 def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
@@ -324,6 +326,18 @@ def test_a_start_that_cannot_be(key: str, value: Any, message: str, root: Path, 
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
 
 
+def test_a_tokenizer_with_more_words_than_the_encoder_is_no_start(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "encoder" / "tokenizer.json"))
+    tokenizer.add_tokens([f"word{i}" for i in range(99)])
+    tokenizer.save(str(tmp_path / "encoder" / "tokenizer.json"))
+    config = tiny_config(tmp_path / "encoder", root / "data")
+    words = tokenizer.get_vocab_size()
+    with pytest.raises(ValueError, match=rf"encoder knows {words} words, but its encoder has 99 embeddings"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) -> None:
     """Not even of a run that makes no step."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
@@ -335,6 +349,29 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"model\.safetensors: \S*layer\.1\.\S+ holds NaN"):
         train(config, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_checkpoint_goes_on_with_the_weights_that_it_began_with(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing else to go on with yet."""
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    file = tmp_path / "encoder" / "model.safetensors"
+    config = tiny_config(tmp_path / "encoder", root / "data", train__steps=0, data__dev="")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", progress=False)
+    assert read_json(tmp_path / "run" / "data.json")["start"] == {"weights": sha256_file(file)}
+    weights = load_file(file)
+    save_file({name: value + np.float32(1e-3) for name, value in weights.items()}, file)
+    with pytest.raises(ContractError, match=r"(?s)safetensors does not match .*data\.json:\n  start\.weights: "):
+        train(config, tmp_path / "run", progress=False)
+    shutil.copyfile(root / "encoder" / "model.safetensors", file)
+    assert train(config, tmp_path / "run", progress=False).step == 0
+    file.unlink()
+    assert train(config, tmp_path / "run", progress=False).resumed_from == 0
+    assert "start" in read_json(tmp_path / "run" / "data.json")
 
 
 def test_parameters_that_are_not_finite_are_named() -> None:

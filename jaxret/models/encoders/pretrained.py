@@ -198,9 +198,10 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
     write_json(directory / "config.json", architecture.write(config))
 
 
-def verify_weights(directory: str | Path, sha256: str) -> None:
-    """Raises ValueError if model.safetensors is not the file it should be."""
+def weights_digest(directory: str | Path, expected: str = "") -> str:
+    """Hex SHA-256 of model.safetensors. Raises ValueError if another is expected."""
     path = Path(directory) / "model.safetensors"
     found = sha256_file(path)
-    if found != sha256:
-        raise ValueError(f"{path} has sha256 {found}, encoder.sha256 asks for {sha256}: not the expected weights")
+    if expected and found != expected:
+        raise ValueError(f"{path} has sha256 {found}, encoder.sha256 asks for {expected}: not the expected weights")
+    return found
