@@ -103,8 +103,6 @@ def read_texts(job: Job) -> Texts:
     texts = Texts(tokenizer, contract, train, dev)
     if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
         remedy = "A run can only be resumed on the data it began with."
-    if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
-        remedy = "A run can only be resumed on the data it began with."
         given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
         require_equal(recorded, texts.record, str(job.workdir.data), given or "no data", remedy)
     return texts
