@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -89,13 +90,16 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # hosts that share a disk can share pids
 
 
-def sweep(folder: str | os.PathLike[str]) -> list[str]:
+def sweep(folder: str | os.PathLike[str], age: float = 0.0) -> list[str]:
     """Removes what killed writers left in `folder` (not below it): the temporary files of `atomic_write`; their names.
 
-    Only for who holds the folder's lock, before others of the same job write there.
+    For who holds the folder's lock, before others of the same job write there. Where there is no lock, only what
+    nobody has written to for `age` seconds, longer than any file takes.
     """
+    before = time.time() - age
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        found = [e for e in entries if _TEMPORARY.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+        files = [e for e in entries if _TEMPORARY.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+        found = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
         for entry in found:
             Path(entry.path).unlink(missing_ok=True)
         return sorted(entry.name for entry in found)

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,10 @@ def test_only_what_atomic_write_left_is_swept(tmp_path: Path, monkeypatch: pytes
     (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
     (tmp_path / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "ids.txt")
     before = {p.name for p in tmp_path.iterdir()}
+    assert sweep(tmp_path, age=3600) == []  # somebody may be writing it
+    os.utime(tmp_path / leftover, (0, time.time() - 3601))
+    assert sweep(tmp_path, age=3600) == [leftover]
+    (tmp_path / leftover).touch()
     assert sweep(tmp_path) == [leftover]
     assert {p.name for p in tmp_path.iterdir()} == before - {leftover}
     assert sweep(tmp_path / "absent") == []

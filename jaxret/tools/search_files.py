@@ -17,7 +17,7 @@ from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.retrieval.retrieve import Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
-from jaxret.storage import require_writable
+from jaxret.storage import require_writable, sweep
 
 MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
 ANSWER_CUTOFFS = (5, 20, 100)
@@ -95,6 +95,7 @@ def search_files(
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
+        sweep(path.parent, age=3600)
     searcher = Searcher(run, choose_corpus(run, corpus), backend)
     retrieved = searcher.search(asked, k, progress)
     cut = retrieved.shards.fingerprint["contract"].get("passage_length")

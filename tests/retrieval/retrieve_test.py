@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -71,7 +72,12 @@ def test_the_ranking_is_that_of_a_full_product(root: Path, run: Run) -> None:
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef.tmp"  # by a search that was killed
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
+    os.utime(left, (0, 0))
     evaluation = search_files(run, data, data, "test", K, MEASURES, progress=False)
+    assert not left.exists()
     judgements = read_judgements(data, "test")
     judged = {j.query_id for j in judgements}
     lines = [line.split() for line in (tmp_path / "mine" / "runs" / "data.test.trec").read_text().splitlines()]
