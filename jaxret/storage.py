@@ -90,7 +90,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # hosts that share a disk can share pids
 
 
-def sweep(folder: str | os.PathLike[str], age: float = 0.0) -> list[str]:
+def sweep(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
     """Removes what killed writers left in `folder` (not below it): the temporary files of `atomic_write`; their names.
 
     For who holds the folder's lock, before others of the same job write there. Where there is no lock, only what
