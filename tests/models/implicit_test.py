@@ -147,12 +147,12 @@ def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     generator = np.random.default_rng(0)
     hidden = jnp.asarray(generator.standard_normal((2, 5, 16)), jnp.float32)
     state, mask = hidden[:, :1] * 2, jnp.ones((2, 1), bool)
-    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask))
-    one = module.apply(params, hidden, state, mask)
-    other = module.apply(params, hidden * 3 - 1, state, mask)
+    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask, None))
+    one = module.apply(params, hidden, state, mask, None)
+    other = module.apply(params, hidden * 3 - 1, state, mask, None)
     np.testing.assert_allclose(one, other, atol=1e-5)
     np.testing.assert_allclose(one, one[:, :1].repeat(5, axis=1), atol=1e-5)
-    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool))
+    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool), None)
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 
@@ -202,6 +202,7 @@ def test_a_reconstructor_layer_is_transformers_layer_with_cross_attention() -> N
     states = generator.standard_normal((2, 6, c.hidden_size)).astype(np.float32)
     mask = np.array([[True] * 6, [True] * 3 + [False] * 3])
     arrays = (jnp.asarray(x) for x in (hidden, states, mask))
+    params = jax.tree.map(jnp.asarray, params)
     ours, _ = ReconstructorLayer(c, Compute()).apply({"params": params}, *arrays, None)
     shut = torch.tensor(np.where(mask, 0.0, -1e30), dtype=torch.float32)[:, None, None]
     with torch.no_grad():

@@ -93,7 +93,7 @@ class Dense(nn.Module):
     def __call__(self, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
         dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        y = checkpoint_name(product(f"{rows}i,io->{rows}o", x, kernel, dtype, dtype), "product")
+        y = checkpoint_name(product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, dtype), "product")
         if self.use_bias:
             y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (self.features,))
         return y.astype(dtype)
