@@ -28,11 +28,14 @@ def get_config() -> ConfigDict:
     c.encoder.ignore = ("pooler", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
-    c.encoder.dtype = "float32"  # compute type, float32 or bfloat16; parameters are always float32
+    # Of the operands of products, float32 or bfloat16; parameters, sums, norms and hidden states are always float32.
+    c.encoder.dtype = "float32"
     # T5 and ModernBERT: give every layer above the embeddings the final norm, so that layers can be compared. False:
     # raw, as transformers gives them and as MLR's T5 runs had them (configs/t5.py). Those of BERT's kin are normed.
     c.encoder.normalize_intermediate = True
-    c.encoder.remat = False  # recompute each layer in the backward pass: less memory, a third more time
+    # What the backward pass computes again instead of keeping it: none, cheap (activations, attention weights, norms;
+    # about half of the memory for 1 % more arithmetic) or layer (all of a layer; a third more).
+    c.encoder.recompute = "none"
 
     # How hidden states become vectors: the family. It reads `token` and the keys of its own group, no others.
     c.head = ConfigDict()
@@ -153,6 +156,8 @@ def get_config() -> ConfigDict:
 
     c.mesh = ConfigDict()
     c.mesh.fsdp = 1  # parameters are split over this many devices, the batch over all
+    # In which gradients are added up over devices: float32, or bfloat16 for half the traffic and some of the digits.
+    c.mesh.reduce_dtype = "float32"
     c.mesh.coordinator = ""  # several hosts: "auto" on a TPU pod or under Slurm, else host:port of process 0
     c.mesh.num_processes = 1
     c.mesh.process_id = 0

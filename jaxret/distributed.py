@@ -8,9 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -19,9 +22,12 @@ from jax.sharding import PartitionSpec as P
 from jaxret.checkpoint import path_name
 
 Tree = Any
+ROWS = ("data", "fsdp")  # the axes of the mesh: rows of a batch are split over both
 
 # Scanned layers have a leading layer axis. Kernels are split over "fsdp" by input features, tables by hidden size;
 # everything small is replicated. Optimiser state carries the parameter's path in its own, so it follows.
+# A stack of scanned layers, by the path of what is in it. ModernBERT's later_layers are one parameter, not a stack.
+LAYERS = r"\b(?!later_)(\w+_)?layers/"
 PARAMETER_RULES: tuple[tuple[str, P], ...] = (
     (r"layers/.*kernel$", P(None, "fsdp", None)),
     (r"\b(word|position|type)/embedding$", P(None, "fsdp")),
@@ -93,7 +99,7 @@ def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
     if fsdp < 1 or len(devices) % fsdp:
         raise ValueError(f"mesh.fsdp is {fsdp}; it must divide the number of devices, {len(devices)}")
     grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
-    return Mesh(grid, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    return Mesh(grid, ROWS, axis_types=(AxisType.Auto,) * 2)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -102,7 +108,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def by_row(mesh: Mesh) -> NamedSharding:
     """The first axis (queries, documents) is split over all devices."""
-    return NamedSharding(mesh, P(("data", "fsdp")))
+    return NamedSharding(mesh, P(ROWS))
+
+
+def rule(name: str) -> P:
+    """Where the parameter of this path lies."""
+    return next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
 
 
 def shardings(mesh: Mesh, tree: Tree) -> Tree:
@@ -110,15 +121,77 @@ def shardings(mesh: Mesh, tree: Tree) -> Tree:
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
-        spec = next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
+        spec = rule(name)
         if len(spec) > len(leaf.shape):
             spec = P()
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % mesh.shape[axis]:
                 raise ValueError(f"{name} {leaf.shape}: {size} is not divisible by mesh.{axis} = {mesh.shape[axis]}")
-        return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, spec if mesh.shape["fsdp"] > 1 else P())
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a device reads parameters inside `jax.shard_map` over a mesh of `make_mesh`, where it holds a part of some.
+
+    Reading is the only place where parameters travel and gradients are added up over devices: forward a part is rounded
+    to `dtype` and gathered over "fsdp"; backward the gradient is added up over all devices in `reduce_dtype`, each
+    keeping its part. Every parameter is read once: in its layer, or, if it is in none or `at_once`, at the entry. There
+    the layers belong if they are used several times (chunks, a tied encoder), for gradients to be added up once.
+    """
+
+    dtype: Any
+    reduce_dtype: Any
+    at_once: bool
+    split: bool  # whether there are parts: mesh.fsdp is above 1
+
+    def entry(self, params: Tree) -> Tree:
+        """All parameters, as the body of the shard_map gets them: whole, but for those that layers read themselves."""
+
+        def read(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+            name = path_name(path)
+            if re.search(LAYERS, name) and not self.at_once:
+                return x
+            return self._read(name, x, 0)
+
+        return jax.tree_util.tree_map_with_path(read, params)
+
+    def layer(self, params: Tree) -> Tree:
+        """The parameters of one layer of a stack, inside the scan: without the leading axis."""
+        if self.at_once:
+            return params
+        return jax.tree_util.tree_map_with_path(lambda p, x: self._read(f"layers/{path_name(p)}", x, 1), params)
+
+    def _read(self, name: str, x: jax.Array, scanned: int) -> jax.Array:
+        spec = rule(name)
+        axis = spec.index("fsdp") - scanned if self.split and "fsdp" in spec else None
+        large = name.endswith(("kernel", "embedding"))  # the others are too small to save anything
+        return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _read(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any) -> jax.Array:
+    """x whole, on every device its own copy. axis: along which devices hold parts; None: x is on all of them."""
+    if axis is None:
+        return jax.lax.pcast(x, ROWS, to="varying")
+    whole = jax.lax.all_gather(x.astype(dtype), "fsdp", axis=axis, tiled=True)
+    return jax.lax.pcast(whole, "data", to="varying").astype(x.dtype)
+
+
+def _read_forward(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any) -> tuple[jax.Array, None]:
+    return _read(x, axis, dtype, reduce_dtype), None
+
+
+def _read_backward(axis: int | None, dtype: Any, reduce_dtype: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
+    total = g.astype(reduce_dtype)
+    if axis is not None:
+        total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
+    return (jax.lax.psum(total, ROWS if axis is None else "data").astype(g.dtype),)
+
+
+_read.defvjp(_read_forward, _read_backward)
 
 
 def shard_batch(mesh: Mesh, batch: Tree) -> Tree:
@@ -169,3 +242,7 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         return self._jitted(*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """The program for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s), to look at or compile."""
+        return self._jitted.lower(*arguments)

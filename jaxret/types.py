@@ -20,10 +20,12 @@ Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
 
 @struct.dataclass
 class Tokens:
-    """Padded token ids, texts on the first axis; padding is on the right."""
+    """Padded token ids, texts on the first axis; padding is on the right. `rows` are those of the texts in the whole
+    batch, where these are a part of one: dropout's masks follow them."""
 
     ids: Int[Array, "B T"]
     mask: Bool[Array, "B T"]
+    rows: Int[Array, " B"] | None = None
 
 
 @struct.dataclass

@@ -14,8 +14,10 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
+from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import HEADS, make_head
 from jaxret.models.heads.head import Head, Side, Text
@@ -29,8 +31,7 @@ class RetrieverModule(nn.Module):
     """The parameters' tree: `encoder` (tied) or `query_encoder` and `passage_encoder`, then `head` and `pooling`."""
 
     config: EncoderConfig
-    dtype: Any
-    remat: bool
+    compute: Compute
     tied: bool
     head: Head
     pooling: nn.Module
@@ -39,10 +40,10 @@ class RetrieverModule(nn.Module):
 
     def setup(self) -> None:
         if self.tied:
-            self.encoder = make_encoder(self.config, self.dtype, self.remat)
+            self.encoder = make_encoder(self.config, self.compute)
         else:
-            self.query_encoder = make_encoder(self.config, self.dtype, self.remat)
-            self.passage_encoder = make_encoder(self.config, self.dtype, self.remat)
+            self.query_encoder = make_encoder(self.config, self.compute)
+            self.passage_encoder = make_encoder(self.config, self.compute)
             self.query_head, self.passage_head = self.head.clone(), self.head.clone()
 
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
@@ -95,6 +96,10 @@ class Retriever:
         """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
         return Retriever(self.module.clone(pooled=False))
 
+    def reading(self, read: Reader) -> Retriever:
+        """The same retriever for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
+        return Retriever(self.module.clone(compute=replace(self.module.compute, read=read)))
+
     def vector_counts(self, lengths: np.ndarray, side: Side) -> np.ndarray:
         """How many vectors texts of `lengths` tokens have at inference."""
         if (side == "query" and self.late_interaction) or (side == "passage" and self.vectors_per_passage is None):
@@ -109,7 +114,7 @@ class Retriever:
             shapes.pop("normalize_intermediate", None)  # of layers that nobody reads
         names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}
         return {
-            "encoder": {**shapes, "tied": module.tied, "dtype": jnp.dtype(module.dtype).name},
+            "encoder": {**shapes, "tied": module.tied, "dtype": jnp.dtype(module.compute.dtype).name},
             "head": {"name": names[type(module.head)], **module.head.contract()},
             "pooling": names[type(module.pooling)],
             "normalize": module.normalize,
@@ -177,10 +182,11 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
     problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
     if problem:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
+    dtype = choose(DTYPES, "encoder.dtype", config.encoder.dtype)
+    choose(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
     module = RetrieverModule(
         config=shapes,
-        dtype=choose(DTYPES, "encoder.dtype", config.encoder.dtype),
-        remat=config.encoder.remat,
+        compute=Compute(dtype, config.encoder.recompute),
         tied=config.encoder.tied,
         head=head,
         pooling=pooling,

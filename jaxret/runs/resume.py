@@ -18,12 +18,11 @@ from jaxret.storage import read_json
 
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
-# What may change on resuming: no result depends on it, except for the schedule, with dropout the masks, and which
-# checkpoint validation finds best. That is said then.
+# What may change on resuming: no result depends on it, except for the schedule, and which checkpoint validation finds
+# best. That is said then.
 SCHEDULE = ("train.steps", "train.epochs")
-MASKS = "train.chunk_size"
 _FREE = (
-    r"mesh\..*|validation\..*|encode\..*|encoder\.(remat|download|ignore)|train\.(log_every|checkpoint_every)"
+    r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(recompute|download|ignore)|train\.(chunk_size|log_every|checkpoint_every)"
     r"|data\.(train|dev)"  # where the text is; data.json says whether it is the same
 )
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
@@ -65,7 +64,7 @@ def _of_another_family(key: str, family: str) -> bool:
 
 def _may_change(key: str, family: str) -> bool:
     own = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "FREE", ()))
-    return key in (*SCHEDULE, MASKS, *own) or bool(re.fullmatch(_FREE, key))
+    return key in (*SCHEDULE, *own) or bool(re.fullmatch(_FREE, key))
 
 
 def remember(

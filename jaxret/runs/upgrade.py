@@ -1,4 +1,4 @@
-"""Configs that an older jaxret wrote, as this one spells them: two tables, and what they mean."""
+"""Configs that an older jaxret wrote, as this one spells them: three tables, and what they mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from jaxret.models.heads import HEADS
 
 # Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
+    "encoder.recompute": "none",
     "mesh.initialization_timeout": 300,
+    "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
     **{f"head.{name}.{key}": value for name, head in HEADS.items() for key, value in head.ABSENT.items()},
 }
@@ -20,11 +22,20 @@ for _name, _head in HEADS.items():
     for _key, _old in _head.RENAMED.items():
         RENAMED[_old] = (*RENAMED.get(_old, ()), f"head.{_name}.{_key}")
 
+# Old key -> where its value is now, under another name.
+MEANT: dict[str, tuple[str, dict[Any, Any]]] = {
+    "encoder.remat": ("encoder.recompute", {False: "none", True: "layer"}),
+}
+
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     """A stored config (nested, from JSON) with today's keys. One that is up to date comes back as it is."""
     flat: dict[str, Any] = {}
     for key, value in flatten(config).items():
+        if key in MEANT:
+            new, values = MEANT[key]
+            flat[new] = values[value]
+            continue
         for name in RENAMED.get(key, (key,)):
             flat[name] = value
     return nested(ABSENT | flat)

@@ -19,7 +19,7 @@ from jaxret.distributed import any_process, make_mesh
 from jaxret.models.encoders.pretrained import resolve
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract
-from jaxret.runs.resume import MASKS, Changes, require_same_run
+from jaxret.runs.resume import Changes, require_same_run
 from jaxret.runs.run import load_tokenizer, require_stored_contract
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
@@ -114,8 +114,3 @@ def tell_changes(job: Job) -> None:
         job.say(f"{key} was {before!r} and is {now!r} from here on")
     if any(key.startswith("validation.") for key in job.changes):
         job.say("validation has changed: checkpoints before and after are compared by measures that are not the same")
-    rates = [rate for name, rate in vars(job.retriever.module.config).items() if name.endswith("dropout")]
-    if MASKS in job.changes and any(rates):
-        job.say(
-            f"{MASKS} has changed: each chunk has its own dropout masks, so they are others than they would have been"
-        )

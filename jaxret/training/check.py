@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from jaxret.contract import flatten
 from jaxret.models.heads import HEADS
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import DTYPES, Retriever
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import METRICS
@@ -44,7 +44,11 @@ def check_numbers(config: ConfigDict) -> None:
 def check(config: ConfigDict, mesh: Mesh) -> None:
     """Raises ValueError for names that there are not, and settings that contradict each other or the devices."""
     check_numbers(config)
-    for key, name, table in (("head.name", config.head.name, HEADS), ("pooling", config.pooling, POOLINGS)):
+    for key, name, table in (
+        ("head.name", config.head.name, HEADS),
+        ("pooling", config.pooling, POOLINGS),
+        ("mesh.reduce_dtype", config.mesh.reduce_dtype, DTYPES),
+    ):
         if name not in table:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
     make_optimizer(config.optimizer, 1)

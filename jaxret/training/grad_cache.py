@@ -17,34 +17,29 @@ Tree = TypeVar("Tree")
 
 
 def split(tree: Tree, chunks: int) -> Tree:
-    """[B,...] -> [chunks, B/chunks, ...]. Chunk c takes rows c, c + chunks, ...: with rows split over devices, every
-    device then works on every chunk."""
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] // chunks, chunks, *x.shape[1:]).swapaxes(0, 1), tree)
+    """[B,...] -> [chunks, B/chunks, ...]."""
+    return jax.tree.map(lambda x: x.reshape(chunks, x.shape[0] // chunks, *x.shape[1:]), tree)
 
 
 def join(tree: Tree) -> Tree:
     """The inverse of `split`."""
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def encode_in_chunks(
-    encode: Callable[[Any, jax.Array], Embeddings], texts: Any, chunks: int, key: jax.Array
-) -> Embeddings:
-    """Embeddings of all texts (a tree of arrays with one row each), `chunks` passes of B/chunks texts each, every
-    chunk with its own dropout key.
+def encode_in_chunks(encode: Callable[..., Embeddings], texts: tuple[Any, ...], chunks: int) -> Embeddings:
+    """`encode(*texts)` of all texts (trees of arrays with one row each), in `chunks` passes of B/chunks texts each.
 
     Raises ValueError if `chunks` does not divide the number of texts.
     """
     rows = len(jax.tree.leaves(texts)[0])
     if rows % chunks:
         raise ValueError(f"{rows} texts cannot be encoded in {chunks} equal chunks")
-    keys = jax.random.split(key, chunks)
     if chunks == 1:
-        return encode(texts, keys[0])
+        return encode(*texts)
 
     @jax.checkpoint
-    def chunk(carry: None, inputs: tuple[Any, jax.Array]) -> tuple[None, Embeddings]:
-        return carry, encode(*inputs)
+    def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, Embeddings]:
+        return carry, encode(*part)
 
-    _, embeddings = jax.lax.scan(chunk, None, (split(texts, chunks), keys))
+    _, embeddings = jax.lax.scan(chunk, None, split(texts, chunks))
     return join(embeddings)

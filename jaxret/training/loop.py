@@ -18,7 +18,7 @@ from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, shard_batch
 from jaxret.models.encoders.pretrained import Params
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import DTYPES, Retriever
 from jaxret.runs.lock import LockedError, hold
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
@@ -204,7 +204,8 @@ def make_trainer(
     """Compiles nothing yet."""
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
     settings = loss_settings(config, job.retriever, length.epochs_per_step)
-    objective = Objective(job.retriever, settings, job.mesh, config.train.chunk_size)
+    reduce_dtype = DTYPES[config.mesh.reduce_dtype]
+    objective = Objective(job.retriever, settings, job.mesh, config.train.chunk_size, reduce_dtype)
     plan = batch_plan(config, job.retriever, config.train.batch_size)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints)
     validate = None

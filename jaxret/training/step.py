@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,16 +10,18 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from jaxret.distributed import Program, by_row, replicated, shardings
+from jaxret.distributed import ROWS, Program, Reader, by_row, replicated, shardings
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.grad_cache import encode_in_chunks
 from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, total_loss
-from jaxret.types import Batch, Embeddings
+from jaxret.types import Batch, Embeddings, Tokens
 
 Params = Any
+Inputs = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
 
 
 @struct.dataclass
@@ -42,6 +43,7 @@ class Objective:
     settings: LossSettings
     mesh: Mesh
     chunk_size: int = 0  # queries encoded at a time, with their documents; 0: all
+    reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
 
     def chunks(self, queries: int) -> int:
         """How many passes `queries` are encoded in: of `chunk_size` queries, or a little more, so that every pass is as
@@ -55,14 +57,7 @@ class Objective:
     ) -> LossTerms:
         """`step` is for what changes with the epoch. Without `train` there is no dropout and no annealing, and
         documents are pooled as at inference."""
-        chunks = self.chunks(len(batch.positives))
-        query_key, document_key = jax.random.split(key)
-
-        def encode(side: Side) -> Callable[..., Embeddings]:
-            return lambda inputs, k: self.retriever.encode(params, inputs[0], side, train, k, inputs[1])
-
-        q = encode_in_chunks(encode("query"), (batch.queries, None), chunks, query_key)
-        d = encode_in_chunks(encode("passage"), (batch.documents, batch.pseudo_queries), chunks, document_key)
+        q, d = self.encode(params, batch, key, train)
         d = jax.lax.with_sharding_constraint(d, replicated(self.mesh))  # every device scores all documents
         epoch = self.settings.epoch(0 if step is None else step)
         annealing = self.settings.annealing(step) if step is not None else 1.0
@@ -74,6 +69,38 @@ class Objective:
         return total_loss(
             Scores(scores, batch.positives, allowed, self.settings, annealing, epoch, d.own_loss, batch.teacher_scores)
         )
+
+    def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
+        """Queries and documents, each device its own rows, and all parameters as `Reader` says: no text travels."""
+        chunks = self.chunks(len(batch.positives))
+        module = self.retriever.module
+        read = Reader(
+            module.compute.dtype,
+            self.reduce_dtype,
+            at_once=chunks > 1 or module.tied,
+            split=self.mesh.shape["fsdp"] > 1,
+        )
+        retriever = self.retriever.reading(read)
+
+        def own(params: Params, inputs: Inputs, key: jax.Array) -> tuple[Embeddings, Embeddings]:
+            params, device = read.entry(params), jax.lax.axis_index(ROWS)
+
+            def side(side: Side, key: jax.Array) -> Embeddings:
+                def encode(tokens: Tokens, labels: jax.Array | None) -> Embeddings:
+                    return retriever.encode(params, tokens, side, train, key, labels)
+
+                tokens, labels = inputs[side]
+                count = len(tokens.ids)
+                tokens = replace(tokens, rows=device * count + jnp.arange(count))
+                return encode_in_chunks(encode, (tokens, labels), chunks)
+
+            query_key, document_key = jax.random.split(key)
+            return side("query", query_key), side("passage", document_key)
+
+        inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
+        places = jax.tree.map(lambda place: place.spec, shardings(self.mesh, params))
+        mapped = jax.shard_map(own, mesh=self.mesh, in_specs=(places, P(ROWS), P()), out_specs=P(ROWS))
+        return mapped(params, inputs, key)
 
     def similarities(self, q: Embeddings, d: Embeddings, part: slice) -> jax.Array:
         """S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late interaction."""

@@ -22,6 +22,7 @@ from jaxret.distributed import make_mesh, replicated, shard_batch
 from jaxret.models.encoders.architectures import ARCHITECTURES, make_encoder, read_config, stored_tensors
 from jaxret.models.encoders.attention import attend, rotate
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
@@ -88,17 +89,16 @@ def rows(texts: list[list[int]], pad: int, length: int | None = None) -> Tokens:
     return Tokens(jnp.asarray(ids), jnp.asarray(mask))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep", "dtype", "remat"))
+@functools.partial(jax.jit, static_argnames=("config", "keep", "compute"))
 def encode(
     config: Any,
     params: Any,
     tokens: Tokens,
     keep: Keep = Keep(),
-    dtype: Any = jnp.float32,
-    remat: bool = False,
+    compute: Compute = Compute(),
     leading: Any = None,
 ) -> HiddenStates:
-    return make_encoder(config, dtype, remat).apply({"params": params}, tokens, keep=keep, leading=leading)
+    return make_encoder(config, compute).apply({"params": params}, tokens, keep=keep, leading=leading)
 
 
 MODERNBERT_TEXTS = [[1, *(3 + 7 * i % 37 for i in range(12)), 2], [1, *(3 + 5 * i % 37 for i in range(5)), 2]]
@@ -148,11 +148,15 @@ def test_roberta_counts_positions_by_ids_not_by_the_mask(tmp_path: Path, kind: s
     """A text that spells <pad> in its middle: that token has the position of padding, and the next one its number."""
     config, params = load(write(tmp_path, XLM_ROBERTA | {"model_type": kind}))
     encoder = make_encoder(config)
-    found = encoder.apply({"params": params}, jnp.array([[0, 5, 1, 9, 2]]), method="embed", train=False)
-    straight = encoder.apply({"params": params}, jnp.array([[0, 5, 9, 2]]), method="embed", train=False)
+    found = encoder.apply({"params": params}, row(0, 5, 1, 9, 2), method="embed", train=False)
+    straight = encoder.apply({"params": params}, row(0, 5, 9, 2), method="embed", train=False)
     np.testing.assert_allclose(found[:, [0, 1, 3, 4]], straight, atol=1e-6)
-    alone = encoder.apply({"params": params}, jnp.array([[1]]), method="embed", train=False)
+    alone = encoder.apply({"params": params}, row(1), method="embed", train=False)
     np.testing.assert_allclose(found[:, 2], alone[:, 0], atol=1e-6)
+
+
+def row(*ids: int) -> Tokens:
+    return Tokens(jnp.array([ids]), jnp.ones((1, len(ids)), bool))
 
 
 def loaded(kind: str) -> tuple[Any, Any, Tokens]:
@@ -175,7 +179,7 @@ def test_every_encoder_keeps_the_protocol(kind: str) -> None:
     assert hash(config) == hash(dataclasses.replace(config))
     assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))  # as a contract holds it
     encoder = make_encoder(config)
-    embedded = encoder.apply({"params": params}, tokens.ids, False, method="embed")
+    embedded = encoder.apply({"params": params}, tokens, False, method="embed")
     states = encode(config, params, tokens).states
     np.testing.assert_allclose(embedded, states[0], atol=1e-6)
     table = encoder.apply({"params": params}, method=lambda module: module.word_table)
@@ -231,14 +235,14 @@ def test_modernbert_windows_follow_positions_not_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "t5"])
-def test_fewer_layers_remat_and_bfloat16(kind: str) -> None:
+def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
     config, params, tokens = loaded(kind)
     mask = np.asarray(tokens.mask)
     expected = np.asarray(encode(config, params, tokens).states)[:, mask]
-    again = np.asarray(encode(config, params, tokens, remat=True).states)[:, mask]
+    again = np.asarray(encode(config, params, tokens, compute=Compute(recompute="cheap")).states)[:, mask]
     np.testing.assert_allclose(again, expected, atol=1e-5 * max(1, np.abs(expected).max()))
-    half = encode(config, params, tokens, dtype=jnp.bfloat16).states
-    assert half.dtype == jnp.bfloat16
+    half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
+    assert half.dtype == jnp.float32, "the stream of hidden states"
     error = np.linalg.norm(np.asarray(half, np.float32)[:, mask] - expected) / np.linalg.norm(expected)
     assert 1e-4 < error < 5e-2
     for layers in (1, config.num_layers - 1):

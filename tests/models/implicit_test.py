@@ -12,6 +12,7 @@ import pytest
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import Attention, BertLayer
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute
 from jaxret.models.heads.head import Text
 from jaxret.models.heads.implicit import ImplicitInteraction, ReconstructorLayer
 from jaxret.types import HiddenStates, Tokens
@@ -93,14 +94,15 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     own = {"params": params["passage_encoder"]}
     state = encoder.apply(own, tokens, head.keep("passage")).states[-1]  # [B,1,H]
     assert state.shape[1] == 1
-    pseudo = encoder.apply(own, method=lambda m: m.embed(head.pseudo_ids(Text("passage", tokens, m)), False))
+    ids = head.pseudo_ids(Text("passage", tokens))
+    pseudo = encoder.apply(own, Tokens(ids, jnp.ones(ids.shape, bool)), False, method="embed")
     one = jax.tree.map(lambda leaf: leaf[0], params["passage_head"])
-    layer = ReconstructorLayer(WITHOUT_DROPOUT, jnp.float32, train=False)
+    layer = ReconstructorLayer(WITHOUT_DROPOUT, Compute())
     there = jnp.ones((ROWS, 1), bool)
-    imagined, _ = layer.apply({"params": one["reconstructor_layers"]}, pseudo, state, there)
+    imagined, _ = layer.apply({"params": one["reconstructor_layers"]}, pseudo, state, there, None)
     together = jnp.concatenate([state, imagined.mean(axis=1, keepdims=True)], axis=1)
-    interactor = BertLayer(WITHOUT_DROPOUT, jnp.float32, Keep(1, layers="last"), train=False)
-    expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, jnp.ones((ROWS, 2), bool))
+    interactor = BertLayer(WITHOUT_DROPOUT, Compute(), Keep(1, layers="last"))
+    expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, jnp.ones((ROWS, 2), bool), None)
     found = encode(retriever, params, tokens).vectors
     np.testing.assert_allclose(found[:, 0], expected[:, 0], atol=1e-5)
 
@@ -141,16 +143,16 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
 
 def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     """A softmax over one key is 1: the released variant's cross-attention adds a constant."""
-    module = Attention(WITHOUT_DROPOUT, jnp.float32, train=False)
+    module = Attention(WITHOUT_DROPOUT, Compute())
     generator = np.random.default_rng(0)
     hidden = jnp.asarray(generator.standard_normal((2, 5, 16)), jnp.float32)
     state, mask = hidden[:, :1] * 2, jnp.ones((2, 1), bool)
-    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask))
-    one = module.apply(params, hidden, state, mask)
-    other = module.apply(params, hidden * 3 - 1, state, mask)
+    params = jax.tree.map(lambda x: 20 * x, module.init(jax.random.key(0), hidden, state, mask, None))
+    one = module.apply(params, hidden, state, mask, None)
+    other = module.apply(params, hidden * 3 - 1, state, mask, None)
     np.testing.assert_allclose(one, other, atol=1e-5)
     np.testing.assert_allclose(one, one[:, :1].repeat(5, axis=1), atol=1e-5)
-    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool))
+    two = module.apply(params, hidden, hidden[:, :2], jnp.ones((2, 2), bool), None)
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 
@@ -200,7 +202,8 @@ def test_a_reconstructor_layer_is_transformers_layer_with_cross_attention() -> N
     states = generator.standard_normal((2, 6, c.hidden_size)).astype(np.float32)
     mask = np.array([[True] * 6, [True] * 3 + [False] * 3])
     arrays = (jnp.asarray(x) for x in (hidden, states, mask))
-    ours, _ = ReconstructorLayer(c, jnp.float32, False).apply({"params": params}, *arrays)
+    params = jax.tree.map(jnp.asarray, params)
+    ours, _ = ReconstructorLayer(c, Compute()).apply({"params": params}, *arrays, None)
     shut = torch.tensor(np.where(mask, 0.0, -1e30), dtype=torch.float32)[:, None, None]
     with torch.no_grad():
         output = theirs(torch.tensor(hidden), encoder_hidden_states=torch.tensor(states), encoder_attention_mask=shut)

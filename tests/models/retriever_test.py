@@ -122,13 +122,13 @@ def test_dropout_depends_on_the_key_and_is_off_at_inference() -> None:
     assert np.abs(one - encode(retriever, params, "query")).max() > 0.01
 
 
-def test_bfloat16_computes_in_half_but_gives_float32() -> None:
+def test_bfloat16_gives_float32_that_is_near() -> None:
     params = make_params(make_retriever(DUAL_ENCODER))
     half = encode(make_retriever(DUAL_ENCODER | {"encoder.dtype": "bfloat16"}), params, "query")
     full = encode(make_retriever(DUAL_ENCODER), params, "query")
     assert half.dtype == np.float32
     assert 1e-4 < np.abs(half - full).max() < 0.2
-    np.testing.assert_array_equal(half, np.asarray(jnp.asarray(half, jnp.bfloat16), np.float32))
+    assert (half != np.asarray(jnp.asarray(half, jnp.bfloat16), np.float32)).any(), "the last norm is float32"
 
 
 @pytest.mark.parametrize(

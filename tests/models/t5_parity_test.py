@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.t5 import T5Config, relative_buckets
 from jaxret.types import HiddenStates, Tokens
@@ -33,11 +34,11 @@ def load(name: str) -> tuple[T5Config, Any, Tokens, np.ndarray]:
         return config, params, tokens, file["states"]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep", "dtype", "remat"))
+@functools.partial(jax.jit, static_argnames=("config", "keep", "compute"))
 def encode(
-    config: T5Config, params: Any, tokens: Tokens, keep: Keep = Keep(), dtype: Any = jnp.float32, remat: bool = False
+    config: T5Config, params: Any, tokens: Tokens, keep: Keep = Keep(), compute: Compute = Compute()
 ) -> HiddenStates:
-    return make_encoder(config, dtype, remat).apply({"params": params}, tokens, keep=keep)
+    return make_encoder(config, compute).apply({"params": params}, tokens, keep=keep)
 
 
 def distances(states: Any, expected: np.ndarray, mask: Any) -> np.ndarray:
@@ -127,11 +128,12 @@ def test_keep_of_more_tokens_than_there_are() -> None:
     assert float(jnp.abs(states[:, 4:]).max()) == 0
 
 
-def test_remat_changes_nothing_and_bfloat16_little() -> None:
+def test_recomputation_changes_nothing_and_bfloat16_little() -> None:
     config, params, tokens, expected = load("tiny_t5_gated")
-    assert distances(encode(config, params, tokens, remat=True).states, expected, tokens.mask).max() <= TOLERANCE
-    half = encode(config, params, tokens, dtype=jnp.bfloat16).states
-    assert half.dtype == jnp.bfloat16
+    again = encode(config, params, tokens, compute=Compute(recompute="cheap")).states
+    assert distances(again, expected, tokens.mask).max() <= TOLERANCE
+    half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
+    assert half.dtype == jnp.float32, "the stream of hidden states"
     assert 1e-3 < distances(half, expected, tokens.mask).max() < 0.1
 
 

@@ -74,7 +74,7 @@ def test_it_names_files_ids_and_the_whole_encoder(encoder: Path) -> None:
         (MLR, MLR | {"pooling": "average"}, False),
         (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.lexical_dim": 10}, False),
         (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.chunk": 4}, True),  # memory
-        (MLR, MLR | {"encoder.remat": True}, True),
+        (MLR, MLR | {"encoder.recompute": "cheap"}, True),
         (MLR, MLR | {"head.all_tokens.projection": 4, "head.implicit.mask_id": 9}, True),  # of other families
         (COLBERT, COLBERT | {"head.all_tokens.projection": 4}, False),
         (I3, I3 | {"head.implicit.mask_id": 9}, False),
@@ -187,6 +187,12 @@ def test_the_tables_move_share_drop_and_fill(monkeypatch: pytest.MonkeyPatch) ->
     new = {"head": {"name": "a", "a": {"count": 3, "window": 0}, "b": {"count": 3}}, "seed": 7}
     assert upgrade(old) == new
     assert upgrade(new) == new
+
+
+def test_a_key_that_has_other_values_now() -> None:
+    for before, now in ((True, "layer"), (False, "none")):
+        assert upgrade({"encoder": {"remat": before}})["encoder"]["recompute"] == now
+    assert upgrade({"encoder": {"recompute": "cheap"}})["encoder"]["recompute"] == "cheap"
 
 
 def test_a_key_that_came_later_means_what_the_code_did_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """A run that an older jaxret wrote goes on working: it is opened, encoded with, searched and resumed.
 
 tests/older_run holds what that version wrote: a run that was stopped after step 5 of 8, with the vectors of step 4; and
-in expected/ what it wrote when it went on itself. The encoder that the run began with is gone.
+in expected/ what it wrote when it went on itself, as it was and (without_dropout) with dropout off from there on. The
+encoder that the run began with is gone.
 """
 
 from __future__ import annotations
@@ -68,13 +69,16 @@ GIVEN: dict[str, Any] = {
 }
 
 
+DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
 def flags() -> list[str]:
     """The command line that began the run."""
     return [f"--config.{key}={value}" for key, value in GIVEN.items()]
 
 
 def train_on_one_device(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As many as the run began with; dropout's masks are drawn for chunks that more could not share."""
+    """As many as the run began with: sums are in the same order."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     return subprocess.run(
         command("train.py", *arguments),
@@ -118,11 +122,14 @@ def test_what_it_has_is_checked(name: str, change: dict[str, Any] | None, messag
 
 @pytest.mark.slow
 def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
-    """In a process of its own; with 8 steps of which 5 were made, and an encoder that is gone."""
+    """In a process of its own; with 8 steps of which 5 were made, and an encoder that is gone. Without dropout, whose
+    masks were drawn otherwise then."""
+    encoder = read_json(workdir.encoder / "config.json")
+    write_json(workdir.encoder / "config.json", encoder | dict.fromkeys(DROPOUT, 0.0))
     arguments = ["--config=configs/base.py", f"--workdir={workdir}", *flags()]
     done = train_on_one_device(*arguments)
     assert done.returncode == 0, done.stderr
-    found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "metrics.jsonl")
+    found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "without_dropout.jsonl")
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
@@ -132,9 +139,25 @@ def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
     run = open_run(workdir)
     assert run.checkpoint["step"] == 6, "the best by the measures of before and after"
     folder = encode_corpus(run, OLDER / "data", "again", progress=False).folder
-    ranked = read_run(OLDER / "expected" / "data.test.trec")
+    ranked = read_run(OLDER / "expected" / "without_dropout.trec")
     queries = [query for query in read_queries(OLDER / "data") if query.id in ranked]
     for query, ranking in retrieve(run, queries, folder, 20, progress=False).rankings.items():
         np.testing.assert_allclose([s for _, s in ranking], [s for _, s in ranked[query]], rtol=1e-4)
     again = train_on_one_device(*arguments, "--config.seed.data=1")
     assert "seed.data: 12345 in" in again.stderr
+
+
+@pytest.mark.exhaustive
+def test_it_is_resumed_with_dropout(workdir: Workdir) -> None:
+    """The same batches and rates, but other masks than it would have had: what is measured is what it was, what is
+    learned is near."""
+    done = train_on_one_device("--config=configs/base.py", f"--workdir={workdir}", *flags())
+    assert done.returncode == 0, done.stderr
+    found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "metrics.jsonl")
+    assert found.keys() == expected.keys()
+    for (step, name), value in expected.items():
+        if step <= 5 or name == "learning_rate":
+            assert found[step, name] == pytest.approx(value, rel=1e-4), (step, name)
+        elif name == "validation/nll":
+            assert found[step, name] == pytest.approx(value, rel=0.05), step
+    assert found[6, "loss"] != pytest.approx(expected[6, "loss"], rel=1e-3), "control: other masks"

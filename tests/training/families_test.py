@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.distributed import by_row, make_mesh, replicated
+from jaxret.distributed import by_row, make_mesh, replicated, shardings
 from jaxret.scoring import similarities
 from jaxret.training.losses import Scores, candidates, contrastive, local
 from jaxret.types import Batch
@@ -32,12 +32,13 @@ TOLERANCE = 2e-6  # relative, of the loss and the whole gradient: chunks and dev
 LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
 
 
-def gradient(family: str, devices: int, chunk_size: int) -> Any:
+def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
     """A compiled (params, batch) -> (loss, gradient) of a step in its second epoch, without dropout: keys are another
     test's."""
-    mesh = make_mesh(devices=jax.devices()[:devices])
+    mesh = make_mesh(fsdp, jax.devices()[:devices])
     objective = tiny.make_objective(FAMILIES[family], mesh, tiny.WITHOUT_DROPOUT, chunk_size)
-    params = jax.device_put(tiny.make_params(objective.retriever), replicated(mesh))
+    params = tiny.make_params(objective.retriever)
+    params = jax.device_put(params, shardings(mesh, params))
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
         return objective(params, batch, key, step=1).loss
@@ -53,14 +54,16 @@ LONG = ("me_bert", "colbert", "i3_released", "aggretriever_without_mlm", "mvr_wi
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in LONG else []) for name in FAMILIES]
 )
-def test_eight_devices_in_chunks_are_one_device_at_once(family: str) -> None:
-    """Both at the same time, each chunk over all devices."""
-    plain, other = gradient(family, 1, 0), gradient(family, 8, 8)
+def test_eight_devices_are_one(family: str) -> None:
+    """In chunks, each over all devices; and with parameters split over four, read layer by layer."""
+    plain, meshes = gradient(family, 1, 0), (gradient(family, 8, 8), gradient(family, 8, 0, fsdp=4))
     batch = tiny.make_batch(QUERIES, pseudo_queries=family.startswith("i3"))
-    (value, expected), (other_value, found) = plain(batch), other(batch)
-    assert abs(other_value - value) <= TOLERANCE * max(abs(value), 1)
-    assert tiny.relative_error(found, expected) <= TOLERANCE
-    assert tiny.distance(found, expected) <= LEAF_TOLERANCE
+    value, expected = plain(batch)
+    for other in meshes:
+        other_value, found = other(batch)
+        assert abs(other_value - value) <= TOLERANCE * max(abs(value), 1)
+        assert tiny.relative_error(found, expected) <= TOLERANCE
+        assert tiny.distance(found, expected) <= LEAF_TOLERANCE
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
     different = plain(tiny.make_batch(QUERIES, seed=5, pseudo_queries=family.startswith("i3")))
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from jaxret.models.encoders import bert, distilbert, modernbert, roberta, t5, xlm_roberta
+from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
 from jaxret.storage import read_json
@@ -43,9 +44,9 @@ def read_config(directory: str | Path) -> EncoderConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def make_encoder(config: EncoderConfig, dtype: Any = jnp.float32, remat: bool = False) -> nn.Module:
+def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:
     """The encoder of a config (a protocol.Encoder)."""
-    return ARCHITECTURES[config.model_type].module(config, dtype, remat)
+    return ARCHITECTURES[config.model_type].module(config, compute)
 
 
 class Stored(NamedTuple):

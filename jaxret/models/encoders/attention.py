@@ -1,15 +1,16 @@
 """What every transformer here shares: attention over the real keys, rotary positions, activations, slots that take the
-place of the first token, and the scan over layers."""
+place of the first token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int, Shaped
+
+from jaxret.models.encoders.layers import Compute, product
 
 MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
 ACTIVATIONS = {
@@ -34,12 +35,12 @@ def attend(
 ) -> Float[jax.Array, "B Q W"]:
     """softmax(query·key + bias) over the keys that `mask` has (for all queries, or for each), in float32; `drop` is the
     weights' dropout; heads are concatenated. A scale, where there is one, is the caller's: T5 has none."""
-    precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
-    scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    dtype = query.dtype
+    scores = product("bqhw,bkhw->bhqk", query, key, dtype, jnp.float32)
     scores = scores if bias is None else scores + bias
     seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1).astype(value.dtype)
-    mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(weights), value, precision=precision)
+    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
+    mixed = checkpoint_name(product("bhqk,bkhw->bqhw", drop(weights), value, dtype, dtype), "mixed")
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
@@ -55,9 +56,9 @@ def rotate(
     return turned.astype(heads.dtype)
 
 
-def lead(words: Float[jax.Array, "B T H"], slots: Float[jax.Array, "n H"], dtype: Any) -> Float[jax.Array, "B slots H"]:
+def lead(words: Float[jax.Array, "B T H"], slots: Float[jax.Array, "n H"]) -> Float[jax.Array, "B slots H"]:
     """Word embeddings with the first token's replaced by `slots`."""
-    slots = jnp.broadcast_to(slots.astype(dtype)[None], (len(words), *slots.shape))
+    slots = jnp.broadcast_to(slots[None], (len(words), *slots.shape))
     return jnp.concatenate([slots, words[:, 1:]], axis=1)
 
 
@@ -75,15 +76,9 @@ def require_length(length: int, longest: int) -> None:
         )
 
 
-def scan_layers(layer: type[nn.Module], length: int, remat: bool = False, in_axes: Any = nn.broadcast) -> Any:
-    """`length` copies of `layer` as one module: parameters of all lie in one array with a leading layer axis, so
-    compile time does not grow with depth. `remat` recomputes each layer in the backward pass. in_axes: for each
-    argument after the first (which the layers hand on), 0 if every layer gets its own row of it; by default all get
-    all."""
-    return nn.scan(
-        nn.remat(layer, prevent_cse=False) if remat else layer,
-        variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=in_axes,
-        length=length,
-    )
+def vocabulary_logits(
+    hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"], compute: Compute
+) -> Float[jax.Array, "*batch vocabulary"]:
+    """How well each word fits, before a bias: its row of the table times the state, in float32."""
+    rows = "abc"[: hidden.ndim - 1]
+    return product(f"{rows}h,vh->{rows}v", hidden, table, compute.dtype, jnp.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,10 +20,11 @@ from jaxret.models.encoders.attention import (
     lead,
     repeat_first,
     require_length,
-    scan_layers,
     split_heads,
+    vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -60,49 +60,43 @@ class BertConfig:
         return {}
 
 
-def dense(features: int, config: BertConfig, dtype: Any, name: str) -> nn.Dense:
-    """A dense layer whose float32 product really is float32 (TPUs and newer GPUs would round the operands)."""
-    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    init = nn.initializers.normal(config.initializer_range)
-    return nn.Dense(features, dtype=dtype, precision=precision, kernel_init=init, name=name)
+def dense(features: int, config: BertConfig, compute: Compute, name: str) -> Dense:
+    return Dense(features, compute, nn.initializers.normal(config.initializer_range), name=name)
 
 
-def layer_norm(config: BertConfig, dtype: Any, name: str | None) -> nn.LayerNorm:
+def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
     # use_fast_variance computes E[x^2] - E[x]^2, which loses digits that parity with torch needs.
-    return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=dtype, use_fast_variance=False, name=name)
+    return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
 class BertEmbeddings(nn.Module):
     """Word + position + type-0 embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR."""
 
     config: BertConfig
-    dtype: Any
 
     def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(c.initializer_range)
 
         def table(rows: int) -> nn.Embed:
-            return nn.Embed(rows, c.hidden_size, dtype=self.dtype, embedding_init=init)
+            return nn.Embed(rows, c.hidden_size, embedding_init=init)
 
         self.word, self.position = table(c.vocab_size), table(c.max_positions)
         if c.type_vocab_size:
             self.type = table(c.type_vocab_size)
-        self.norm = layer_norm(c, self.dtype, None)
+        self.norm = layer_norm(c)
 
     @nn.compact
-    def __call__(
-        self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
-    ) -> Float[jax.Array, "B slots H"]:
+    def __call__(self, tokens: Tokens, train: bool, leading: jax.Array | None = None) -> Float[jax.Array, "B slots H"]:
         """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at its position."""
-        words, positions = self.word(ids), self.positions(ids)
+        words, positions = self.word(tokens.ids), self.positions(tokens.ids)
         if leading is not None:
             slots = self.word(leading) if leading.ndim == 1 else leading
-            words, positions = lead(words, slots, self.dtype), repeat_first(positions, len(slots))
+            words, positions = lead(words, slots), repeat_first(positions, len(slots))
         hidden = words + self.position(positions)
         if self.config.type_vocab_size:
             hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
-        return nn.Dropout(self.config.hidden_dropout, deterministic=not train)(self.norm(hidden))
+        return Dropout(self.config.hidden_dropout)(self.norm(hidden), dropout_rows(tokens, train))
 
     def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
         """Rows of the position table. RoBERTa's follow from the ids, not from the mask: whatever has padding's id stays
@@ -119,86 +113,85 @@ class MlmHead(nn.Module):
     bias. [Devlin et al. 2019]"""
 
     config: BertConfig
-    dtype: Any
+    compute: Compute
 
     @nn.compact
     def __call__(
         self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
     ) -> Float[jax.Array, "*batch vocabulary"]:
         c = self.config
-        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, self.dtype, "dense")(hidden))
-        transformed = layer_norm(c, self.dtype, "norm")(transformed)
-        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
-        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
-        logits = jnp.einsum("...h,vh->...v", transformed, table.astype(self.dtype), precision=precision)
-        return logits.astype(jnp.float32) + bias
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, self.compute, "dense")(hidden))
+        transformed = layer_norm(c, "norm")(transformed)
+        return vocabulary_logits(transformed, table, self.compute) + self.param(
+            "bias", nn.initializers.zeros, (c.vocab_size,)
+        )
 
 
 class Attention(nn.Module):
     """Multi-head attention of one sequence to another, or to itself, in both directions."""
 
     config: BertConfig
-    dtype: Any
-    train: bool
+    compute: Compute
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B Q H"], states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+        self,
+        hidden: Float[jax.Array, "B Q H"],
+        states: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T"],
+        rows: Rows,
     ) -> Float[jax.Array, "B Q H"]:
         """Queries from `hidden`, keys and values from `states`, of which `mask` says which are real."""
         c = self.config
 
         def heads(name: str, x: jax.Array) -> jax.Array:
-            return split_heads(dense(c.hidden_size, c, self.dtype, name)(x), c.num_heads)
+            return split_heads(dense(c.hidden_size, c, self.compute, name)(x), c.num_heads)
 
         query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
-        drop = nn.Dropout(c.attention_dropout, deterministic=not self.train)
+        drop = dropout(c.attention_dropout, rows)
         mixed = attend(query, heads("key", states), heads("value", states), mask, drop)
-        return dense(c.hidden_size, c, self.dtype, "output")(mixed)
+        return dense(c.hidden_size, c, self.compute, "output")(mixed)
 
 
 class BertLayer(nn.Module):
     """One post-norm transformer layer; returns its output and what `keep` selects of it, as nn.scan wants them."""
 
     config: BertConfig
-    dtype: Any
+    compute: Compute
     keep: Keep
-    train: bool
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], rows: Rows
     ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
-        drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
-        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, mask)
-        hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
-        narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
-        hidden = layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow))
+        drop = dropout(c.hidden_dropout, rows)
+        attended = Attention(c, self.compute, name="attention")(hidden, hidden, mask, rows)
+        hidden = layer_norm(c, "attention_norm")(hidden + drop(attended))
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
+        narrow = dense(c.hidden_size, c, self.compute, "output")(wide)
+        hidden = layer_norm(c, "output_norm")(hidden + drop(narrow))
         return hidden, self.keep.select(hidden, mask)[0] if self.keep.layers == "all" else None
 
 
 class Bert(nn.Module):
-    """Tokens -> HiddenStates. `dtype` is the compute type (parameters stay float32); `remat` recomputes each layer in
-    the backward pass, so that only one layer's activations are held."""
+    """Tokens -> HiddenStates."""
 
     config: BertConfig
-    dtype: Any = jnp.float32
-    remat: bool = False
+    compute: Compute = Compute()
 
     def setup(self) -> None:
-        self.embeddings = BertEmbeddings(self.config, self.dtype)
+        self.embeddings = BertEmbeddings(self.config)
         if self.config.mlm_head:
-            self.mlm_head = MlmHead(self.config, self.dtype)
+            self.mlm_head = MlmHead(self.config, self.compute)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.embeddings.word.embedding
 
-    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.embeddings(ids, train)
+        return self.embeddings(tokens, train)
 
     @nn.compact
     def __call__(
@@ -211,11 +204,11 @@ class Bert(nn.Module):
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
+        embedded, mask = self.embeddings(tokens, train, leading), tokens.mask
         if leading is not None:
             mask = repeat_first(mask, len(leading))
-        layers = scan_layers(BertLayer, c.num_layers, self.remat)
-        last, kept = layers(c, self.dtype, keep, train, name="layers")(embedded, mask)
+        layers = scan_layers(BertLayer, c.num_layers, self.compute)(c, self.compute, keep)
+        last, kept = layers(embedded, mask, dropout_rows(tokens, train))
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
         return keep.collect(embedded, kept, last, mask)

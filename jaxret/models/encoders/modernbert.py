@@ -25,10 +25,11 @@ from jaxret.models.encoders.attention import (
     repeat_first,
     require_length,
     rotate,
-    scan_layers,
     split_heads,
+    vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -88,78 +89,72 @@ class Norm(nn.Module):
         return centred_norm(hidden, self.param("scale", nn.initializers.ones, (hidden.shape[-1],)), self.eps)
 
 
-def linear(features: int, config: ModernBertConfig, dtype: Any, name: str, depth: int = 0) -> nn.Dense:
+def linear(features: int, config: ModernBertConfig, compute: Compute, name: str, depth: int = 0) -> Dense:
     """A dense layer without a bias; what writes to the residual stream starts smaller, by the `depth` of the stack."""
-    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     spread = config.initializer_range / (2 * depth) ** 0.5 if depth else config.initializer_range
     init = nn.initializers.truncated_normal(spread)
-    return nn.Dense(features, use_bias=False, dtype=dtype, precision=precision, kernel_init=init, name=name)
+    return Dense(features, compute, init, use_bias=False, name=name)
 
 
 class ModernBertEmbeddings(nn.Module):
     """Word embeddings, norm, dropout: positions come with the attention."""
 
     config: ModernBertConfig
-    dtype: Any
 
     def setup(self) -> None:
         c = self.config
         init = nn.initializers.truncated_normal(c.initializer_range)
-        self.word = nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=init)
+        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=init)
         self.norm = Norm(c.norm_eps)
 
     @nn.compact
-    def __call__(
-        self, ids: Int[jax.Array, "B T"], train: bool, leading: jax.Array | None = None
-    ) -> Float[jax.Array, "B slots H"]:
+    def __call__(self, tokens: Tokens, train: bool, leading: jax.Array | None = None) -> Float[jax.Array, "B slots H"]:
         """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots."""
-        words = self.word(ids)
+        words = self.word(tokens.ids)
         if leading is not None:
-            words = lead(words, self.word(leading) if leading.ndim == 1 else leading, self.dtype)
-        return nn.Dropout(self.config.embedding_dropout, deterministic=not train)(self.norm(words))
+            words = lead(words, self.word(leading) if leading.ndim == 1 else leading)
+        return Dropout(self.config.embedding_dropout)(self.norm(words), dropout_rows(tokens, train))
 
 
 class ModernBertMlmHead(nn.Module):
     """Hidden states -> logits over the vocabulary: dense, activation, norm, the word table transposed, and a bias."""
 
     config: ModernBertConfig
-    dtype: Any
+    compute: Compute
 
     @nn.compact
     def __call__(
         self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
     ) -> Float[jax.Array, "*batch vocabulary"]:
         c = self.config
-        transformed = ACTIVATIONS["gelu"](linear(c.hidden_size, c, self.dtype, "dense", c.num_layers)(hidden))
+        transformed = ACTIVATIONS["gelu"](linear(c.hidden_size, c, self.compute, "dense", c.num_layers)(hidden))
         transformed = Norm(c.norm_eps, name="norm")(transformed)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
-        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
-        logits = jnp.einsum("...h,vh->...v", transformed, table.astype(self.dtype), precision=precision)
-        return logits.astype(jnp.float32) + bias
+        return vocabulary_logits(transformed, table, self.compute) + bias
 
 
 class Attention(nn.Module):
     """Multi-head attention of a sequence to itself, with rotary positions."""
 
     config: ModernBertConfig
-    dtype: Any
-    train: bool
+    compute: Compute
 
     @nn.compact
     def __call__(
         self,
         hidden: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T T"],
+        rows: Rows,
         positions: Int[jax.Array, " T"],
         rates: Float[jax.Array, " half"],
     ) -> Float[jax.Array, "B T H"]:
         c = self.config
-        drop = nn.Dropout(c.attention_dropout, deterministic=not self.train)
-        thirds = jnp.split(linear(3 * c.hidden_size, c, self.dtype, "qkv")(hidden), 3, axis=-1)
+        drop = dropout(c.attention_dropout, rows)
+        thirds = jnp.split(linear(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
         query = rotate(query, positions, rates) * (c.hidden_size // c.num_heads) ** -0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop)
-        return drop(linear(c.hidden_size, c, self.dtype, "output", c.num_layers)(mixed))
+        return drop(linear(c.hidden_size, c, self.compute, "output", c.num_layers)(mixed))
 
 
 class ModernBertLayer(nn.Module):
@@ -167,9 +162,8 @@ class ModernBertLayer(nn.Module):
     [attention norm's scale, whether there is such a norm, window, rotary rates]."""
 
     config: ModernBertConfig
-    dtype: Any
+    compute: Compute
     keep: Keep
-    train: bool
 
     @nn.compact
     def __call__(
@@ -177,19 +171,20 @@ class ModernBertLayer(nn.Module):
         hidden: Float[jax.Array, "B T H"],
         own: dict[str, jax.Array],
         mask: Bool[jax.Array, "B T"],
+        rows: Rows,
         positions: Int[jax.Array, " T"],
         final_scale: Float[jax.Array, " H"],
     ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
         near = jnp.abs(positions[:, None] - positions[None]) <= own["reach"]
         normed = jnp.where(own["normed"], centred_norm(hidden, own["scale"], c.norm_eps), hidden)
-        attention = Attention(c, self.dtype, self.train, name="attention")
-        hidden = hidden + attention(normed, mask[:, None, :] & near, positions, own["rates"])
+        attention = Attention(c, self.compute, name="attention")
+        hidden = hidden + attention(normed, mask[:, None, :] & near, rows, positions, own["rates"])
 
-        wide = linear(2 * c.intermediate_size, c, self.dtype, "wide")(Norm(c.norm_eps, name="mlp_norm")(hidden))
+        wide = linear(2 * c.intermediate_size, c, self.compute, "wide")(Norm(c.norm_eps, name="mlp_norm")(hidden))
         raised, gate = jnp.split(wide, 2, axis=-1)
-        gated = nn.Dropout(c.mlp_dropout, deterministic=not self.train)(ACTIVATIONS[c.hidden_act](raised) * gate)
-        hidden = hidden + linear(c.hidden_size, c, self.dtype, "narrow", c.num_layers)(gated)
+        gated = Dropout(c.mlp_dropout)(ACTIVATIONS[c.hidden_act](raised) * gate, rows)
+        hidden = hidden + linear(c.hidden_size, c, self.compute, "narrow", c.num_layers)(gated)
         if self.keep.layers == "last":
             return hidden, None
         shown = centred_norm(hidden, final_scale, c.norm_eps) if c.normalize_intermediate else hidden
@@ -212,28 +207,26 @@ class LaterNorms(nn.Module):
 
 
 class ModernBert(nn.Module):
-    """Tokens -> HiddenStates. `dtype` is the compute type (parameters stay float32); `remat` recomputes each layer in
-    the backward pass."""
+    """Tokens -> HiddenStates."""
 
     config: ModernBertConfig
-    dtype: Any = jnp.float32
-    remat: bool = False
+    compute: Compute = Compute()
 
     def setup(self) -> None:
         c = self.config
-        self.embeddings = ModernBertEmbeddings(c, self.dtype)
+        self.embeddings = ModernBertEmbeddings(c)
         self.later_layers = LaterNorms(c)
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
         if c.mlm_head:
-            self.mlm_head = ModernBertMlmHead(c, self.dtype)
+            self.mlm_head = ModernBertMlmHead(c, self.compute)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.embeddings.word.embedding
 
-    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.embeddings(ids, train)
+        return self.embeddings(tokens, train)
 
     @nn.compact
     def __call__(
@@ -246,14 +239,14 @@ class ModernBert(nn.Module):
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        embedded, mask = self.embeddings(tokens.ids, train, leading), tokens.mask
+        embedded, mask = self.embeddings(tokens, train, leading), tokens.mask
         positions = jnp.arange(mask.shape[1])
         if leading is not None:
             mask, positions = (repeat_first(row, len(leading)) for row in (mask, positions))
-        axes = (0, nn.broadcast, nn.broadcast, nn.broadcast)
-        layers = scan_layers(ModernBertLayer, c.num_layers, self.remat, axes)(c, self.dtype, keep, train, name="layers")
+        axes = (0, *(nn.broadcast,) * 4)
+        layers = scan_layers(ModernBertLayer, c.num_layers, self.compute, in_axes=axes)(c, self.compute, keep)
         own = {"scale": self.later_layers(), **layer_constants(c)}
-        last, kept = layers(embedded, own, mask, positions, self.final_norm)
+        last, kept = layers(embedded, own, mask, dropout_rows(tokens, train), positions, self.final_norm)
         last = centred_norm(last, self.final_norm, c.norm_eps)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)

@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
+from jaxret.models.encoders.layers import Compute
 from jaxret.storage import atomic_write, sha256_file, write_json
 
 Params = dict[str, Any]
@@ -173,7 +174,7 @@ def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
     table = jnp.zeros((config.vocab_size, config.hidden_size))
     make_head = ARCHITECTURES[config.model_type].mlm_head
     assert make_head, f"{config.model_type} has no MLM head"
-    params = make_head(config, jnp.float32).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
+    params = make_head(config, Compute()).init(key, jnp.zeros((1, config.hidden_size)), table)["params"]
     return traverse_util.flatten_dict({"mlm_head": jax.device_get(params)}, sep="/")
 
 

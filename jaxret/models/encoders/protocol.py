@@ -9,9 +9,10 @@ from dataclasses import Field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute
 from jaxret.types import HiddenStates, Tokens
 
 # What a head may ask of an encoder, by name. An encoder that cannot says why (`EncoderConfig.lacks`).
@@ -56,12 +57,11 @@ class EncoderConfig(Protocol):
 
 
 class Encoder(Protocol):
-    """A Linen module `Encoder(config, dtype, remat)`. `dtype` is the compute type (parameters stay float32); `remat`
-    recomputes each layer in the backward pass."""
+    """A Linen module `Encoder(config, compute)`. Its layers are made by `scan_layers` of products and dropout as in
+    `layers.py`: there all that `compute` asks for is done. Every other parameter it may use as it finds it."""
 
     config: Any
-    dtype: Any
-    remat: bool
+    compute: Compute
 
     def __call__(
         self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
@@ -71,7 +71,7 @@ class Encoder(Protocol):
         ValueError for it where the encoder lacks "leading"."""
         ...
 
-    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads, position and all."""
         ...
 

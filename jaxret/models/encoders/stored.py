@@ -63,7 +63,7 @@ def _nothing(_: Any) -> Iterator[tuple[str, str]]:
 class Architecture:
     """One `model_type` of transformers.
 
-    config, module: what is made of it (`module(config, dtype, remat)`; see protocol.py). keys: our field -> its key.
+    config, module: what is made of it (`module(config, compute)`; see protocol.py). keys: our field -> its key.
     only: options, besides PLAIN, that change the computation, and the one value of each that is computed here.
     translate: config.json -> the same in the spelling of `keys`; raises ValueError for what cannot be said so. check:
     config -> (field, what would be right) of every value that does not go with the others. extra: what transformers

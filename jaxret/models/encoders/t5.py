@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.attention import ACTIVATIONS, attend, scan_layers, split_heads
+from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -106,27 +107,24 @@ class T5Layer(nn.Module):
     """One pre-norm block; returns its output and what `keep` selects of it, as nn.scan wants them."""
 
     config: T5Config
-    dtype: Any
+    compute: Compute
     keep: Keep
-    train: bool
 
     @nn.compact
     def __call__(
         self,
         hidden: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T"],
+        rows: Rows,
         position_bias: Float[jax.Array, "heads T T"],
         final_scale: Float[jax.Array, " H"],
     ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
-        precision = jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
-        drop = nn.Dropout(c.dropout, deterministic=not self.train)
+        drop = dropout(c.dropout, rows)
 
-        def dense(features: int, name: str, spread: float) -> nn.Dense:
+        def dense(features: int, name: str, spread: float) -> Dense:
             init = nn.initializers.normal(c.initializer_factor * spread)
-            return nn.Dense(
-                features, use_bias=False, dtype=self.dtype, precision=precision, kernel_init=init, name=name
-            )
+            return Dense(features, self.compute, init, use_bias=False, name=name)
 
         def heads(name: str, spread: float) -> Float[jax.Array, "B T heads width"]:
             return split_heads(dense(c.num_heads * c.head_size, name, spread)(normed), c.num_heads)
@@ -149,28 +147,26 @@ class T5Layer(nn.Module):
 
 
 class T5(nn.Module):
-    """Tokens -> HiddenStates. `dtype` is the compute type (parameters stay float32); `remat` recomputes each layer in
-    the backward pass."""
+    """Tokens -> HiddenStates."""
 
     config: T5Config
-    dtype: Any = jnp.float32
-    remat: bool = False
+    compute: Compute = Compute()
 
     def setup(self) -> None:
         c, normal = self.config, nn.initializers.normal
-        self.word = nn.Embed(c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=normal(c.initializer_factor))
+        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=normal(c.initializer_factor))
         spread = c.initializer_factor * c.hidden_size**-0.5
         self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(spread))
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.word.embedding
 
-    def embed(self, ids: Int[jax.Array, "B T"], train: bool) -> Float[jax.Array, "B T H"]:
+    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.drop(self.word(ids), deterministic=not train)
+        return self.drop(self.word(tokens.ids), dropout_rows(tokens, train))
 
     @nn.compact
     def __call__(
@@ -179,12 +175,12 @@ class T5(nn.Module):
         """Encodes a batch. Dropout needs a "dropout" rng when `train`. Raises ValueError for `leading`."""
         if leading is not None:
             raise ValueError(f"leading slots cannot be had: {LACKS['leading']}")
-        c, embedded = self.config, self.embed(tokens.ids, train)
+        c, embedded, rows = self.config, self.embed(tokens, train), dropout_rows(tokens, train)
         buckets = relative_buckets(tokens.ids.shape[1], c.buckets, c.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
-        layers = scan_layers(T5Layer, c.num_layers, self.remat)(c, self.dtype, keep, train, name="layers")
-        last, kept = layers(embedded, tokens.mask, bias, self.final_norm)
-        last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), deterministic=not train)
+        layers = scan_layers(T5Layer, c.num_layers, self.compute)(c, self.compute, keep)
+        last, kept = layers(embedded, tokens.mask, rows, bias, self.final_norm)
+        last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), rows)
         return keep.collect(embedded, kept, last, tokens.mask)
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.models.encoders.attention import scan_layers
 from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute, Rows, dropout, dropout_rows, scan_layers
 from jaxret.models.heads.head import Head, Side, Text
-from jaxret.types import Embeddings, HiddenStates
+from jaxret.types import Embeddings, HiddenStates, Tokens
 
 VARIANTS = ("paper", "released")
 
@@ -24,23 +24,26 @@ class ReconstructorLayer(nn.Module):
     transformers' BERT decoder without its causal mask."""
 
     config: BertConfig
-    dtype: Any
-    train: bool
+    compute: Compute
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B U H"], states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+        self,
+        hidden: Float[jax.Array, "B U H"],
+        states: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T"],
+        rows: Rows,
     ) -> tuple[Float[jax.Array, "B U H"], None]:
         c = self.config
-        drop = nn.Dropout(c.hidden_dropout, deterministic=not self.train)
+        drop = dropout(c.hidden_dropout, rows)
         everything = jnp.ones(hidden.shape[:2], bool)
-        attended = Attention(c, self.dtype, self.train, name="attention")(hidden, hidden, everything)
-        hidden = layer_norm(c, self.dtype, "attention_norm")(hidden + drop(attended))
-        crossed = Attention(c, self.dtype, self.train, name="cross_attention")(hidden, states, mask)
-        hidden = layer_norm(c, self.dtype, "cross_attention_norm")(hidden + drop(crossed))
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.dtype, "intermediate")(hidden))
-        narrow = dense(c.hidden_size, c, self.dtype, "output")(wide)
-        return layer_norm(c, self.dtype, "output_norm")(hidden + drop(narrow)), None
+        attended = Attention(c, self.compute, name="attention")(hidden, hidden, everything, rows)
+        hidden = layer_norm(c, "attention_norm")(hidden + drop(attended))
+        crossed = Attention(c, self.compute, name="cross_attention")(hidden, states, mask, rows)
+        hidden = layer_norm(c, "cross_attention_norm")(hidden + drop(crossed))
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
+        narrow = dense(c.hidden_size, c, self.compute, "output")(wide)
+        return layer_norm(c, "output_norm")(hidden + drop(narrow)), None
 
 
 class ImplicitInteraction(Head):
@@ -109,24 +112,21 @@ class ImplicitInteraction(Head):
         states, mask = hidden.states[-1], hidden.mask
         if text.side == "query":
             return Embeddings(states, mask)
-        c, dtype = text.encoder.config, text.encoder.dtype
-        pseudo = text.encoder.embed(self.pseudo_ids(text), text.train)  # [B,U,H]
+        c, compute = text.encoder.config, text.encoder.compute
+        ids, rows = self.pseudo_ids(text), dropout_rows(text.tokens, text.train)
+        pseudo = text.encoder.embed(Tokens(ids, jnp.ones(ids.shape, bool), text.tokens.rows), text.train)  # [B,U,H]
 
-        read = scan_layers(ReconstructorLayer, self.reconstructor_layers)
-        imagined, _ = read(c, dtype, text.train, name="reconstructor_layers")(pseudo, states, mask)  # Z [B,U,H]
-        if self.variant == "released":
-            summary = jnp.mean(imagined, axis=1, keepdims=True, dtype=jnp.float32).astype(dtype)
-        else:
-            summary = imagined
+        read = scan_layers(ReconstructorLayer, self.reconstructor_layers, compute, "reconstructor_layers")
+        imagined, _ = read(c, compute)(pseudo, states, mask, rows)  # Z [B,U,H]
+        summary = jnp.mean(imagined, axis=1, keepdims=True) if self.variant == "released" else imagined
         together = jnp.concatenate([states, summary], axis=1)
         there = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
-        interact = scan_layers(BertLayer, self.interactor_layers)
-        one = Keep(1, layers="last")
-        vectors, _ = interact(c, dtype, one, text.train, name="interactor_layers")(together, there)
+        interact = scan_layers(BertLayer, self.interactor_layers, compute, "interactor_layers")
+        vectors, _ = interact(c, compute, Keep(1, layers="last"))(together, there, rows)
         own_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
-            own_loss = self.reconstruction(imagined, labels, c, dtype)
+            own_loss = self.reconstruction(imagined, labels, c, compute)
         return Embeddings(vectors[:, :1], mask[:, :1], own_loss if text.labels is not None else None)
 
     def pseudo_ids(self, text: Text) -> Int[jax.Array, "B U"]:
@@ -140,13 +140,13 @@ class ImplicitInteraction(Head):
 
     @nn.nowrap
     def reconstruction(
-        self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, dtype: Any
+        self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B 2"]:
         """(sum of cross-entropies, number of tokens) of each text; label -1 has no token. The vocabulary projection is
         a new MLM head whose output matrix is its own, not the word table."""
-        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, dtype, "vocabulary_dense")(imagined))
-        transformed = layer_norm(c, dtype, "vocabulary_norm")(transformed)
-        logits = dense(c.vocab_size, c, dtype, "vocabulary")(transformed).astype(jnp.float32)
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, compute, "vocabulary_dense")(imagined))
+        transformed = layer_norm(c, "vocabulary_norm")(transformed)
+        logits = dense(c.vocab_size, c, compute, "vocabulary")(transformed).astype(jnp.float32)
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
         real = labels >= 0
         return jnp.stack([-jnp.sum(jnp.where(real, chosen, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)

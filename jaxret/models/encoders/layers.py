@@ -1,0 +1,158 @@
+"""What every layer is made of, and how it is computed: products, dense layers, dropout, and the scan over layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float, Int
+
+from jaxret.distributed import LAYERS, Reader
+from jaxret.types import Tokens
+
+# What the backward pass computes again -> the names that are kept instead; None: all is kept.
+RECOMPUTE: dict[str, tuple[str, ...] | None] = {
+    "none": None,
+    "cheap": ("product", "mixed"),  # activations, attention's scores and weights, norms, dropout
+    "layer": (),
+}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How an encoder and its head are computed. Nothing here changes what is computed, but for rounding.
+
+    dtype: of the operands of products, and of what lies between them; parameters, sums, norms and the stream of hidden
+    states are float32. recompute: what the backward pass computes again, of RECOMPUTE. read: how the parameters of a
+    layer are read where devices hold parts of them (`jax.shard_map`); None: as they are.
+    """
+
+    dtype: Any = jnp.float32
+    recompute: str = "none"
+    read: Reader | None = None
+
+
+def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
+    """einsum of `a` and `b`, rounded to `dtype`, added up in float32 and given as `out`. The gradients too are products
+    of what is rounded to `dtype`, added up in float32, and have the types of `a` and `b`: what is subtracted later, as
+    in a softmax, or added up over a batch, is not rounded before. float32 really is float32 (TPUs and newer GPUs would
+    round the operands)."""
+    return _product(spec, dtype, out, (a.dtype, b.dtype), a, b)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _product(spec: str, dtype: Any, out: Any, types: tuple[Any, Any], a: jax.Array, b: jax.Array) -> jax.Array:
+    return _einsum(spec, a, b, dtype).astype(out)
+
+
+def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    a, b = a.astype(dtype), b.astype(dtype)
+
+    def exact(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+
+    def fast(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+    if dtype == jnp.float32:
+        return exact(a, b)
+    return jax.lax.platform_dependent(a, b, cpu=exact, default=fast)  # XLA's CPU has no such product of bfloat16s
+
+
+def _forward(spec: str, dtype: Any, out: Any, types: Any, a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
+    a, b = a.astype(dtype), b.astype(dtype)
+    return _einsum(spec, a, b, dtype).astype(out), (a, b)
+
+
+def _backward(spec: str, dtype: Any, out: Any, types: Any, kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (a, b), (left, _, right_and_result) = kept, spec.partition(",")
+    right, _, result = right_and_result.partition("->")
+    of_a = _einsum(f"{result},{right}->{left}", g, b, dtype)
+    return of_a.astype(types[0]), _einsum(f"{left},{result}->{right}", a, g, dtype).astype(types[1])
+
+
+_product.defvjp(_forward, _backward)
+
+
+class Dense(nn.Module):
+    """x W + b, in the compute type; b is added, and its gradient summed, in float32."""
+
+    features: int
+    compute: Compute
+    kernel_init: Any
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
+        dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+        y = checkpoint_name(product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, dtype), "product")
+        if self.use_bias:
+            y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (self.features,))
+        return y.astype(dtype)
+
+
+# The rows of texts in the whole batch; None: this is not training, and nothing is dropped.
+Rows: TypeAlias = Int[jax.Array, " B"] | None
+
+
+def dropout_rows(tokens: Tokens, train: bool) -> Rows:
+    """What the masks of dropout follow."""
+    if not train:
+        return None
+    return jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
+
+
+class Dropout(nn.Module):
+    """Sets numbers to 0 at `rate` and divides the others by 1 - `rate`. Which ones depends on the text's row in the
+    whole batch, not on the device or the chunk that holds it."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[jax.Array, "B ..."], rows: Rows) -> Float[jax.Array, "B ..."]:
+        if rows is None or not self.rate:
+            return x
+        key, keep = self.make_rng("dropout"), 1 - self.rate
+        kept = jax.vmap(lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), keep, x.shape[1:]))(rows)
+        return jnp.where(kept, x / keep, 0)
+
+
+def dropout(rate: float, rows: Rows) -> Callable[[jax.Array], jax.Array]:
+    """`Dropout` of the texts of these rows; masks differ from call to call."""
+    module: Any = Dropout(rate)
+    return lambda x: module(x, rows)
+
+
+def scan_layers(
+    layer: type[nn.Module], length: int, compute: Compute, name: str = "layers", in_axes: Any = nn.broadcast
+) -> Any:
+    """`length` copies of `layer` as one module called `name`: parameters of all lie in one array with a leading layer
+    axis, so compile time does not grow with depth. in_axes: for each argument after the first (which the layers hand
+    on), 0 if every layer gets its own row of it; by default all get all.
+
+    Returns what makes the module from the fields of `layer`. Raises ValueError for a name by which nobody would know
+    that here are layers (`distributed.LAYERS`).
+    """
+    if not re.search(LAYERS, f"{name}/"):
+        raise ValueError(f"a stack of layers is called {name!r}; its name must be 'layers' or end with '_layers'")
+    if compute.read is not None:  # inside what is computed again: whole parameters of all layers are never held
+        layer = nn.map_variables(layer, "params", trans_in_fn=compute.read.layer)
+    kept = RECOMPUTE[compute.recompute]
+    if kept is not None:
+        layer = nn.remat(layer, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(*kept))
+    scanned = nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=in_axes,
+        length=length,
+    )
+    return partial(scanned, name=name)

@@ -1,0 +1,182 @@
+"""Reading parameters: what travels between devices in a step, how often, and in which type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.distributed import by_row, make_mesh, shardings
+from jaxret.models.encoders import bert
+from jaxret.models.encoders.layers import Compute, scan_layers
+from jaxret.types import Batch, Tokens
+from tests import tiny
+
+COLLECTIVES = ("psum", "psum_invariant", "all_gather", "reduce_scatter", "all_to_all", "ppermute")
+QUERIES = 32
+
+
+def inner(value: Any) -> Iterator[Any]:
+    """The programs among an equation's parameters."""
+    for part in value if isinstance(value, tuple | list) else (value,):
+        part = getattr(part, "jaxpr", part)
+        if hasattr(part, "eqns"):
+            yield part
+
+
+def collectives(program: Any, times: int = 1) -> Counter[tuple[str, str]]:
+    """(operation, type) -> bytes that come out of it in a step, each as often as its loops run."""
+    found: Counter[tuple[str, str]] = Counter()
+    for equation in program.eqns:
+        if equation.primitive.name in COLLECTIVES:
+            for out in equation.outvars:
+                found[equation.primitive.name, str(out.aval.dtype)] += times * out.aval.size * out.aval.dtype.itemsize
+        rounds = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            for part in inner(value):
+                found += collectives(part, times * rounds)
+    return found
+
+
+def step(
+    overrides: dict[str, Any], fsdp: int = 1, chunk_size: int = 0, reduce_dtype: Any = jnp.float32
+) -> tuple[Counter[tuple[str, str]], int, int]:
+    """(the collectives of a step's gradient, bytes of all parameters, bytes of those that are split)."""
+    mesh = make_mesh(fsdp)
+    objective = tiny.make_objective(overrides, mesh, tiny.WITHOUT_DROPOUT, chunk_size)
+    objective = dataclasses.replace(objective, reduce_dtype=reduce_dtype)
+    params = jax.eval_shape(objective.retriever.init, jax.random.key(0))
+    places = jax.tree.leaves(shardings(mesh, params))
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tiny.make_batch(QUERIES))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.make_jaxpr(jax.grad(lambda p, b, k: objective(p, b, k).loss))(params, batch, key)
+    sizes = [(4 * leaf.size, bool(place.spec)) for leaf, place in zip(jax.tree.leaves(params), places, strict=True)]
+    return collectives(program.jaxpr), sum(s for s, _ in sizes), sum(s for s, split in sizes if split)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunk_size", [0, 8])
+def test_gradients_are_added_up_once(tied: bool, chunk_size: int) -> None:
+    """Of chunks and of both sides of a tied encoder together: every parameter once, and nothing else."""
+    found, whole, _ = step(tiny.DUAL_ENCODER | {"encoder.tied": tied}, chunk_size=chunk_size)
+    assert found == {("psum_invariant", "float32"): whole}
+
+
+@pytest.mark.parametrize("chunk_size", [0, 8])
+def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size: int) -> None:
+    """Every part once: no activation travels."""
+    found, whole, split = step(tiny.DUAL_ENCODER, fsdp=4, chunk_size=chunk_size)
+    assert found == {
+        ("all_gather", "float32"): split,
+        ("reduce_scatter", "float32"): split // 4,
+        ("psum_invariant", "float32"): whole - split + split // 4,
+    }
+
+
+def test_the_types_of_what_travels() -> None:
+    overrides = tiny.DUAL_ENCODER | {"encoder.dtype": "bfloat16"}
+    found, _, split = step(overrides, fsdp=4)
+    assert found["all_gather", "bfloat16"] == split // 2
+    assert {kind for name, kind in found if name != "all_gather"} == {"float32"}
+    halved, _, _ = step(overrides, fsdp=4, reduce_dtype=jnp.bfloat16)
+    assert halved["reduce_scatter", "bfloat16"] == split // 8
+    assert ("reduce_scatter", "float32") not in halved
+    assert halved["psum_invariant", "float32"] > 0, "biases and norms stay as they are"
+
+
+def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
+    plain, _, _ = step(tiny.DUAL_ENCODER, fsdp=4)
+    again, _, split = step(tiny.DUAL_ENCODER | {"encoder.recompute": "cheap"}, fsdp=4)
+    assert split < again["all_gather", "float32"] < 2 * split, "layers twice, tables once"
+    assert {k: v for k, v in again.items() if k[0] != "all_gather"} == {
+        k: v for k, v in plain.items() if k[0] != "all_gather"
+    }
+
+
+def test_a_stack_of_layers_has_a_name_by_which_it_is_known() -> None:
+    with pytest.raises(ValueError, match="a stack of layers is called 'blocks'; its name must be 'layers' or end"):
+        scan_layers(bert.BertLayer, 2, Compute(), "blocks")
+
+
+ENCODERS: dict[str, Any] = {
+    "bert": tiny.BERT,
+    "t5": dataclasses.replace(tiny.T5, dropout=0.1),
+    "modernbert": tiny.MODERNBERT,
+}
+
+
+@pytest.mark.parametrize("policy", ["none", "cheap", "layer"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_split_and_recomputed_is_neither(encoder: str, policy: str) -> None:
+    """Loss and gradient, with dropout: on eight devices, parameters split over four, as on one device."""
+    if policy == "none" and encoder == "bert":
+        pytest.skip("step_test has it")
+    overrides = tiny.MLR | {"head.token": "mean", "encoder.recompute": policy}
+
+    def gradient(overrides: dict[str, Any], fsdp: int, devices: int) -> Any:
+        mesh = make_mesh(fsdp, jax.devices()[:devices])
+        objective = tiny.make_objective(overrides, mesh, ENCODERS[encoder])
+        params = tiny.make_params(objective.retriever)
+        params = jax.device_put(params, shardings(mesh, params))
+        batch = jax.device_put(tiny.make_batch(8), by_row(mesh))
+        loss = lambda p, b: objective(p, b, jax.random.key(3)).loss  # noqa: E731
+        return jax.device_get(jax.jit(jax.value_and_grad(loss))(params, batch))
+
+    value, expected = gradient(overrides | {"encoder.recompute": "none"}, 1, 1)
+    found_value, found = gradient(overrides, 4, 8)
+    assert abs(found_value - value) <= 2e-6 * max(abs(value), 1)
+    assert tiny.relative_error(found, expected) <= 2e-6
+
+
+FREQUENT, ROWS, LENGTH = 7, 64, 32
+
+
+def crowded_batch() -> Batch:
+    """A word that is in a third of all places, about 700 times."""
+    random = np.random.default_rng(0)
+    ids = random.integers(8, 40, (ROWS, LENGTH))
+    ids[:, 1:][random.random((ROWS, LENGTH - 1)) < 1 / 3] = FREQUENT
+    ids[:, 0] = 2
+    queries = random.integers(8, 40, (ROWS // 2, 8))
+
+    def tokens(ids: np.ndarray) -> Tokens:
+        return Tokens(jnp.asarray(ids, jnp.int32), jnp.ones(ids.shape, bool))
+
+    rows = jnp.arange(ROWS)
+    return Batch(tokens(queries), tokens(ids), rows[::2], rows, jnp.full((ROWS // 2, 1), -1))
+
+
+def word_gradients(token: str, dtype: str) -> np.ndarray:
+    """The gradient of the passages' word table [vocabulary,H], of a model as it is drawn."""
+    shapes = dataclasses.replace(tiny.WITHOUT_DROPOUT, hidden_size=64, num_heads=4, max_positions=32)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    objective = tiny.make_objective({"head.token": token, "encoder.dtype": dtype}, mesh, shapes)
+    params = objective.retriever.init(jax.random.key(0))
+    gradient = jax.jit(jax.grad(lambda p, b: objective(p, b, jax.random.key(0)).loss))(params, crowded_batch())
+    return np.asarray(gradient["passage_encoder"]["embeddings"]["word"]["embedding"], np.float64)
+
+
+# With [CLS] what is left is the rounding of the gradients that are operands of attention's products.
+@pytest.mark.parametrize(("token", "most", "control"), [("mean", 1e-3, 0.02), ("cls", 0.03, 0.06)])
+def test_bfloat16_keeps_the_gradient_of_a_frequent_word(
+    token: str, most: float, control: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its contributions nearly cancel, because a shift that all documents share changes no loss: what is rounded before
+    they are added up is lost."""
+    exact = word_gradients(token, "float32")[FREQUENT]
+
+    def error() -> float:
+        return float(np.linalg.norm(word_gradients(token, "bfloat16")[FREQUENT] - exact) / np.linalg.norm(exact))
+
+    assert error() <= most
+    half, norm = jnp.bfloat16, nn.LayerNorm.__call__  # of tables before they are read, and of hidden states
+    monkeypatch.setattr(nn.Embed, "__call__", lambda self, ids: jnp.take(self.embedding.astype(half), ids, axis=0))
+    monkeypatch.setattr(nn.LayerNorm, "__call__", lambda self, x: norm(self, x.astype(half)).astype(half))
+    assert error() > control, "control"
