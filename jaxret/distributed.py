@@ -169,3 +169,7 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         return self._jitted(*arguments)
+
+    def trace(self, *arguments: Any) -> Any:
+        """What JAX would compile for these arguments, which may be abstract (jax.stages.Traced)."""
+        return self._jitted.trace(*arguments)
