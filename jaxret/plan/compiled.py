@@ -50,12 +50,12 @@ class Compiled:
     @property
     def moved(self) -> float:
         """Bytes of the results of all collectives."""
-        return sum(c.times * c.bytes for c in self.collectives)
+        return sum((c.times * c.bytes for c in self.collectives), 0.0)
 
     @property
     def sent(self) -> float:
         """Bytes that the device sends at least."""
-        return sum(c.times * c.sent for c in self.collectives)
+        return sum((c.times * c.sent for c in self.collectives), 0.0)
 
 
 class CompileError(RuntimeError):
@@ -154,7 +154,7 @@ def memory(assignment: str, module: Module) -> dict[str, int]:
     sizes = {"parameters": 0, "moments": 0, "inputs": 0, "results": 0, "temporaries": 0}
     for size, what in _ALLOCATION.findall(assignment):
         color = re.search(r"\bcolor (\d+)", what)
-        if "thread-local" in what or (color and color[1] != "0"):
+        if color and color[1] != "0":  # memory on the chip
             continue
         if parameter := re.match(r"parameter (\d+)", what):
             sizes[_argument(names.get(parameter[1], ""))] += int(size)

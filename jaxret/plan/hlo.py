@@ -148,7 +148,7 @@ def size(kind: str, shape: tuple[int, ...]) -> float:
         if not bits:
             raise ValueError(f"{kind} is no type of XLA's that is known here")
         width = int(bits[1]) / 8
-    return width * math.prod(shape)
+    return float(width * math.prod(shape))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def collectives(module: Module, devices: int) -> list[Collective]:
         results = arrays(shape)
         if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
             results = results[len(results) // 2 :] if kind == "all-gather" else results[1:2]  # (operands, results)
-        total = sum(size(*array) for array in results)
+        total = sum((size(*array) for array in results), 0.0)
         group = _group(instruction.rest, devices)
         name = _attribute(r'op_name="([^"]*)"', instruction.rest)
         found = Collective(

@@ -60,10 +60,10 @@ def arithmetic(kinds: list[Values], topology: Topology) -> float:
     that of memory."""
     rates = topology.chip.rates
     products = [kind for kind in kinds if kind["part"] != "optimizer"]
-    return sum(kind["flops"] / rates[kind["precision"]] for kind in products) / topology.devices
+    return sum((kind["flops"] / rates[kind["precision"]] for kind in products), 0.0) / topology.devices
 
 
-def lower_bound(kinds: list[Values], topology: Topology, traffic: float, compiled: Compiled | None) -> Values:
+def lower_bound(kinds: list[Values], topology: Topology, traffic: int | float, compiled: Compiled | None) -> Values:
     """Seconds that a run of the program takes at least: what is slowest of arithmetic, memory (`traffic`: bytes that a
     device reads and writes at least) and links, each at its full rate."""
     chip = topology.chip

@@ -12,7 +12,7 @@ from jaxret.plan.flops import PARTS, PHASES
 Values = dict[str, Any]
 
 
-def number(value: float) -> str:
+def number(value: int | float) -> str:
     """1234567 -> "1.23 M"."""
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
@@ -20,7 +20,7 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-def gib(value: float) -> str:
+def gib(value: int | float) -> str:
     return f"{value / GIB:,.2f} GiB"
 
 

@@ -19,7 +19,7 @@ class Row(NamedTuple):
     topology: str
     options: dict[str, Any]
     gib: float
-    megabytes: float
+    megabytes: int | float
     kinds: tuple[str, ...] = ("all-reduce",)
     verb: str = "train"
 
