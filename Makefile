@@ -34,7 +34,7 @@ test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, fu
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
-test-plan: .venv-plan/.ready ## compile for chips that are not there: bounds on memory and on what moves
+test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
 	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan/table_test.py $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers
@@ -76,7 +76,7 @@ $(VENV)/.ready-dev: requirements-dev.lock $(PACKAGE) | $(VENV)/bin/python
 	$(call install,requirements-dev.lock)
 	@touch $(VENV)/.ready
 
-.venv-plan/.ready: requirements-dev.lock requirements-plan.txt $(PACKAGE)
+.venv-plan/.ready-plan: requirements-dev.lock requirements-plan.txt $(PACKAGE)
 	@$(MAKE) --no-print-directory VENV=.venv-plan .venv-plan/.ready-dev
 	@echo "Installing requirements-plan.txt into .venv-plan (another 1.2 GB) ..."
 	@.venv-plan/bin/python -m pip -qq --disable-pip-version-check install -r requirements-plan.txt

@@ -107,6 +107,8 @@ def _repeats(equation: Any) -> int:
         return params["length"]
     if name == "shard_map":  # what is inside has the shapes of one device
         return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
+    if name == "pallas_call":  # a kernel has the shapes of one step of its grid
+        return math.prod(params["grid_mapping"].grid)
     if name == "while":
         body = _products(params["body_jaxpr"].jaxpr, 1, "")
         if next(body, None) is not None:

@@ -15,8 +15,8 @@ Values = dict[str, Any]
 def number(value: int | float) -> str:
     """1234567 -> "1.23 M"."""
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}" if value < 999.5 * unit else f"{value / unit:,.0f} {name}"
+        if value >= 0.9995 * unit:  # else three digits would round it up to the next unit
+            return f"{value / unit:.3g} {name}"
     return f"{value:.3g}"
 
 
@@ -102,7 +102,9 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
     yield f"memory of a device, {source}: {gib(memory['total'])} of {gib(memory['usable'])}"
     for kind, size in memory["by_kind"].items():
         if size >= 2**20:
-            told = " (activations and gradients)" if kind == "temporaries" and values["verb"] == "train" else ""
+            told = ""
+            if kind == "temporaries" and values["verb"] == "train":
+                told = f" (activations, and gradients: {gib(memory['by_kind'].get('parameters', 0))} if all at once)"
             yield f"  {kind:<17}{gib(size)}{told}"
     if topology.chip.platform == "cuda":
         yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"

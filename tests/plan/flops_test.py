@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.bert import BertConfig
@@ -122,6 +123,22 @@ def test_what_runs_in_parallel_counts_on_every_device() -> None:
     mapped = jax.shard_map(product, mesh=mesh, in_specs=(rows, jax.sharding.PartitionSpec()), out_specs=rows)
     traced = jax.jit(mapped).trace(jnp.ones((8, 3)), jnp.ones((3, 5)))
     assert sum(flops.count(traced).values()) == 2 * 8 * 3 * 5
+
+
+def test_a_kernel_counts_at_every_step_of_its_grid() -> None:
+    def kernel(x: Any, w: Any, out: Any) -> None:
+        out[...] = x[...] @ w[...]
+
+    rows, whole = pl.BlockSpec((8, 16), lambda i: (i, 0)), pl.BlockSpec((16, 32), lambda i: (0, 0))
+    call = pl.pallas_call(
+        kernel,
+        grid=(4,),
+        in_specs=[rows, whole],
+        out_specs=pl.BlockSpec((8, 32), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((32, 32), jnp.float32),
+    )
+    traced = jax.jit(call).trace(jnp.ones((32, 16)), jnp.ones((16, 32)))
+    assert sum(flops.count(traced).values()) == 2 * 32 * 16 * 32
 
 
 def test_the_longest_branch_counts() -> None:

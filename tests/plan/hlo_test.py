@@ -78,9 +78,35 @@ def test_an_asynchronous_gather_counts_once() -> None:
         f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[8] {{\n  %a = f32[8]{{0}} {line}\n  %b = f32[8]{{0}} {line}\n"
     )
     assert len(hlo.collectives(hlo.parse(text + "}\n"), 4)) == 1
-    assert len(hlo.collectives(hlo.parse(text + "}\n".replace("7", "8")), 4)) == 1
     other = text.replace("channel_id=7", "channel_id=8", 1)
     assert len(hlo.collectives(hlo.parse(other + "}\n"), 4)) == 2
+
+
+def test_a_gather_that_a_loop_overlaps_with_counts_as_often_as_it_begins() -> None:
+    gather = 'f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], metadata={op_name="a"}'
+    text = f"""HloModule m
+
+%body (p: (s32[])) -> (s32[]) {{
+  %again = {gather}
+}}
+
+%condition (p: (s32[])) -> pred[] {{
+  %p = (s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(12)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (p: f32[2]) -> f32[8] {{
+  %begin = {gather}
+  %loop = (s32[]) while(%state), condition=%condition, body=%body
+  %end = {gather}
+}}
+"""
+    (found,) = hlo.collectives(hlo.parse(text), 4)
+    assert found.times == 1
+    (inside,) = hlo.collectives(hlo.parse(text.replace(f"%begin = {gather}", "").replace(f"%end = {gather}", "")), 4)
+    assert inside.times == 12
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     longest = programs.Shapes(8, 16, 16, 64)
     found = from_examples(config, data, plan, longest)
     assert (found.steps, found.examples) == (6, 24)
+    assert found.real is not None
+    assert found.padded is not None
     assert found.shapes == programs.Shapes(8, 16, 16, 64, positives=2)
     real = np.minimum(lengths["queries"], 16).sum() + np.minimum(lengths["passages"], 64).sum()
     assert found.real == pytest.approx(2 * real / 6)  # each text twice, over six batches
