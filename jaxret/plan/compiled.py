@@ -97,15 +97,17 @@ def _run(folder: Path, topology: Topology) -> str:
             child.wait()
     log = (folder / "stderr.txt").read_text(errors="replace")
     if not _dumped(folder / "dump", "memory-usage-report.txt"):
-        raise CompileError(f"{topology}: {_reason(log)}")
+        raise CompileError(f"{topology}: {reason(log)}")
     logs = [path.read_text(errors="replace") for path in sorted(folder.glob("logs/*")) if not path.is_symlink()]
     return "\n".join([log, *logs])
 
 
-def _reason(log: str) -> str:
+def reason(log: str) -> str:
     """Of a child that gave no program: its last error."""
     lines = [line for line in log.splitlines() if re.match(r"^[\w.]*(Error|Exception)\b", line)]
-    return lines[-1][:500] if lines else f"the compiler ended without a word ({log[-200:].strip()!r})"
+    return (
+        lines[-1].partition(": ")[2][:500] if lines else f"the compiler ended without a word ({log[-200:].strip()!r})"
+    )
 
 
 def _dumped(dump: Path, suffix: str) -> Path | None:

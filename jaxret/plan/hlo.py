@@ -17,6 +17,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
+PRODUCTS = ("dot", "convolution")
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([\d,]*)\]")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -53,7 +54,8 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """The text of an HLO module. Raises ValueError if it has no entry, or a loop whose length is not written in it."""
+    """The text of an HLO module. Raises ValueError if it has no entry, or a loop with collectives or products whose
+    length is not written in it."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for raw in text.splitlines():
@@ -94,16 +96,26 @@ def _count(module: Module, name: str, times: int) -> None:
     module.times[name] += times
     for instruction in module.computations[name].values():
         if instruction.opcode == "while":
-            trips = _trips(module, name, instruction)
-            _count(module, instruction.called("body"), times * trips)
+            body, trips = instruction.called("body"), _trips(module, name, instruction)
+            before = module.times.copy()
+            _count(module, body, times * (1 if trips is None else trips))
+            if trips is None and any(_matters(module, name) for name in module.times - before):
+                raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
             for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
                 if called in module.computations:
                     _count(module, called, times)
 
 
-def _trips(module: Module, caller: str, loop: Instruction) -> int:
-    """How often a loop runs: what XLA noted, or the constant that its counter is compared with, less its start."""
+def _matters(module: Module, name: str) -> bool:
+    """Whether something is counted in a computation."""
+    counted = (*COLLECTIVES, *PRODUCTS)
+    return any(i.opcode.removesuffix("-start") in counted for i in module.computations[name].values())
+
+
+def _trips(module: Module, caller: str, loop: Instruction) -> int | None:
+    """How often a loop runs: what XLA noted, or the constant that its counter is compared with, less its start. None if
+    neither is there."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known:
         return int(known[1])
@@ -114,7 +126,7 @@ def _trips(module: Module, caller: str, loop: Instruction) -> int:
     counter = condition.get(compare.operands[0]) if compare else None
     index = re.search(r"index=(\d+)", counter.rest) if counter and counter.opcode == "get-tuple-element" else None
     if bound is None or index is None:
-        raise ValueError(f"how often the loop {loop.name} runs is not written in the HLO")
+        return None
     return bound - _start(module.computations[caller], loop.operands[0], int(index[1]))
 
 
@@ -219,7 +231,7 @@ def product_flops(module: Module) -> int:
     """FLOPs of all matrix products that one device computes."""
     total = 0
     for times, computation, instruction in module.instructions():
-        if times and instruction.opcode in ("dot", "convolution"):
+        if times and instruction.opcode in PRODUCTS:
             total += times * _product(module.computations[computation], instruction)
     return total
 

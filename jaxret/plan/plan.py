@@ -51,16 +51,19 @@ def optimizer_work(config: ConfigDict, retriever: Retriever) -> Values:
     return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}
 
 
+def products(kinds: list[Values]) -> list[Values]:
+    """Those that are not the optimizer's, whose operations are on single numbers: its time is that of memory."""
+    return [kind for kind in kinds if kind["part"] != "optimizer"]
+
+
 def total(kinds: list[Values]) -> int:
-    return sum(kind["flops"] for kind in kinds)
+    return sum(kind["flops"] for kind in products(kinds))
 
 
 def arithmetic(kinds: list[Values], topology: Topology) -> float:
-    """Seconds that the products take at the chips' full rates. The optimizer's operations are no products: its time is
-    that of memory."""
+    """Seconds that the products take at the chips' full rates."""
     rates = topology.chip.rates
-    products = [kind for kind in kinds if kind["part"] != "optimizer"]
-    return sum((kind["flops"] / rates[kind["precision"]] for kind in products), 0.0) / topology.devices
+    return sum((kind["flops"] / rates[kind["precision"]] for kind in products(kinds)), 0.0) / topology.devices
 
 
 def lower_bound(kinds: list[Values], topology: Topology, traffic: int | float, compiled: Compiled | None) -> Values:

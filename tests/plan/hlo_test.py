@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from jaxret.plan import hlo
-from jaxret.plan.compiled import SPLIT, memory, read, warning
+from jaxret.plan.compiled import SPLIT, memory, read, reason, warning
 
 EXCERPTS = Path(__file__).with_name("excerpts")
 PROGRAM = (EXCERPTS / "tpu_after_optimizations.txt").read_text()
@@ -145,6 +146,9 @@ def test_flops_of_products(product: str, left: str, right: str, flops: int) -> N
 
 
 def test_a_loop_of_unknown_length_is_an_error() -> None:
+    """Unless nothing in it is counted."""
+    harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
+    assert not hlo.collectives(hlo.parse(harmless.replace("direction=LT", "direction=NE")), 4)
     unknown = PROGRAM.replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="how often the loop while"):
         hlo.parse(unknown)
@@ -165,3 +169,14 @@ def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
     assert warning(f"  {SPLIT}: no name ") == f"{SPLIT}: no name"
     assert found.total == 572_928
     assert found.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
+
+
+def test_what_the_compiler_says_is_told_in_one_line() -> None:
+    log = """Traceback (most recent call last):
+  File "child.py", line 3, in main
+jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"
+--------------------
+For simplicity, JAX has removed its internal frames.
+"""
+    assert reason(log) == 'INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"'
+    assert reason("killed") == "the compiler ended without a word ('killed')"
