@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-faults test-fast check format lock clean
+.PHONY: help demo test test-exhaustive test-faults test-fast test-plan check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-faults: $(VENV)/.ready-dev ## of these, what must not lose anything: kills,
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
+
+test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
+	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan/table_test.py $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers
 	$(RUN) ruff check
@@ -72,6 +75,12 @@ $(VENV)/.ready: requirements.lock $(PACKAGE) | $(VENV)/bin/python
 $(VENV)/.ready-dev: requirements-dev.lock $(PACKAGE) | $(VENV)/bin/python
 	$(call install,requirements-dev.lock)
 	@touch $(VENV)/.ready
+
+.venv-plan/.ready-plan: requirements-dev.lock requirements-plan.txt $(PACKAGE)
+	@$(MAKE) --no-print-directory VENV=.venv-plan .venv-plan/.ready-dev
+	@echo "Installing requirements-plan.txt into .venv-plan (another 1.2 GB) ..."
+	@.venv-plan/bin/python -m pip -qq --disable-pip-version-check install -r requirements-plan.txt
+	@touch $@
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import NoReturn
 
-from jaxret.tools.cli import keep_compiled, nearest, quiet, user_errors
+from jaxret.tools.cli import keep_compiled, nearest, quiet, run_script, user_errors
 
 
 class _Parser(argparse.ArgumentParser):
@@ -16,6 +17,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["plan"]:
+        plan(sys.argv[2:])
+        return
     with user_errors():
         arguments, rest = parser().parse_known_args()
         if rest:
@@ -36,11 +40,20 @@ def parser() -> argparse.ArgumentParser:
     spread.add_argument("--data", required=True, help="BEIR folder with judged queries")
     spread.add_argument("--split", default="test", help="whose queries (default: %(default)s)")
     spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
+    verbs.add_parser("plan", help="memory, time and storage of a config on chips that are not there: plan --help")
     words = verbs.add_parser("keywords", help="pseudo-queries from the passages' own words")
     words.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
     words.add_argument("--out", required=True, help="file to write, for data.pseudo_queries")
     words.add_argument("--count", type=int, default=8, help="words for each passage (default: %(default)s)")
     return found
+
+
+def plan(arguments: list[str]) -> None:
+    """`plan`, `plan encode`, ...: its flags are those of a script with a config."""
+    from jaxret.plan import command
+
+    verb = arguments.pop(0) if arguments[:1] and arguments[0] in command.VERBS else "train"
+    run_script(lambda: command.main(verb), command.__name__, ["plan", *arguments])
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -243,6 +243,6 @@ class Program:
     def __call__(self, *arguments: Any) -> Any:
         return self._jitted(*arguments)
 
-    def lower(self, *arguments: Any) -> Any:
-        """The program for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s), to look at or compile."""
-        return self._jitted.lower(*arguments)
+    def trace(self, *arguments: Any) -> Any:
+        """What JAX would compile for these arguments, which may be abstract (jax.stages.Traced)."""
+        return self._jitted.trace(*arguments)

@@ -137,7 +137,8 @@ class Retriever:
         """Tokens [B,T] -> Embeddings [B,V,D] float32; V = 1 for queries, except under late interaction. `dropout_key`
         is needed if `train`; `labels` are pseudo-queries [B,U], for heads that learn from them."""
         rngs = {"dropout": dropout_key} if train else None
-        return self.module.apply({"params": params}, tokens, side, train, labels, rngs=rngs)
+        with jax.named_scope("queries" if side == "query" else "passages"):  # for profiles, and `jaxret plan`
+            return self.module.apply({"params": params}, tokens, side, train, labels, rngs=rngs)
 
     def hidden_states(self, params: Params, tokens: Tokens, side: Side) -> HiddenStates:
         """Every hidden state of the side's encoder [L+1,B,T,H]; for looking into a model, not for retrieval."""

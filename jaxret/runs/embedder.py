@@ -88,7 +88,8 @@ class Embedder:
         """Tokens computed for each real one."""
         return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
-    def _program(self, side: Side) -> Program:
+    def program(self, side: Side) -> Program:
+        """The program that encodes a batch, compiled once per shape."""
         key = self.retriever, self.mesh, side
         if key not in self.compiled:
             retriever = self.retriever
@@ -116,7 +117,7 @@ class Embedder:
             place = (offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
             result.flat[place] = np.asarray(vectors)[: len(rows)][there]
 
-        program = self._program(side)
+        program = self.program(side)
         before = program.count
         pending: tuple[np.ndarray, Any] | None = None
         with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:

@@ -154,29 +154,31 @@ def _prune(folder: Path, limit: int) -> None:
         total -= stat.st_size
 
 
-def run_script(main: Callable[[], None]) -> None:
-    """Parses the flags, calls `main` and exits; -h and --help print the script's own flags."""
+def run_script(main: Callable[[], None], module: str = "__main__", arguments: list[str] | None = None) -> None:
+    """Parses the flags, calls `main` and exits; -h and --help print the flags of `module`. arguments: those of the
+    process unless given, the program's name first."""
+    arguments = sys.argv if arguments is None else arguments
     with user_errors():
-        if any(argument in ("-h", "--h", "-help", "--help") for argument in sys.argv[1:]):
-            print(help_text())
+        if any(argument in ("-h", "--h", "-help", "--help") for argument in arguments[1:]):
+            print(help_text(module))
             return
-        if "--helpfull" in sys.argv[1:]:
+        if "--helpfull" in arguments[1:]:
             print(flags.FLAGS.get_help())
             return
-        parse(sys.argv)
+        parse(arguments, module)
         quiet()  # after the flags: absl sets its log level when they are parsed
         keep_compiled()
         main()
 
 
-def parse(arguments: list[str]) -> None:
+def parse(arguments: list[str], module: str = "__main__") -> None:
     """Fills flags.FLAGS; whatever is wrong with the flags is a ValueError that says what would be right."""
     if "config" in flags.FLAGS:
         _check_config(arguments)
     try:
         rest = flags.FLAGS(arguments)
     except flags.UnrecognizedFlagError as error:
-        known = [holder.name for holder in _own_flags()]
+        known = [holder.name for holder in _own_flags(module)]
         raise ValueError(
             f"--{error.flagname} is no flag{nearest(error.flagname, known)} (--help lists them)"
         ) from error
@@ -245,15 +247,15 @@ def _wrong_value(told: str) -> str:
     return f"{found[1]}: it must be {kind}" if kind else told.removeprefix("flag ")
 
 
-def _own_flags() -> list[flags.FlagHolder]:
+def _own_flags(module: str = "__main__") -> list[flags.FlagHolder]:
     """The flags that the script itself defines, in its order."""
-    return [value for value in vars(sys.modules["__main__"]).values() if isinstance(value, flags.FlagHolder)]
+    return [value for value in vars(sys.modules[module]).values() if isinstance(value, flags.FlagHolder)]
 
 
-def help_text() -> str:
+def help_text(module: str = "__main__") -> str:
     """The script's docstring, and its flags with meaning and default."""
-    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
-    for holder in _own_flags():
+    lines = [(sys.modules[module].__doc__ or "").strip(), "", "Flags:"]
+    for holder in _own_flags(module):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
         default = " [required]" if value is None else f" [{value}]" if value != "" else ""

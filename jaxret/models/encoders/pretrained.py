@@ -24,9 +24,10 @@ from jaxret.storage import atomic_write, sha256_file, write_json
 Params = dict[str, Any]
 
 
-def resolve(name: str, download: bool = False) -> Path:
+def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
     """The local directory of a model: a directory, `package:NAME/FOLDER` (weights shipped in an installed Python
-    package), or a Hugging Face hub name (from the local cache; fetched only if `download`).
+    package), or a Hugging Face hub name (from the local cache; fetched only if `download`). Without `weights` its
+    config.json is enough.
 
     Raises FileNotFoundError that says what to install or fetch.
     """
@@ -44,7 +45,7 @@ def resolve(name: str, download: bool = False) -> Path:
         directory = Path(name)
     else:
         directory = _from_hub(name, download)
-    for file in ("config.json", "model.safetensors"):
+    for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (directory / file).is_file():
             found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"

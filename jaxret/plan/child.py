@@ -1,0 +1,26 @@
+"""Compiles one program for chips that are not there: python -m jaxret.plan.child JOB.json DUMP_FOLDER"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main(job_file: str, dump: str) -> None:
+    from jax.experimental import topologies
+
+    from jaxret.plan.programs import build
+
+    job = json.loads(Path(job_file).read_text())
+    description = job["topology"]
+    if "chips_per_host_bounds" in description:
+        description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
+    devices = topologies.get_topology_desc(**description).devices
+    planned = build(job, devices)
+    lowered = planned.program.trace(*planned.arguments).lower()
+    lowered.compile({"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

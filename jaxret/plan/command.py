@@ -1,0 +1,86 @@
+"""What a config asks of chips that nobody has started yet:
+
+python -m jaxret plan --config=configs/mlr.py --topology=v5e:4x4        a training step, and the run
+python -m jaxret plan encode --config=... --passages=21015324           encoding a corpus
+python -m jaxret plan search --config=... --passages=21015324           searching it
+python -m jaxret plan table --config=configs/base.py                    the table of docs/scale.md
+
+Exit status 1 if it does not fit. Nothing is executed on an accelerator, and none is needed; docs/scale.md says more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from ml_collections import config_flags
+
+if TYPE_CHECKING:  # neither imports JAX here: a mistake in the flags is told at once
+    from jaxret.plan.chips import Topology
+    from jaxret.plan.job import Plan
+
+VERBS = ("train", "encode", "search", "table")
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "what to plan: configs/FILE.py, or configs/FILE.py:SYSTEM")
+_TOPOLOGY = flags.DEFINE_list("topology", [], "chips, as v5e:4x4, v5p:2x2x1, h100:8; several with commas between")
+_JSON = flags.DEFINE_boolean("json", False, "print values instead of text")
+_UTILIZATION = flags.DEFINE_float(
+    "utilization",
+    0.4,
+    "part of the full arithmetic rate that is reached; for the hours",
+    lower_bound=0.01,
+    upper_bound=1,
+)
+_ADVICE = flags.DEFINE_boolean("advice", True, "where a step does not fit, compile what might")
+_PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "of the corpus to encode or search", lower_bound=1)
+_QUERIES = flags.DEFINE_integer("queries", 1000, "to search for", lower_bound=1)
+_K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
+
+
+def main(verb: str) -> None:
+    """Prints a plan, for each topology; exits with 1 if one does not fit."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # a plan never runs on an accelerator, not even where there is one
+    os.environ.pop("XLA_FLAGS", None)
+    if _CONFIG.value is None:
+        raise ValueError("--config must be given (--help lists the flags)")
+    from jaxret.plan.chips import parse_topology
+    from jaxret.plan.table import ROWS, markdown
+
+    config, name = _CONFIG.value, config_flags.get_config_filename(flags.FLAGS["config"])
+    topologies = [parse_topology(text) for text in (_TOPOLOGY.value if verb != "table" else [r.topology for r in ROWS])]
+    import jax
+
+    devices = [1, config.mesh.fsdp, *(topology.devices for topology in topologies)]
+    jax.config.update("jax_num_cpu_devices", max(devices))
+    from jaxret.plan.job import Plan, plan_rows
+
+    if verb == "table":
+        for line in markdown(plan_rows(config, name, tell)):
+            print(line, flush=True)
+        return
+    sizes = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
+    plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
+    show(plan, topologies)
+
+
+def tell(text: str) -> None:
+    """Progress, which is no part of the plan."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(plan: Plan, topologies: list[Topology]) -> None:
+    """Prints a plan for each topology, or for none."""
+    from jaxret.plan.report import report
+
+    found: list[dict[str, Any]] = []
+    for topology in topologies or (None,):
+        found.append(plan.on(topology))
+        if not _JSON.value:
+            print(("\n" if len(found) > 1 else "") + report(found[-1], topology), flush=True)
+    if _JSON.value:
+        print(json.dumps(found, indent=2))
+    if any(values.get("memory", {}).get("fits") is False for values in found):
+        raise SystemExit(1)

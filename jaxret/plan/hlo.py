@@ -1,0 +1,265 @@
+"""What a compiled program says of itself: collectives and products in the text of its HLO, with how often they run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+PRODUCTS = ("dot", "convolution")
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([\d,]*)\]")
+_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPENING = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]  # names
+    rest: str  # everything after the opcode
+
+    def called(self, key: str) -> str:
+        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.rest)
+        return found[1] if found else ""
+
+
+@dataclass
+class Module:
+    """Computation -> its instructions, and how often a run of the program runs it."""
+
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+    times: Counter[str] = field(default_factory=Counter)
+
+    def instructions(self) -> Iterator[tuple[int, str, Instruction]]:
+        """(how often it runs, computation, instruction)."""
+        for name, found in self.computations.items():
+            for instruction in found.values():
+                yield self.times[name], name, instruction
+
+
+def parse(text: str) -> Module:
+    """The text of an HLO module. Raises ValueError if it has no entry, or a loop with collectives or products whose
+    length is not written in it."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", None
+    for raw in text.splitlines():
+        line = _COMMENT.sub("", raw)
+        opening = _OPENING.match(line)
+        if opening and " = " not in line.split("(", 1)[0]:
+            current = computations[opening[2]] = {}
+            entry = opening[2] if opening[1] else entry
+        elif current is not None and (found := _LINE.match(line)):
+            current[found[1]] = _instruction(found[1], found[2])
+    if not entry:
+        raise ValueError("this is no HLO module: it has no ENTRY")
+    module = Module(computations, entry)
+    _count(module, entry, 1)
+    return module
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    shape, rest = text[:end], text[end:].lstrip()
+    opcode, _, _ = rest.partition("(")
+    close = _closing(rest, len(opcode))
+    operands = tuple(re.findall(r"%?([\w.\-]+)(?=,|$)", rest[len(opcode) + 1 : close].replace(" ", ",")))
+    return Instruction(name, shape, opcode, operands, rest)
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at `start` closes."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise ValueError(f"a parenthesis is never closed: {text[:80]}")
+
+
+def _count(module: Module, name: str, times: int) -> None:
+    module.times[name] += times
+    for instruction in module.computations[name].values():
+        if instruction.opcode == "while":
+            body, trips = instruction.called("body"), _trips(module, name, instruction)
+            before = module.times.copy()
+            _count(module, body, times * (1 if trips is None else trips))
+            if trips is None and any(_matters(module, name) for name in module.times - before):
+                raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
+        elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
+            for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
+                if called in module.computations:
+                    _count(module, called, times)
+
+
+def _matters(module: Module, name: str) -> bool:
+    """Whether something is counted in a computation."""
+    counted = (*COLLECTIVES, *PRODUCTS)
+    return any(i.opcode.removesuffix("-start") in counted for i in module.computations[name].values())
+
+
+def _trips(module: Module, caller: str, loop: Instruction) -> int | None:
+    """How often a loop runs: what XLA noted, or the constant that its counter is compared with, less its start. None if
+    neither is there."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
+    if known:
+        return int(known[1])
+    condition = module.computations[loop.called("condition")]
+    constants = {name: _constant(i) for name, i in condition.items() if _constant(i) is not None}
+    compare = next((i for i in condition.values() if i.opcode == "compare" and "direction=LT" in i.rest), None)
+    bound = constants.get(compare.operands[1]) if compare else None
+    counter = condition.get(compare.operands[0]) if compare else None
+    index = re.search(r"index=(\d+)", counter.rest) if counter and counter.opcode == "get-tuple-element" else None
+    if bound is None or index is None:
+        return None
+    return bound - _start(module.computations[caller], loop.operands[0], int(index[1]))
+
+
+def _start(computation: dict[str, Instruction], operand: str, index: int) -> int:
+    """The value of a loop's counter before it; where that is not a constant in sight, it is 0 (as `scan` has it)."""
+    state = computation.get(operand)
+    if state is None or state.opcode != "tuple" or index >= len(state.operands):
+        return 0
+    first = computation.get(state.operands[index])
+    while first is not None and first.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
+        first = computation.get(first.operands[0])
+    found = _constant(first) if first else None
+    return found or 0
+
+
+def _constant(instruction: Instruction) -> int | None:
+    found = re.match(r"constant\((-?\d+)\)", instruction.rest)
+    return int(found[1]) if found else None
+
+
+def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    """ "(f32[2,3]{1,0}, pred[])" -> [("f32", (2, 3)), ("pred", ())]."""
+    return [(kind, tuple(int(n) for n in sizes.split(",") if n)) for kind, sizes in _ARRAY.findall(shape)]
+
+
+def size(kind: str, shape: tuple[int, ...]) -> float:
+    """Bytes, without padding."""
+    width = _BYTES.get(kind)
+    if width is None:
+        bits = re.match(r"[a-z]+(\d+)", kind)
+        if not bits:
+            raise ValueError(f"{kind} is no type of XLA's that is known here")
+        width = int(bits[1]) / 8
+    return float(width * math.prod(shape))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """times: in a run of the program. bytes: of its results on one device, one time. sent: what a device must send for
+    it at least, one time. group: devices that take part. name: the operation of the source."""
+
+    kind: str
+    dtypes: tuple[str, ...]
+    times: int
+    bytes: float
+    sent: float
+    group: int
+    name: str
+
+
+def collectives(module: Module, devices: int) -> list[Collective]:
+    """Every collective of a program. An asynchronous all-gather is written once in each computation that it overlaps
+    with: of those of one channel, shape and name, one counts, as often as the one that begins it."""
+    seen: dict[tuple[str, ...], Collective] = {}
+    for times, _, instruction in module.instructions():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in COLLECTIVES or not times:
+            continue
+        shape = instruction.shape
+        results = arrays(shape)
+        if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+            results = results[len(results) // 2 :] if kind == "all-gather" else results[1:2]  # (operands, results)
+        total = sum((size(*array) for array in results), 0.0)
+        group = _group(instruction.rest, devices)
+        name = _attribute(r'op_name="([^"]*)"', instruction.rest)
+        found = Collective(
+            kind, tuple(sorted({k for k, _ in results})), times, total, _sent(kind, total, group), group, name
+        )
+        key: tuple[str, ...] = (instruction.name,)
+        if kind == "all-gather":
+            chain = _attribute(r'chain_id="(\d+)"', instruction.rest)
+            key = (_attribute(r"channel_id=(\d+)", instruction.rest), str(results), name, chain)
+        if group > 1 and (key not in seen or times < seen[key].times):
+            seen[key] = found
+    return list(seen.values())
+
+
+def _attribute(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+def _group(rest: str, devices: int) -> int:
+    """Devices in a group: {{0,1},{2,3}}, [2,2]<=[4], or mesh['a'=2,'b'=2] {'a'}; all where there is none."""
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'([\w.]+)'=(\d+)", found[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([\w.]+)'", found[2]))
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        return int(found[2])
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return found[1].count(",") + 1
+    return 2 if "source_target_pairs={{" in rest else devices
+
+
+def _sent(kind: str, result: float, group: int) -> float:
+    """Bytes that a device sends at least, for a result of so many."""
+    others = (group - 1) / group
+    return result * {"all-reduce": 2 * others, "reduce-scatter": group - 1, "collective-permute": 1}.get(kind, others)
+
+
+def product_flops(module: Module) -> int:
+    """FLOPs of all matrix products that one device computes."""
+    total = 0
+    for times, computation, instruction in module.instructions():
+        if times and instruction.opcode in PRODUCTS:
+            total += times * _product(module.computations[computation], instruction)
+    return total
+
+
+def _product(computation: dict[str, Instruction], product: Instruction) -> int:
+    (_, result), *_ = arrays(product.shape)
+    left, right = (arrays(computation[name].shape)[0][1] for name in product.operands[:2])
+    if product.opcode == "dot":
+        axes = _attribute(r"lhs_contracting_dims=\{([\d,]*)\}", product.rest)
+        return 2 * math.prod(result) * math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+    inputs, kernel, outputs = re.split("_|->", _attribute(r"dim_labels=(\S+?)(?:,|$)", product.rest))
+    taps = 1.0
+    window = _attribute(r"window=\{([^}]*)\}", product.rest)
+    settings = defaultdict(lambda: "", dict(part.split("=") for part in window.split()))
+    for place in range(len(settings["size"].split("x")) if settings["size"] else 0):
+        axis = str(place)
+        taps *= _taps(settings, place, left[inputs.index(axis)], result[outputs.index(axis)])
+    return round(2 * math.prod(result) * right[kernel.index("i")] * taps)
+
+
+def _taps(settings: dict[str, str], place: int, length: int, outputs: int) -> float:
+    """Of one axis of a convolution's window: how many of its elements meet a number of the input, for each output."""
+
+    def setting(name: str, default: str) -> str:
+        return settings[name].split("x")[place] if settings[name] else default
+
+    low = int(setting("pad", "0_0").split("_")[0])
+    stride, spread = int(setting("stride", "1")), int(setting("rhs_dilate", "1"))
+    holes = int(setting("lhs_dilate", "1"))
+    places = (o * stride + k * spread - low for o in range(outputs) for k in range(int(setting("size", "1"))))
+    return sum(p >= 0 and p % holes == 0 and p // holes < length for p in places) / outputs

@@ -1,0 +1,214 @@
+"""The programs that a plan is about, with abstract arguments: shapes and shardings, no weights, no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from ml_collections import ConfigDict
+
+from jaxret.distributed import by_row, make_mesh, shardings
+from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.heads.head import Side
+from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.retrieval.backends import _xla_top, _xla_top_lists, power_of_two
+from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.runs.embedder import Embedder, padded_length, plan_batches
+from jaxret.training.check import check, check_model
+from jaxret.training.losses import loss_settings
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.step import Objective, TrainState, make_train_step
+from jaxret.types import Batch, Tokens
+
+ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
+SAME_SHAPES = {
+    name: "bert-base-uncased"
+    for name in ("Luyu/condenser", "Luyu/co-condenser-wiki", "Shitao/RetroMAE", "Shitao/RetroMAE_MSMARCO")
+}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The largest batch of a step. positives: known ones of a query at most; pseudo: tokens of a pseudo-query."""
+
+    queries: int
+    documents: int
+    query_length: int
+    passage_length: int
+    positives: int = 1
+    pseudo: int = 0
+
+
+class Planned(NamedTuple):
+    """A program, and what it is called with. state: the bytes of one device by kind, of arguments that stay there."""
+
+    program: Any  # Program, or a jitted function: it has `trace`
+    arguments: tuple[Any, ...]
+    state: dict[str, int]
+
+
+def encoder_directory(name: str) -> tuple[Path, str]:
+    """Where the config.json of encoder.checkpoint is, and what to say of it: a plan needs shapes, not weights.
+
+    Raises FileNotFoundError if it is neither at hand nor one of those known here.
+    """
+    try:
+        directory = resolve(name, weights=False)
+        return directory, f"{directory / 'config.json'}"
+    except FileNotFoundError as error:
+        known = ENCODERS / SAME_SHAPES.get(name, name)
+        if (known / "config.json").is_file():
+            return known, f"the published shapes of {name}, known to jaxret; {name} itself is not on this machine"
+        raise FileNotFoundError(
+            f"{error}. A plan needs no weights: a folder with its config.json is enough, as encoder.checkpoint=FOLDER"
+        ) from error
+
+
+def retriever_of(config: ConfigDict, directory: Path) -> Retriever:
+    """Raises ValueError for settings that do not fit the encoder."""
+    return build_retriever(config, encoder_config(config, directory))
+
+
+def checked(config: ConfigDict, directory: Path, mesh: Mesh) -> Retriever:
+    """The retriever of a config that could be trained on `mesh`. Raises ValueError as training would at its start."""
+    whole = ConfigDict(config.to_dict())
+    whole.data.train = whole.data.train or "not given"  # a plan can do without
+    check(whole, mesh)
+    retriever = retriever_of(whole, directory)
+    check_model(whole, retriever)
+    return retriever
+
+
+def longest_batch(config: ConfigDict, retriever: Retriever) -> Shapes:
+    """The largest that the config allows, for when the data is not at hand."""
+    queries = config.train.batch_size
+    pseudo = retriever.module.head.pseudo_query_length() if config.data.pseudo_queries else 0
+    documents = queries * (1 + config.data.negatives)
+    return Shapes(queries, documents, config.tokens.query_length, config.tokens.passage_length, pseudo=pseudo)
+
+
+def training(config: ConfigDict, directory: Path, shapes: Shapes, devices: Sequence[Any]) -> Planned:
+    """The training step."""
+    mesh = make_mesh(config.mesh.fsdp, list(devices))
+    retriever = checked(config, directory, mesh)
+    optimizer, _ = make_optimizer(config.optimizer, 1000)
+
+    def first(key: jax.Array) -> TrainState:
+        params = retriever.init(key)
+        return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
+
+    state = jax.eval_shape(first, jax.random.key(0))
+    state = placed(state, shardings(mesh, state))
+    batch = abstract_batch(shapes, by_row(mesh))
+    objective = Objective(retriever, loss_settings(config, retriever), mesh, config.train.chunk_size)
+    program = make_train_step(objective, optimizer, state, jax.random.key(0))
+    there = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
+    return Planned(program, (state, batch), there)
+
+
+def encoding(config: ConfigDict, directory: Path, side: Side, devices: Sequence[Any]) -> Planned:
+    """The program that encodes the longest texts."""
+    mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), list(devices))
+    retriever = retriever_of(config, directory)
+    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    params = placed(params, shardings(mesh, params))
+    length = config.tokens[f"{side}_length"]
+    embedder = Embedder(retriever, params, mesh, 0, {side: length}, config.encode.tokens_per_batch)
+    rows = encode_rows(config, length, len(devices))
+    tokens = abstract_tokens(rows, min(padded_length(length), length), by_row(mesh))
+    return Planned(embedder.program(side), (params, tokens), {"parameters": bytes_on_device(params)})
+
+
+def encode_rows(config: ConfigDict, length: int, devices: int) -> int:
+    """Texts of `length` tokens that are encoded at a time, over all devices."""
+    enough = max(config.encode.tokens_per_batch, 8 * devices)
+    _, rows, _ = next(plan_batches(np.full(enough, length), config.encode.tokens_per_batch, devices))
+    return rows
+
+
+def searching(config: ConfigDict, directory: Path, k: int, device: Any) -> Planned:
+    """XLA's search of one block of a corpus; it runs on one device."""
+    retriever = retriever_of(config, directory)
+    where = SingleDeviceSharding(device)
+
+    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+    size = retriever.dimension
+    vectors = retriever.vectors_per_passage
+    if vectors is None:
+        length = padded_length(config.tokens.passage_length)
+        width = power_of_two(config.tokens.query_length if retriever.late_interaction else 1)
+        _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
+        queries = max(1, QUERY_ROWS // width)
+        lists = (
+            array(queries, width, size),
+            array(queries, width, dtype=bool),
+            array(rows, length, size),
+            array(rows, length, dtype=bool),
+        )
+        return Planned(Static(_xla_top_lists, power_of_two(min(k, rows))), lists, {})
+    arguments = (array(QUERY_ROWS, size), array(max(1, BLOCK_ROWS // vectors), vectors, size))
+    return Planned(Static(_xla_top, min(k, BLOCK_ROWS // vectors)), arguments, {})
+
+
+class Static(NamedTuple):
+    """A jitted function whose last argument is a number."""
+
+    function: Any
+    number: int
+
+    def trace(self, *arguments: Any) -> Any:
+        return self.function.trace(*arguments, self.number)
+
+
+def placed(tree: Any, places: Any) -> Any:
+    """Abstract arrays with their shardings."""
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+
+def abstract_tokens(rows: int, length: int, where: NamedSharding) -> Tokens:
+    ids, mask = (jax.ShapeDtypeStruct((rows, length), dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
+    return Tokens(ids, mask)
+
+
+def abstract_batch(shapes: Shapes, where: NamedSharding) -> Batch:
+    def ids(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+
+    return Batch(
+        queries=abstract_tokens(shapes.queries, shapes.query_length, where),
+        documents=abstract_tokens(shapes.documents, shapes.passage_length, where),
+        positives=ids(shapes.queries),
+        document_ids=ids(shapes.documents),
+        known_positives=ids(shapes.queries, shapes.positives),
+        pseudo_queries=ids(shapes.documents, shapes.pseudo) if shapes.pseudo else None,
+    )
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Of abstract arrays with shardings: the bytes of one device's parts."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def job(kind: str, config: ConfigDict, directory: Path, shapes: Shapes | None = None, k: int = 100) -> dict[str, Any]:
+    """What `build` makes a program of, as JSON can hold it."""
+    values = {"kind": kind, "config": config.to_dict(), "directory": str(directory.absolute()), "k": k}
+    return {**values, "shapes": asdict(shapes) if shapes else None}
+
+
+def build(job: dict[str, Any], devices: Sequence[Any]) -> Planned:
+    """The program of a `job` on these devices."""
+    config, directory = ConfigDict(job["config"]), Path(job["directory"])
+    if job["kind"] == "train":
+        return training(config, directory, Shapes(**job["shapes"]), devices)
+    if job["kind"] == "encode":
+        return encoding(config, directory, "passage", devices)
+    return searching(config, directory, job["k"], devices[0])

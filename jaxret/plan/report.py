@@ -1,0 +1,165 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from jaxret.plan.chips import GIB, GPU_FRACTION, Topology
+from jaxret.plan.flops import PARTS, PHASES
+
+Values = dict[str, Any]
+
+
+def number(value: int | float) -> str:
+    """1234567 -> "1.23 M"."""
+    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * unit:  # else three digits would round it up to the next unit
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: int | float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def gib(value: int | float) -> str:
+    return f"{value / GIB:,.2f} GiB"
+
+
+def report(values: Values, topology: Topology | None) -> str:
+    """All that is known, a few lines for each question."""
+    lines = [headline(values, topology), f"encoder: {values['encoder']}", f"batch: {batch(values)}"]
+    for part in (_parameters, _flops, _memory, _collectives, _time, _run, _storage):
+        found = list(part(values, topology))
+        if found:
+            lines += ["", *found]
+    notes = [*values.get("warnings", []), *values.get("notes", [])]
+    if notes:
+        lines += ["", *(f"note: {note}" for note in notes)]
+    return "\n".join(lines)
+
+
+def headline(values: Values, topology: Topology | None) -> str:
+    """Whether it fits, in one line."""
+    what = {"train": "training", "encode": "encoding", "search": "search"}[values["verb"]]
+    if topology is None:
+        return f"{what} with {values['config']}, for no chips in particular (--topology=v5e:4x4 names some)"
+    memory = values["memory"]
+    there = f"{what} with {values['config']} on {topology}"
+    need, usable = memory["total"], memory["usable"]
+    if memory["fits"] is None:
+        return f"{there}: at least {gib(need)} of {gib(usable)}; whether it fits was not computed"
+    if memory["fits"]:
+        return f"{there}: fits, {gib(need)} of {gib(usable)}, {gib(usable - need)} to spare"
+    least = "at least " if memory["at_least"] else ""
+    return f"{there}: does not fit, {least}{gib(need)} of {gib(usable)}, {gib(need - usable)} too much"
+
+
+def batch(values: Values) -> str:
+    found = values["batch"]
+    if values["verb"] == "train":
+        return (
+            f"{found['queries']} queries of {found['query_length']} tokens, "
+            f"{found['documents']} passages of {found['passage_length']}"
+        )
+    if values["verb"] == "encode":
+        return f"{found['passages']} passages of {found['passage_length']} tokens"
+    return f"{found['queries']} queries on blocks of {found['vectors']:,} vectors, the best {found['k']}"
+
+
+def _parameters(values: Values, _: Topology | None) -> Iterator[str]:
+    if "parameters" in values:
+        parts = [f"{name} {number(n)}" for name, n in values["parameters"].items() if name != "total"]
+        yield f"parameters: {number(values['parameters']['total'])} ({', '.join(parts)})"
+
+
+def _flops(values: Values, _: Topology | None) -> Iterator[str]:
+    table: dict[tuple[str, str], int] = defaultdict(int)
+    for kind in values["flops"]:
+        table[kind["part"], kind["phase"]] += kind["flops"]
+    per = {"train": "a step", "encode": "a batch", "search": "in all"}[values["verb"]]
+    yield f"FLOPs {per}, all chips together: {number(values['flops_total'])} (products, counted from their shapes)"
+    if values["verb"] != "search":
+        for part in PARTS:
+            cells = [f"{phase} {number(table[part, phase])}" for phase in PHASES if table[part, phase]]
+            if part == "optimizer" and cells:
+                cells = [f"{number(table[part, 'forward'])} operations on single numbers"]
+            if cells:
+                yield f"  {part:<12}{', '.join(cells)}"
+
+
+def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
+    if topology is None:
+        return
+    memory = values["memory"]
+    source = "without what a step computes on its way" if memory["at_least"] else "as the compiler assigns it"
+    yield f"memory of a device, {source}: {gib(memory['total'])} of {gib(memory['usable'])}"
+    for kind, size in memory["by_kind"].items():
+        if size >= 2**20:
+            told = ""
+            if kind == "temporaries" and values["verb"] == "train":
+                told = f" (activations, and gradients: {gib(memory['by_kind'].get('parameters', 0))} if all at once)"
+            yield f"  {kind:<17}{gib(size)}{told}"
+    if topology.chip.platform == "cuda":
+        yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"
+    for tried in values.get("advice", []):
+        keys = " ".join(f"--config.{key}={value}" for key, value in tried["change"].items())
+        yield f"  {'fits with' if tried['fits'] else 'too much with'} {keys}: {gib(tried['total'])}"
+
+
+def _collectives(values: Values, _: Topology | None) -> Iterator[str]:
+    if "collectives" not in values:
+        return
+    moved, sent = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
+    yield f"collectives, of each device: {moved:,.1f} MB of results, of which it sends {sent:,.1f} MB at least"
+    table: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for found in values["collectives"]:
+        row = table[found["kind"], "+".join(found["dtypes"])]
+        row[0] += found["times"]
+        row[1] += found["times"] * found["bytes"]
+    for (kind, dtypes), (times, size) in sorted(table.items(), key=lambda item: -item[1][1]):
+        yield f"  {kind:<19}{dtypes:<10}x {times:<6,} {size / 1e6:,.2f} MB"
+
+
+def _time(values: Values, topology: Topology | None) -> Iterator[str]:
+    if topology is None:
+        return
+    bound = values["lower_bound"]
+    per = {"train": "a step", "encode": "a batch", "search": "a block"}[values["verb"]]
+    parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
+    yield f"lower bound of the time of {per}: {duration(bound['seconds'])} ({parts}); it will be longer"
+    if values["verb"] == "encode":
+        yield f"lower bound for {values['passages']:,} passages: {duration(values['corpus_seconds'])}"
+    if values["verb"] == "search":
+        asked = f"{values['queries']:,} queries on {values['passages']:,} passages, one device"
+        yield f"lower bound for {asked}: {duration(values['search_seconds'])}, reading the corpus from disk not counted"
+
+
+def _run(values: Values, topology: Topology | None) -> Iterator[str]:
+    data = values.get("data")
+    if data is None:
+        return
+    if data["examples"] is not None:
+        yield f"data: {data['examples']:,} examples"
+    if data["real"] is not None:
+        ratio = data["padded"] / data["real"]
+        tokens = f"{number(data['real'])} real, {number(data['padded'])} padded"
+        yield f"tokens a step: {tokens}: {ratio:.2f} computed for each"
+    if data["steps"] is not None:
+        yield f"steps: {data['steps']:,}"
+        if topology is not None:
+            time, part = duration(values["hours"] * 3600), values["utilization"]
+            yield f"training: {time} if arithmetic runs at {part:.0%} of its full rate (--utilization)"
+
+
+def _storage(values: Values, _: Topology | None) -> Iterator[str]:
+    if "checkpoint_bytes" in values:
+        yield f"a checkpoint: {gib(values['checkpoint_bytes'])}; best, last and the one being written are kept"
+    if "corpus_bytes" in values:
+        yield f"vectors of {values['passages']:,} passages on disk: {gib(values['corpus_bytes'])}, and their ids"

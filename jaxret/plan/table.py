@@ -1,0 +1,82 @@
+"""The programs that are watched: what they may need, and the table of docs/scale.md.
+
+A bound is a little above what was measured, so that a change that doubles memory, splits no parameter any more or moves
+activations instead of weights fails `tests/plan/table_test.py`. A change that needs less lowers its bounds here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+LARGE = 1e6  # bytes: kinds of collectives that move less in a step are not looked at
+
+
+class Row(NamedTuple):
+    """gib, megabytes: of a device at most; the latter are results of all collectives of a step. kinds: of collectives
+    that may move more than LARGE. verb: train, encode or search; options: of the config."""
+
+    topology: str
+    options: dict[str, Any]
+    gib: float
+    megabytes: int | float
+    kinds: tuple[str, ...] = ("all-reduce",)
+    verb: str = "train"
+
+    @property
+    def name(self) -> str:
+        """ "train v5e:4x4 dtype=bfloat16"."""
+        settings = [f"{key.rpartition('.')[2]}={value}" for key, value in self.options.items()]
+        return " ".join([self.verb, self.topology, *settings])
+
+
+# The plain dual encoder on BERT-base, untied, AdamW, dropout on: 128 queries of 32 tokens, 256 passages of 256.
+COMMON = {"tokens.query_length": 32}
+BF16 = {"encoder.dtype": "bfloat16"}
+MOVING = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+ROWS = (
+    Row("v5e:4x4", BF16, 6.9, 445),
+    Row("v5e:4x4", {}, 8.7, 890),
+    Row("v5e:4x4", {**BF16, "mesh.fsdp": 4}, 4.8, 6_000, MOVING),
+    Row("v5e:4x4", {**BF16, "train.chunk_size": 16}, 4.4, 3_000),
+    Row("v5e:4x4", {**BF16, "encoder.tied": True}, 5.7, 445),
+    Row("v5e:2x2", {**BF16, "encoder.remat": True}, 4.3, 445),
+    Row("v5e:1x1", {"train.chunk_size": 8}, 8.7, 0, ()),
+    Row("v5p:2x2x1", BF16, 18.0, 445),
+    Row("h100:8", BF16, 11.5, 445),
+    Row("v5e:4x4", {}, 0.9, 1, (), "encode"),
+    Row("v5e:1x1", {}, 1.0, 0, (), "search"),
+)
+
+
+def large_kinds(collectives: list[dict[str, Any]]) -> set[str]:
+    """The kinds of collectives that move more than LARGE bytes in a step."""
+    moved: dict[str, float] = {}
+    for found in collectives:
+        moved[found["kind"]] = moved.get(found["kind"], 0.0) + found["times"] * found["bytes"]
+    return {kind for kind, size in moved.items() if size > LARGE}
+
+
+def problems(row: Row, values: dict[str, Any]) -> list[str]:
+    """Which bounds a plan of the row breaks."""
+    found = []
+    gib, megabytes = values["memory"]["total"] / 2**30, values["collective_bytes"] / 1e6
+    if gib > row.gib:
+        found.append(f"{gib:.2f} GiB on a device, at most {row.gib} expected")
+    if megabytes > row.megabytes:
+        found.append(f"{megabytes:,.1f} MB of collectives, at most {row.megabytes:,} expected")
+    if unknown := large_kinds(values["collectives"]) - set(row.kinds):
+        found.append(f"{', '.join(sorted(unknown))} of more than {LARGE / 1e6:g} MB, which nobody expected")
+    return found
+
+
+def markdown(rows: Iterator[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
+    """The lines of the table, as they become known."""
+    yield "| program | memory of a device | collectives, results / sent | lower bound |"
+    yield "|:--|--:|--:|--:|"
+    for row, values in rows:
+        need, usable = values["memory"]["total"] / 2**30, values["memory"]["usable"] / 2**30
+        fits = "" if values["memory"]["fits"] else ", does not fit"
+        moved, sent = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
+        bound = values["lower_bound"]["seconds"] * 1e3
+        yield f"| {row.name} | {need:.2f} of {usable:.2f} GiB{fits} | {moved:,.0f} / {sent:,.0f} MB | {bound:.1f} ms |"

@@ -1,0 +1,58 @@
+"""Which keys are tried where a step does not fit, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config
+from jaxret.plan.advice import advise, candidates, changed
+from jaxret.plan.chips import GIB, parse_topology
+
+ONE, FOUR = parse_topology("v5e:1x1"), parse_topology("v5e:2x2")
+
+
+def test_what_changes_no_result_comes_first() -> None:
+    config = get_config()
+    tried = list(candidates(config, FOUR))
+    kinds = [sorted(key.rpartition(".")[2] for key in change) for change in tried]
+    recompute = "recompute" if "recompute" in config.encoder else "remat"
+    alone = [recompute] * (2 if recompute == "recompute" else 1)
+    together = sorted([recompute, "chunk_size", "fsdp"])
+    order = [*([name] for name in alone), ["chunk_size"], ["fsdp"], together, ["dtype"], sorted([*together, "dtype"])]
+    assert kinds == order
+    for change in tried:
+        changed(config, change)  # every key is one of the config's
+
+
+def test_what_is_set_or_means_nothing_is_not_tried() -> None:
+    config = get_config()
+    config.encoder.dtype = "bfloat16"
+    config.train.chunk_size = 4
+    keys = {key for change in candidates(config, ONE) for key in change}
+    assert keys == {"encoder.recompute" if "recompute" in config.encoder else "encoder.remat"}
+
+
+def test_trying_ends_with_what_fits() -> None:
+    needs: list[dict[str, Any]] = []
+
+    def bytes_of(config: ConfigDict) -> int:
+        needs.append(config.to_dict())
+        if config.train.chunk_size and config.mesh.fsdp == 1:
+            return 10 * GIB
+        return 20 * GIB
+
+    found = list(advise(get_config(), FOUR, bytes_of))
+    assert [tried.fits for tried in found] == [False] * (len(found) - 1) + [True]
+    assert found[-1].change == {"train.chunk_size": 16}
+    assert len(needs) == len(found)
+
+
+def test_a_change_that_cannot_be_had_is_passed_over() -> None:
+    def bytes_of(config: ConfigDict) -> int:
+        if config.mesh.fsdp > 1:
+            raise ValueError("size is not divisible by mesh.fsdp")
+        return 20 * GIB
+
+    assert not any("mesh.fsdp" in tried.change for tried in advise(get_config(), FOUR, bytes_of))

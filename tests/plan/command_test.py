@@ -1,0 +1,111 @@
+"""`python -m jaxret plan` as a user meets it, where no compiler for other chips is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.plan import command  # noqa: F401 -- its flags must not disturb those of the scripts
+from jaxret.plan.programs import ENCODERS
+from jaxret.plan.report import duration, number, report
+from tests.pipeline import run_script
+
+BASE = ("plan", "--config=configs/base.py")
+# The largest BERT that a config.json can ask for here: its parameters alone are more than a v5e has.
+LARGE = {"hidden_size": 4096, "num_hidden_layers": 48, "num_attention_heads": 32, "intermediate_size": 16384}
+
+
+def write_large(folder: Path) -> str:
+    known = json.loads((ENCODERS / "bert-base-uncased" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | LARGE))
+    return f"--config.encoder.checkpoint={folder}"
+
+
+@pytest.mark.slow
+def test_values_without_a_compiler() -> None:
+    done = run_script("-m", "jaxret", *BASE, "--json", "--topology=v5e:4x4", "--config.train.steps=1000")
+    (values,) = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert values["parameters"]["total"] == 2 * 108_891_648
+    assert values["memory"]["by_kind"]["moments"] == 2 * values["memory"]["by_kind"]["parameters"] + 8
+    assert values["checkpoint_bytes"] == 3 * 4 * 2 * 108_891_648 + 13  # two counters, the step, whether it is healthy
+    assert values["data"]["steps"] == 1000
+    seconds = values["lower_bound"]["arithmetic"]
+    products = sum(kind["flops"] for kind in values["flops"] if kind["part"] != "optimizer")
+    assert seconds == pytest.approx(products / 16 / (197e12 / 6))
+    assert values["hours"] == pytest.approx(1000 * seconds / 0.4 / 3600)
+    if "collectives" not in values:
+        assert any("requirements-plan.txt" in note for note in values["notes"])
+
+
+@pytest.mark.slow
+def test_what_cannot_fit_ends_with_1(tmp_path: Path) -> None:
+    done = run_script("-m", "jaxret", *BASE, "--topology=h100:1", "--advice=false", write_large(tmp_path))
+    assert done.returncode == 1
+    assert "h100:1: does not fit, " in done.stdout
+    assert f"encoder: {tmp_path / 'config.json'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan",), "--config must be given"),
+        ((*BASE, "--topology=v9:1"), "'v9' is no chip that is known here"),
+        ((*BASE, "--topolgy=v5e:1x1"), "--topolgy is no flag; did you mean topology?"),
+        ((*BASE, "--config.encoder.checkpoint=nobody/knows"), "A plan needs no weights"),
+        (
+            (*BASE, "--topology=v5e:2x2", "--config.mesh.fsdp=3"),
+            "mesh.fsdp is 3; it must divide the number of devices, 4",
+        ),
+        (("plan", "encode", "--config=configs/base.py", "--passages=0"), "--passages"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    done = run_script("-m", "jaxret", *arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_help_has_the_flags() -> None:
+    done = run_script("-m", "jaxret", "plan", "--help")
+    assert done.returncode == 0
+    assert "--topology=" in done.stdout
+    assert "--config.KEY=" in done.stdout
+
+
+def values(fits: bool | None) -> dict[str, Any]:
+    return {
+        "verb": "train",
+        "config": "c.py",
+        "encoder": "e",
+        "batch": {"queries": 1, "query_length": 2, "documents": 3, "passage_length": 4},
+        "flops": [{"part": "queries", "phase": "forward", "precision": "bfloat16", "flops": 1234567}],
+        "flops_total": 1234567,
+        "memory": {"by_kind": {"temporaries": 2**30}, "total": 2**30, "usable": 2**31, "fits": fits, "at_least": False},
+        "lower_bound": {"arithmetic": 0.5, "memory": 0.25, "seconds": 0.5},
+        "advice": [{"change": {"train.chunk_size": 8}, "total": 2**29, "fits": True}],
+    }
+
+
+def test_the_text_says_what_the_values_do() -> None:
+    from jaxret.plan.chips import parse_topology
+
+    chips = parse_topology("v5e:1x1")
+    assert "c.py on v5e:1x1: fits, 1.00 GiB of 2.00 GiB, 1.00 GiB to spare" in report(values(True), chips)
+    assert "whether it fits was not computed" in report(values(None), chips)
+    text = report(values(False), chips)
+    assert "does not fit" in text
+    assert "1 queries of 2 tokens, 3 passages of 4" in text
+    assert "queries     forward 1.23 M" in text
+    assert "lower bound of the time of a step: 500 ms (arithmetic 500 ms, memory 250 ms)" in text
+    assert "fits with --config.train.chunk_size=8: 0.50 GiB" in text
+
+
+def test_numbers_and_times_are_short() -> None:
+    assert [number(n) for n in (7, 1234, 999_999, 2.5e12)] == ["7", "1.23 k", "1 M", "2.5 T"]
+    assert [duration(s) for s in (0.0123, 5, 300, 7300)] == ["12.3 ms", "5 s", "5 min", "2.0 h"]

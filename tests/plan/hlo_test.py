@@ -1,0 +1,182 @@
+"""The parser of XLA's dumps, on a small program that was compiled for four v5e chips: a scan over three layers of
+[128,128], rows split over all chips, and the gradient of a loss that needs every row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxret.plan import hlo
+from jaxret.plan.compiled import SPLIT, memory, read, reason, warning
+
+EXCERPTS = Path(__file__).with_name("excerpts")
+PROGRAM = (EXCERPTS / "tpu_after_optimizations.txt").read_text()
+BUFFERS = (EXCERPTS / "tpu_buffer_assignment.txt").read_text()
+ROWS, ALL_ROWS, SIZE, LAYERS = 16, 64, 128, 3
+
+
+def test_collectives_are_counted_as_often_as_their_loop_runs() -> None:
+    gather, reduce = sorted(hlo.collectives(hlo.parse(PROGRAM), 4), key=lambda c: c.kind)
+    assert (gather.kind, gather.dtypes, gather.times, gather.group) == ("all-gather", ("bf16",), 1, 4)
+    assert gather.bytes == ALL_ROWS * SIZE * 2
+    assert gather.sent == gather.bytes * 3 / 4
+    assert (reduce.kind, reduce.dtypes, reduce.times, reduce.group) == ("all-reduce", ("f32",), LAYERS, 4)
+    assert reduce.bytes == SIZE * SIZE * 4
+    assert reduce.sent == 2 * reduce.bytes * 3 / 4
+    assert "while/body" in reduce.name
+
+
+def test_products_are_those_of_the_mathematics() -> None:
+    layer = 2 * ROWS * SIZE * SIZE
+    loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
+    assert hlo.product_flops(hlo.parse(PROGRAM)) == LAYERS * 3 * layer + 2 * loss  # the value of the loss is not asked
+
+
+def test_memory_goes_by_the_names_of_arguments_and_adds_up() -> None:
+    found = memory(BUFFERS, hlo.parse(PROGRAM))
+    weights = LAYERS * SIZE * SIZE * 4
+    assert found["parameters"] == found["moments"] == weights
+    assert found["inputs"] == ROWS * SIZE * 4
+    assert sum(found.values()) == 572_928  # XLA's own report of the main memory: "Total bytes: 572928 (559.5KiB)"
+
+
+@pytest.mark.parametrize(
+    ("rest", "group"),
+    [
+        ("replica_groups=mesh['axis_0'=16,'axis_1'=4,'axis_2'=1] {'axis_0'}, to_apply=%add", 16),
+        ("replica_groups=mesh['axis_0'=16,'axis_1'=4] {'axis_0','axis_1'}, to_apply=%add", 64),
+        ("replica_groups=[4,2]<=[8], to_apply=%add", 2),
+        ("replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add", 4),
+        ("replica_groups={{0,1,2},{3,4,5}}, to_apply=%add", 3),
+        ("replica_groups={}, to_apply=%add", 6),
+    ],
+)
+def test_a_group_is_read_in_every_form(rest: str, group: int) -> None:
+    text = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  ROOT %r = f32[2]{{0}} all-reduce(%p), {rest}\n}}\n"
+    (found,) = hlo.collectives(hlo.parse(text), 6)
+    assert found.group == group
+
+
+def collective(line: str) -> hlo.Collective:
+    (found,) = hlo.collectives(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  {line}\n}}\n"), 4)
+    return found
+
+
+def test_started_collectives_count_their_results() -> None:
+    gather = collective("%g = (bf16[2,3]{1,0}, bf16[8,3]{1,0}) all-gather-start(%p), replica_groups=[1,4]<=[4]")
+    assert (gather.kind, gather.bytes, gather.sent) == ("all-gather", 48, 36)
+    scatter = collective("%s = f32[2,3]{1,0} reduce-scatter(%p), replica_groups=[1,4]<=[4], to_apply=%add")
+    assert (scatter.bytes, scatter.sent) == (24, 72)
+    several = collective("%a = (f32[5]{0}, bf16[5]{0}) all-reduce(%p, %q), replica_groups=[1,4]<=[4], to_apply=%add")
+    assert (several.bytes, several.dtypes) == (30, ("bf16", "f32"))
+
+
+def test_an_asynchronous_gather_counts_once() -> None:
+    line = 'all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], frontend_attributes={chain_id="0"}'
+    text = (
+        f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[8] {{\n  %a = f32[8]{{0}} {line}\n  %b = f32[8]{{0}} {line}\n"
+    )
+    assert len(hlo.collectives(hlo.parse(text + "}\n"), 4)) == 1
+    other = text.replace("channel_id=7", "channel_id=8", 1)
+    assert len(hlo.collectives(hlo.parse(other + "}\n"), 4)) == 2
+
+
+def test_a_gather_that_a_loop_overlaps_with_counts_as_often_as_it_begins() -> None:
+    gather = 'f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], metadata={op_name="a"}'
+    text = f"""HloModule m
+
+%body (p: (s32[])) -> (s32[]) {{
+  %again = {gather}
+}}
+
+%condition (p: (s32[])) -> pred[] {{
+  %p = (s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(12)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (p: f32[2]) -> f32[8] {{
+  %begin = {gather}
+  %loop = (s32[]) while(%state), condition=%condition, body=%body
+  %end = {gather}
+}}
+"""
+    (found,) = hlo.collectives(hlo.parse(text), 4)
+    assert found.times == 1
+    (inside,) = hlo.collectives(hlo.parse(text.replace(f"%begin = {gather}", "").replace(f"%end = {gather}", "")), 4)
+    assert inside.times == 12
+
+
+@pytest.mark.parametrize(
+    ("product", "left", "right", "flops"),
+    [
+        ("f32[4,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "4,5", "5,6", 2 * 4 * 5 * 6),
+        (
+            "f32[3,4,6]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2,3}, rhs_batch_dims={0}",
+            "3,4,5,7",
+            "3,5,7,6",
+            2 * 3 * 4 * 6 * 35,
+        ),
+        ("f32[4,6]{1,0} convolution(%a, %b), dim_labels=bf_io->bf", "4,5", "5,6", 2 * 4 * 5 * 6),
+        # As a TPU has the product of a batch of matrices, [2,8,16,4] x [2,8,16,4] -> [2,8,16,16]: no sum over a window.
+        (
+            "f32[2,8,16,16]{3,2,1,0} convolution(%a, %b), window={size=2x8 stride=1x7 lhs_dilate=2x8}, "
+            "dim_labels=01bf_01oi->01bf",
+            "2,8,16,4",
+            "2,8,16,4",
+            2 * 2 * 8 * 16 * 16 * 4,
+        ),
+        # And the gradient of a kernel, [3,16,6] x [3,16,7] -> [6,7] summed over both 3 (a window) and 16.
+        (
+            "f32[6,7]{1,0} convolution(%a, %b), window={size=3}, dim_labels=0fb_0io->bf0",
+            "3,16,6",
+            "3,16,7",
+            2 * 6 * 7 * 3 * 16,
+        ),
+    ],
+)
+def test_flops_of_products(product: str, left: str, right: str, flops: int) -> None:
+    if product.startswith("f32[6,7]"):
+        product = product.replace("f32[6,7]{1,0}", "f32[6,7,1]{2,1,0}")
+    lines = f"  %a = f32[{left}]{{0}} parameter(0)\n  %b = f32[{right}]{{0}} parameter(1)\n  ROOT %c = {product}\n"
+    assert hlo.product_flops(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n")) == flops
+
+
+def test_a_loop_of_unknown_length_is_an_error() -> None:
+    """Unless nothing in it is counted."""
+    harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
+    assert not hlo.collectives(hlo.parse(harmless.replace("direction=LT", "direction=NE")), 4)
+    unknown = PROGRAM.replace("direction=LT", "direction=NE")
+    with pytest.raises(ValueError, match="how often the loop while"):
+        hlo.parse(unknown)
+    with pytest.raises(ValueError, match="no HLO module"):
+        hlo.parse("nothing")
+
+
+def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    for name, text in (("after_optimizations.txt", PROGRAM), ("after_optimizations-buffer-assignment.txt", BUFFERS)):
+        (tmp_path / "dump" / f"module_0003.jit_step.{name}").write_text(text)
+        (tmp_path / "dump" / f"module_0001.jit_convert.{name}").write_text("HloModule small\n")
+    line = (
+        f'W1122 05:11:09 spmd.cc:1] [SPMD] {SPLIT.capitalize()}. for op: %x = f32[8], metadata={{op_name="jit(f)/y"}}'
+    )
+    found = read(tmp_path, 4, f"other\n{line}\n{line}\n")
+    assert found.warnings == (f"{SPLIT} at jit(f)/y",)
+    assert warning(f"  {SPLIT}: no name ") == f"{SPLIT}: no name"
+    assert found.total == 572_928
+    assert found.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
+
+
+def test_what_the_compiler_says_is_told_in_one_line() -> None:
+    log = """Traceback (most recent call last):
+  File "child.py", line 3, in main
+jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"
+--------------------
+For simplicity, JAX has removed its internal frames.
+"""
+    assert reason(log) == 'INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"'
+    assert reason("killed") == "the compiler ended without a word ('killed')"

@@ -1,0 +1,55 @@
+"""Compiled for chips that are not there: what each program of the table needs stays within its bounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from jaxret.plan.chips import parse_topology
+from jaxret.plan.compiled import missing
+from jaxret.plan.table import COMMON, ROWS, Row, problems
+from tests.pipeline import REPOSITORY, command, environment
+
+SCALE = REPOSITORY / "docs" / "scale.md"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_program_stays_within_its_bounds(row: Row) -> None:
+    topology = parse_topology(row.topology)
+    if problem := missing(topology):
+        pytest.skip(problem)
+    keys = [f"--config.{key}={value}" for key, value in (COMMON | row.options).items()]
+    verb = [] if row.verb == "train" else [row.verb]
+    flags = ["--config=configs/base.py", f"--topology={topology}", "--json", "--advice=false"]
+    arguments = command("-m", "jaxret", "plan", *verb, *flags, *keys)
+    done = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (values,) = json.loads(done.stdout)
+    assert problems(row, values) == []
+    assert values["warnings"] == []
+    counted = sum(kind["flops"] for kind in values["flops"] if kind["part"] != "optimizer")
+    devices = topology.devices if row.verb != "search" else 1
+    assert values["device_flops"] * devices == pytest.approx(counted, rel=0.02)
+
+
+def test_the_documentation_has_every_program() -> None:
+    text = SCALE.read_text()
+    assert [row.name for row in ROWS if f"| {row.name} |" not in text] == []
+
+
+def plan(gib: float, kind: str, megabytes: float) -> dict[str, Any]:
+    moved = {"kind": kind, "times": 2, "bytes": megabytes * 1e6 / 2}
+    return {"memory": {"total": gib * 2**30}, "collective_bytes": megabytes * 1e6, "collectives": [moved]}
+
+
+def test_a_bound_that_breaks_is_named() -> None:
+    row = Row("v5e:4x4", {}, gib=2.0, megabytes=100, kinds=("all-reduce",))
+    assert problems(row, plan(1.9, "all-reduce", 99.0)) == []
+    assert problems(row, plan(2.1, "all-reduce", 99.0)) == ["2.10 GiB on a device, at most 2.0 expected"]
+    assert problems(row, plan(1.9, "all-reduce", 101.0)) == ["101.0 MB of collectives, at most 100 expected"]
+    assert problems(row, plan(1.9, "all-to-all", 99.0)) == ["all-to-all of more than 1 MB, which nobody expected"]
+    assert problems(row, plan(1.9, "all-to-all", 0.9)) == []
