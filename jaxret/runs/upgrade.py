@@ -11,6 +11,7 @@ from jaxret.models.heads import HEADS
 # Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
     "mesh.initialization_timeout": 300,
+    "mesh.platform": "",
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
     **{f"head.{name}.{key}": value for name, head in HEADS.items() for key, value in head.ABSENT.items()},
 }
