@@ -22,6 +22,9 @@ _COORDINATOR = flags.DEFINE_string("coordinator", "", 'several hosts: "auto" on 
 _PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
 _PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
 _TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that several processes wait for each other")
+_PLATFORM = flags.DEFINE_string(
+    "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
+)
 _ON_ERROR = flags.DEFINE_enum(
     "on_error", "error", ["error", "skip", "keep"], "what to do with bad records (keep: empty passages)"
 )
@@ -33,6 +36,7 @@ def main() -> None:
     from jaxret.runs.run import open_run
 
     distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
+    distributed.require_platform(_PLATFORM.value, "--platform")
     run = open_run(
         _WORKDIR.value,
         _CHECKPOINT.value,

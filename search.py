@@ -21,11 +21,15 @@ _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at
 _MEASURES = flags.DEFINE_list(
     "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
 )
+_PLATFORM = flags.DEFINE_string(
+    "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
+)
 _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
 
 
 def main() -> None:
     from jaxret.data.files import check_question
+    from jaxret.distributed import require_platform
     from jaxret.runs.run import open_run
     from jaxret.tools.search_files import answer, search_files
 
@@ -33,6 +37,7 @@ def main() -> None:
         raise ValueError("give either --query (a question) or --queries (a file)")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
+    require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value)
     if _QUERY.value is not None:
         answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value)

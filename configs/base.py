@@ -162,6 +162,9 @@ def get_config() -> ConfigDict:
     c.mesh.num_processes = 1
     c.mesh.process_id = 0
     c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
+    # tpu, gpu or cpu: without one this is an error, and with cpu nothing else is used. "": what JAX finds, and where it
+    # finds no accelerator that is the CPU. encode.py and search.py have a --platform of their own.
+    c.mesh.platform = ""
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384

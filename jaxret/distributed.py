@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import socket
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.clusters import ClusterEnv  # not public, but jax.distributed does not say what it would find
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxret.checkpoint import path_name
+from jaxret.rendezvous import meet
 
 Tree = Any
 ROWS = ("data", "fsdp")  # the axes of the mesh: rows of a batch are split over both
@@ -34,6 +33,9 @@ PARAMETER_RULES: tuple[tuple[str, P], ...] = (
     (r"", P()),
 )
 
+# Platform -> what an environment for it is installed from.
+REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
+
 
 def initialize(
     coordinator: str = "", num_processes: int = 1, process_id: int = 0, timeout: int = 300, where: str = "--"
@@ -42,7 +44,7 @@ def initialize(
 
     coordinator: "host:port" of process 0, or "auto" where the platform knows (TPU pods, Slurm). timeout: seconds that
     the processes wait for each other. where: what the names of the settings begin with, for errors. Raises ValueError
-    if the settings do not fit together, TimeoutError if nobody is at `coordinator`.
+    if the settings do not fit together, and RendezvousError, in every process that came, with those that did not.
     """
     given = f"{where}num_processes={num_processes} and {where}process_id={process_id}"
     if coordinator in ("", "auto"):
@@ -61,36 +63,60 @@ def initialize(
             )
     if timeout < 1:
         raise ValueError(f"{where}initialization_timeout={timeout} must be at least 1 second")
+    devices: Sequence[int] | None = None
     if coordinator == "auto":
-        jax.distributed.initialize(initialization_timeout=timeout)
+        coordinator, num_processes, process_id, devices = _from_the_platform(timeout, where)
+    if num_processes > 1:
+        meet(coordinator, num_processes, process_id, float(timeout))
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        local_device_ids=devices,
+        initialization_timeout=timeout,
+        cluster_detection_method="deactivate",  # everything is known by now
+    )
+
+
+def _from_the_platform(timeout: int, where: str) -> tuple[str, int, int, Sequence[int] | None]:
+    """Coordinator, number of processes, which this is, and its devices (None: all of the host's), as JAX finds them."""
+    unset = (None,) * 5
+    coordinator, count, own, devices = ClusterEnv.auto_detect_unset_distributed_params(*unset, timeout)
+    if coordinator is None or count is None or own is None:
+        raise ValueError(
+            f"{where}coordinator=auto: no TPU pod is here, nor a process that srun started; give {where}coordinator="
+            f"HOST:PORT, {where}num_processes and {where}process_id"
+        )
+    # Under Slurm JAX takes one device for each task, also for the only task of a host that has eight.
+    if os.environ.get("SLURM_NTASKS", "") == os.environ.get("SLURM_STEP_NUM_NODES"):
+        devices = None
+    return coordinator, count, own, devices
+
+
+def require_platform(platform: str, setting: str) -> None:
+    """Raises ValueError unless JAX runs on "tpu", "gpu" or "cpu", as asked; on a machine that has more than a CPU,
+    "cpu" leaves the rest alone. "": any. setting: what `platform` is called, for the error.
+
+    JAX itself goes on with the CPU where it finds no accelerator.
+    """
+    if platform not in ("", *REQUIREMENTS):
+        raise ValueError(f"{setting} is {platform!r}; it must be one of {', '.join(REQUIREMENTS)}, or empty for any")
+    if not platform:
         return
-    if process_id:
-        _wait_for(coordinator, timeout)
-    # When not all come, XLA ends the process with a dump of its own: the reason goes before.
-    line = f"error: not all of the {num_processes} processes came to {coordinator} within {timeout} s"
-    warning = threading.Timer(max(timeout - 1, 0.5), print, (line,), {"file": sys.stderr, "flush": True})
-    warning.daemon = True
-    warning.start()
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=timeout)
-    finally:
-        warning.cancel()
-
-
-def _wait_for(address: str, timeout: int) -> None:
-    """Returns when something listens at HOST:PORT. Raises TimeoutError if nothing does."""
-    host, _, port = address.rpartition(":")
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        device, *others = jax.local_devices()
+        found = f"{1 + len(others)} of {device.platform} ({device.device_kind})"
+        if device.platform == platform:
             return
-        except OSError as error:
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    f"no process 0 at {address} within {timeout} s ({error.strerror or error})"
-                ) from error
-        time.sleep(0.2)
+    except RuntimeError as error:  # JAX_PLATFORMS names one that is not there
+        found = str(error).splitlines()[0]
+    asked = f", where JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']}," if os.environ.get("JAX_PLATFORMS") else ""
+    raise ValueError(
+        f"{setting} is {platform!r}, and what JAX finds here{asked} is: {found}. A {platform.upper()} needs its driver "
+        f"and an environment installed from {REQUIREMENTS[platform]}"
+    )
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:

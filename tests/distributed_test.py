@@ -17,12 +17,31 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxret import distributed
-from jaxret.distributed import Program, by_row, initialize, make_mesh, shard_batch, shardings
+from jaxret.distributed import (
+    REQUIREMENTS,
+    Program,
+    by_row,
+    initialize,
+    make_mesh,
+    require_platform,
+    shard_batch,
+    shardings,
+)
+from jaxret.rendezvous import RendezvousError
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
-from tests.pipeline import command, free_address, tiny_config, together, train_arguments, write_data, write_encoder
+from tests.pipeline import (
+    REPOSITORY,
+    command,
+    free_address,
+    tiny_config,
+    together,
+    train_arguments,
+    write_data,
+    write_encoder,
+)
 from tests.tiny import DUAL_ENCODER, SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
 
 
@@ -111,17 +130,73 @@ def test_half_of_the_settings_of_several_hosts(arguments: tuple[Any, ...], messa
 
 def test_nobody_at_the_coordinators_address() -> None:
     address = free_address()
-    with pytest.raises(TimeoutError, match=f"no process 0 at {address} within 1 s"):
+    with pytest.raises(RendezvousError, match=f"no process 0 at {address} within 1 s"):
         initialize(address, 2, 1, timeout=1)
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_come(tmp_path: Path) -> None:
-    """XLA ends the process; the reason stands before its dump."""
-    alone = f"from jaxret.distributed import initialize; initialize('{free_address()}', 2, 0, timeout=3)"
-    ((status, _, errors),) = together([sys.executable, "-c", alone])
-    assert status != 0
-    assert "error: not all of the 2 processes came" in errors.splitlines()[0]
+def test_processes_that_do_not_come() -> None:
+    """The scripts end with one sentence, and nothing else; JAX would abort with a dump. Each waits for another job."""
+    first, second = free_address(), free_address()
+    train = ["--config=configs/base.py", "--workdir=nowhere", f"--config.mesh.coordinator={first}"]
+    train += ["--config.mesh.num_processes=3", "--config.mesh.initialization_timeout=1"]
+    encode = ["--workdir=nowhere", "--corpus=x", f"--coordinator={second}", "--num_processes=3", "--process_id=1"]
+    done = together(command("train.py", *train), command("encode.py", *encode, "--initialization_timeout=1"))
+    assert done[0] == (1, "", f"error: processes 1, 2 of 3 did not come to {first} within 1 s\n")
+    assert done[1] == (1, "", f"error: no process 0 at {second} within 1 s (Connection refused)\n")
+
+
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "host[3-4]", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [(2, None), (1, [1])])
+def test_auto_under_slurm(hosts: int, devices: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only task of a host has all of its devices, although JAX itself would take one for each task."""
+    given = SLURM | {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_LOCALID": str(2 - hosts)}
+    for name, value in {**given, "JAX_COORDINATOR_PORT": "8476"}.items():
+        monkeypatch.setenv(name, value)
+    assert distributed._from_the_platform(1, "--") == ("host3:8476", 2, 1, devices)
+
+
+TASK = """
+from jaxret.distributed import initialize
+initialize("auto")
+import jax
+from jax._src import xla_bridge
+print(jax.process_index(), jax.process_count(), xla_bridge.CUDA_VISIBLE_DEVICES.value)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("hosts", "devices"), [(2, ["all", "all"]), (1, ["0", "1"])])
+def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
+    given = SLURM | {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": str(hosts)}
+    given["JAX_COORDINATOR_PORT"] = free_address().rpartition(":")[2]
+    tasks = [given | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i * (2 - hosts))} for i in range(2)]
+    settings = [[f"{name}={value}" for name, value in task.items()] for task in tasks]
+    done = together(*(["env", *each, sys.executable, "-c", TASK] for each in settings))
+    found = [(status, output.split()) for status, output, _ in done]
+    assert found == [(0, [str(i), "2", devices[i]]) for i in range(2)], done
+
+
+def test_auto_where_no_platform_knows() -> None:
+    with pytest.raises(ValueError, match=r"--coordinator=auto: no TPU pod is here, nor a process that srun started"):
+        initialize("auto")
+
+
+def test_a_platform_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for platform in ("", "cpu"):
+        require_platform(platform, "mesh.platform")
+    found = r"mesh.platform is 'gpu', and what JAX finds here, where JAX_PLATFORMS is cpu, is: 8 of cpu \(cpu\)"
+    with pytest.raises(ValueError, match=rf"{found}. A GPU needs its driver and .* from requirements-gpu.txt"):
+        require_platform("gpu", "mesh.platform")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(ValueError, match=r"is 'tpu', and what JAX finds here is: 8 of cpu .* requirements-tpu.txt"):
+        require_platform("tpu", "mesh.platform")
+    with pytest.raises(ValueError, match=r"--platform is 'cuda'; it must be one of tpu, gpu, cpu, or empty for any"):
+        require_platform("cuda", "--platform")
+    for file in REQUIREMENTS.values():
+        assert (REPOSITORY / file).is_file()
 
 
 WORKER = """

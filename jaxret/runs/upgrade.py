@@ -13,6 +13,7 @@ ABSENT: dict[str, Any] = {
     "encoder.recompute": "none",
     "mesh.initialization_timeout": 300,
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
+    "mesh.platform": "",
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
     **{f"head.{name}.{key}": value for name, head in HEADS.items() for key, value in head.ABSENT.items()},
 }

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from jaxret.contract import ContractError, require_equal
 from jaxret.data.batches import TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import any_process, make_mesh
+from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.pretrained import resolve
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract
@@ -74,6 +74,7 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
     """Config -> Job, from config.json of the encoder and of the run alone: neither weights nor tokenizer nor data are
     read, so that what is mistyped is told at once. Raises ValueError, and ContractError if the folder holds another
     run."""
+    require_platform(config.mesh.platform, "mesh.platform")
     mesh = make_mesh(config.mesh.fsdp)
     check(config, mesh)
     begun = not any_process(not workdir.config.exists())

@@ -38,6 +38,7 @@ def changed(key: str, value: Any) -> ConfigDict:
     [
         ("mesh.fsdp", 2),
         ("mesh.process_id", 1),
+        ("mesh.platform", "cpu"),
         ("validation.metric", "nll"),
         ("validation.pool_size", 7),
         ("encode.dtype", "float16"),

@@ -229,6 +229,30 @@ def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> N
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "setting"),
+    [
+        ("train.py", (*MINILM, "--config.mesh.platform=gpu"), "mesh.platform"),
+        ("encode.py", ("--workdir=nowhere", "--corpus=x", "--platform=gpu"), "--platform"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--platform=gpu"), "--platform"),
+    ],
+)
+def test_no_script_falls_back_to_the_cpu(script: str, arguments: tuple[str, ...], setting: str, tmp_path: Path) -> None:
+    """It is told before anything is read, and nothing is written."""
+    done = subprocess.run(
+        command(str(REPOSITORY / script), *(a.replace("configs/", f"{REPOSITORY}/configs/") for a in arguments)),
+        cwd=tmp_path,
+        env={name: value for name, value in environment().items() if name != "JAX_PLATFORMS"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    line = done.stderr.splitlines()[-1]
+    assert re.match(rf"error: {setting} is 'gpu', and what JAX finds here is: 8 of cpu \(cpu\). A GPU needs", line)
+    assert line.endswith("requirements-gpu.txt")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, str]]:
     """What keep_compiled sets, of JAX's variables, under the environment given."""

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Several hosts with eight GPUs each under Slurm, one process a host. launch/step.sh says what can be set.
+#
+#   DATA=/shared/msmarco WORKDIR=/shared/runs/mlr sbatch launch/slurm.sh [more flags of train.py]
+#
+# Submit it from the repository's folder, which every host must see. The same command goes on where a job ended.
+#SBATCH --job-name=jaxret
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=32
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=jaxret-%j.log
+set -euo pipefail
+# Slurm runs a copy of this file, so its folder is not the repository's.
+cd "${SLURM_SUBMIT_DIR:?sbatch sets it}"
+export PLATFORM=${PLATFORM:-gpu} COORDINATOR=auto CHECKPOINT_EVERY=${CHECKPOINT_EVERY:-500}
+
+# --signal above: SIGTERM to the steps 180 s before the time limit, so that the step of training under way is saved.
+# --kill-on-bad-exit: when one process ends in an error the others need not wait for its heartbeat.
+launch() {
+    if [[ -n ${DRY_RUN:-} ]]; then
+        echo srun "$@"
+    else
+        srun "$@"
+    fi
+}
+launch --kill-on-bad-exit=1 launch/step.sh train "$@"
+launch --kill-on-bad-exit=1 launch/step.sh encode
+launch --nodes=1 --ntasks=1 launch/step.sh search

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# One step of a job, in one of its processes: launch/step.sh train|encode|search [more flags of that script]
+#
+#   DATA, WORKDIR  a BEIR folder and the run's folder; every host sees both under the same path
+#   CONFIG         configs/mlr.py unless given
+#   PLATFORM       tpu, gpu or cpu: without one the step fails
+#   COORDINATOR    "auto" (TPU pods, srun), or host:port of process 0 with NUM_PROCESSES and PROCESS_ID; "": one process
+#   TIMEOUT        seconds that processes wait for each other at the start: 300 unless given
+#   CHECKPOINT_EVERY  steps between checkpoints; 0: once an epoch
+#   PYTHON         .venv/bin/python unless given
+#   DRY_RUN=1      prints the command and runs nothing
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage="launch/step.sh train|encode|search [flags]"
+step=${1:?"$usage"}
+shift
+: "${DATA:?a BEIR folder}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
+
+several=("coordinator=${COORDINATOR:-}")
+if [[ -n ${COORDINATOR:-} && $COORDINATOR != auto ]]; then
+    several+=("num_processes=${NUM_PROCESSES:?of the job}" "process_id=${PROCESS_ID:?of this process, from 0}")
+fi
+several+=("initialization_timeout=${TIMEOUT:-300}")
+
+case $step in
+    train)
+        flags=("--config=${CONFIG:-configs/mlr.py}" "--config.data.train=$DATA" "--config.mesh.platform=$PLATFORM"
+            "--config.train.checkpoint_every=${CHECKPOINT_EVERY:-0}" "${several[@]/#/--config.mesh.}") ;;
+    encode) flags=("--corpus=$DATA" "--platform=$PLATFORM" "${several[@]/#/--}") ;;
+    search)
+        if [[ ${PROCESS_ID:-0} != 0 ]]; then # one process is enough
+            exit
+        fi
+        flags=("--queries=$DATA" "--qrels=$DATA" "--k=100" "--platform=$PLATFORM") ;;
+    *)
+        echo "error: there is no step '$step': $usage" >&2
+        exit 1 ;;
+esac
+command=("${PYTHON:-.venv/bin/python}" "$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
+if [[ -n ${DRY_RUN:-} ]]; then
+    printf '%q ' "${command[@]}"
+    echo
+else
+    exec "${command[@]}" # in place of the shell, which would keep SIGTERM from it
+fi

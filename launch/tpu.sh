@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# A Cloud TPU pod slice, from your own machine: launch/tpu.sh install|train|encode|search [more flags of that script]
+#
+#   TPU, ZONE      name and zone of the slice
+#   SOURCE         where its hosts clone the repository from
+#   DATA, WORKDIR  a BEIR folder and the run's folder, on a disk that all hosts have mounted under the same path
+#   CONFIG, CHECKPOINT_EVERY  as for launch/step.sh
+#   DRY_RUN=1      prints the command and runs nothing
+set -euo pipefail
+action=${1:?"launch/tpu.sh install|train|encode|search [flags]"}
+shift
+
+on() { # on WORKERS COMMAND
+    local command=(gcloud compute tpus tpu-vm ssh "${TPU:?its name}" "--zone=${ZONE:?its zone}" "--worker=$1" "--command=$2")
+    if [[ -n ${DRY_RUN:-} ]]; then
+        printf '%q ' "${command[@]}"
+        echo
+    else
+        "${command[@]}"
+    fi
+}
+
+if [[ $action == install ]]; then
+    on all "git clone ${SOURCE:?address of the repository} jaxret && cd jaxret && python3 -m venv .venv \
+&& .venv/bin/python -m pip install -r requirements-tpu.txt"
+    exit
+fi
+settings=(DATA="${DATA:?a BEIR folder}" WORKDIR="${WORKDIR:?the folder of the run}" CONFIG="${CONFIG:-configs/mlr.py}"
+    CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}")
+# The chips of a slice start on all hosts or not at all, and search runs on one: it leaves them alone.
+case $action in
+    search) workers=0 settings+=(PLATFORM=cpu) ;;
+    *) workers=all settings+=(PLATFORM="${PLATFORM:-tpu}" COORDINATOR=auto) ;;
+esac
+on "$workers" "cd jaxret && $(printf '%q ' env "${settings[@]}" launch/step.sh "$action" "$@")"

@@ -1,0 +1,40 @@
+"""Stands in for srun and for gcloud, on this machine: really starts the processes, with what JAX finds on a cluster.
+
+$HOSTS: how many hosts there are. $STEP_DRY_RUN: what $DRY_RUN is for them. A Cloud TPU's hosts ask a server of Google's
+who they are, which nothing here can be: they get Slurm's variables too.
+"""
+
+import os
+import subprocess
+import sys
+
+
+def start(command: list[str], count: int, folder: str = ".") -> int:
+    """Runs so many processes to their end; the highest status."""
+    several = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_LOCALID": "0"}
+    several |= {"SLURM_NTASKS": str(count), "SLURM_STEP_NUM_NODES": str(count)}
+    environment = os.environ | several | {"DRY_RUN": os.environ.get("STEP_DRY_RUN", "")}
+    tasks = [
+        subprocess.Popen(command, env=environment | {"SLURM_PROCID": str(rank)}, cwd=folder) for rank in range(count)
+    ]
+    return max(task.wait() for task in tasks)
+
+
+def srun(arguments: list[str]) -> int:
+    options = arguments[: arguments.index("launch/step.sh")]
+    known = dict(option.split("=") for option in options)
+    assert known.keys() <= {"--kill-on-bad-exit", "--nodes", "--ntasks"}, known
+    return start(arguments[len(options) :], int(known.get("--ntasks", os.environ["HOSTS"])))
+
+
+def gcloud(arguments: list[str]) -> int:
+    name, *options = arguments[4:]
+    known = dict(option.split("=", 1) for option in options)
+    assert (arguments[:4], name) == (["compute", "tpus", "tpu-vm", "ssh"], "slice")
+    assert known.keys() == {"--zone", "--worker", "--command"}, known
+    count = {"all": int(os.environ["HOSTS"]), "0": 1}[known["--worker"]]
+    return start(["bash", "-c", known["--command"]], count, os.environ["HOME"])
+
+
+if __name__ == "__main__":
+    sys.exit({"srun": srun, "gcloud": gcloud}[sys.argv[1]](sys.argv[2:]))

@@ -1,0 +1,225 @@
+"""The files of launch/: their shell, their flags, and each of them run to the end with processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from configs.base import get_config
+from jaxret.retrieval.shard_set import open_shards
+from tests.pipeline import REPOSITORY, environment, flat_config, free_address, tiny_config, write_data, write_encoder
+
+LAUNCH = REPOSITORY / "launch"
+SHELL = sorted(LAUNCH.glob("*.sh"))
+STEPS = ("train", "encode", "search")
+HOSTS = 2
+Runs = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("file", SHELL, ids=lambda file: file.name)
+def test_shell(file: Path) -> None:
+    assert os.access(file, os.X_OK)
+    assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
+
+
+def test_shellcheck() -> None:
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not program:
+        pytest.skip("shellcheck is not installed: it comes with requirements-dev.txt")
+    done = subprocess.run([program, *SHELL], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def manifests(step: str) -> dict[str, Any]:
+    """The Kubernetes objects of a step, by kind."""
+    text = (LAUNCH / "kubernetes.yaml").read_text().replace("STEP", step)
+    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    """Runs a file of launch/ with srun and gcloud of tests/launch/cluster.py in the path; a home that has the
+    repository as jaxret/, as the hosts of a TPU have it."""
+    for name in ("srun", "gcloud"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent}/cluster.py {name} "$@"\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "jaxret").symlink_to(REPOSITORY)
+    port = free_address().rpartition(":")[2]
+    given = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "HOSTS": str(HOSTS),
+        "JAX_COORDINATOR_PORT": port,
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",  # the last one counts
+        "SLURM_SUBMIT_DIR": str(REPOSITORY),
+        "PYTHON": sys.executable,
+        "PLATFORM": "cpu",
+        "TPU": "slice",
+        "ZONE": "here",
+        "DATA": "folder with spaces",
+        "WORKDIR": "w",
+    }
+
+    def run(*command: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=REPOSITORY, env=environment() | given | settings, capture_output=True, text=True, timeout=1200
+        )
+
+    return run
+
+
+def by_kubernetes(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
+    """What the kubelets of the hosts would do, a step after the other."""
+    done = []
+    for step in STEPS:
+        job, service = manifests(step)["Job"], manifests(step)["Service"]
+        pod = job["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+        assert pod["subdomain"] == service["metadata"]["name"]
+        assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+        assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(given["NUM_PROCESSES"]) == HOSTS
+        name = f"{job['metadata']['name']}-0.{pod['subdomain']}"
+        assert given["COORDINATOR"].startswith(f"{name}:")
+        here = given | settings | {"COORDINATOR": free_address()}
+        start = (
+            f"for i in {' '.join(map(str, range(HOSTS)))}; do PROCESS_ID=$i {shlex.join(container['command'])} & done"
+        )
+        done.append(run("bash", "-c", f"{start}; wait -n; first=$?; wait -n && exit $first", **here))
+    return done
+
+
+def by_file(name: str) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
+    def launch(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
+        if name == "tpu.sh":
+            return [run(LAUNCH / name, step, **settings) for step in STEPS]
+        return [run(LAUNCH / name, **settings)]
+
+    return launch
+
+
+LAUNCHERS = {
+    "node.sh": by_file("node.sh"),
+    "slurm.sh": by_file("slurm.sh"),
+    "tpu.sh": by_file("tpu.sh"),
+    "kubernetes.yaml": by_kubernetes,
+}
+
+
+@pytest.mark.parametrize("file", LAUNCHERS)
+def test_commands(file: str, runs: Runs) -> None:
+    """Which processes are started, and that every flag and key they are given is one."""
+    done = LAUNCHERS[file](runs, **{"STEP_DRY_RUN" if file in ("slurm.sh", "tpu.sh") else "DRY_RUN": "1"})
+    assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * len(done)
+    commands = [shlex.split(line) for one in done for line in one.stdout.splitlines()]
+    several = 1 if file == "node.sh" else HOSTS
+    scripts = [f"{step}.py" for step in STEPS]
+    assert [command[1] for command in commands] == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]]
+    keys = flat_config(get_config())
+    for program, script, *flags in commands:
+        assert program in (sys.executable, "python", ".venv/bin/python")
+        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / script).read_text())
+        given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        for name, value in given.items():
+            assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)
+            if name == "config":
+                assert (REPOSITORY / value).is_file()
+        platform = given["config.mesh.platform" if script == "train.py" else "platform"]
+        assert platform == ("gpu" if file == "kubernetes.yaml" else "cpu"), "the fixture's, where the file lets it"
+
+
+@pytest.mark.parametrize("name", ["node.sh", "slurm.sh", "tpu.sh"])
+def test_a_dry_run_prints_and_starts_nothing(name: str, runs: Runs, tmp_path: Path) -> None:
+    for program in ("srun", "gcloud"):
+        (tmp_path / program).write_text("#!/bin/sh\necho started >&2\n")
+    steps = (*STEPS, "install") if name == "tpu.sh" else ("",)
+    for step in steps:
+        done = runs(LAUNCH / name, *filter(None, [step]), DRY_RUN="1", SOURCE="address")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout.splitlines()) == (1 if step else len(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (("trian",), {}, "error: there is no step 'trian'"),
+        ((), {}, "launch/step.sh train|encode|search"),
+        (("train",), {"DATA": ""}, "DATA: a BEIR folder"),
+        (("train",), {"PLATFORM": ""}, "PLATFORM: tpu, gpu or cpu"),
+        (("encode",), {"COORDINATOR": "h:1"}, "NUM_PROCESSES: of the job"),
+    ],
+)
+def test_what_a_step_needs(arguments: tuple[str, ...], settings: dict[str, str], message: str, runs: Runs) -> None:
+    done = runs(LAUNCH / "step.sh", *arguments, **settings)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
+def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:
+    """The step's process is the script's: a shell in between would end, or keep SIGTERM to itself."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho $$\n")
+    program.chmod(0o755)
+    done = runs("bash", "-c", f"echo $$; exec {LAUNCH}/step.sh train", PYTHON=str(program))
+    first, second = done.stdout.split()
+    assert first == second
+
+
+def test_kubernetes_knows_the_objects() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs: pip install kubernetes-validate (no cluster)")
+    for step in STEPS:
+        for found in manifests(step).values():
+            validate.validate(found, validate.latest_version(), strict=True)
+
+
+def test_the_image_copies_what_there_is() -> None:
+    sources = re.findall(r"^COPY (.*) \S+$", (LAUNCH / "Dockerfile").read_text(), re.MULTILINE)
+    assert all((REPOSITORY / name).exists() for line in sources for name in line.split())
+    assert {"jaxret", "configs", "launch", "train.py"} <= {name for line in sources for name in line.split()}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """CONFIG and DATA of something small."""
+    folder = tmp_path_factory.mktemp("launch")
+    encoder, data = write_encoder(folder / "encoder"), write_data(folder / "data")
+    base = flat_config(get_config())
+    tiny = {key: value for key, value in flat_config(tiny_config(encoder, data)).items() if value != base[key]}
+    config = folder / "tiny.py"
+    config.write_text(
+        "from configs.base import get_config as base\n\n\n"
+        f"def get_config():\n    c = base()\n    c.update_from_flattened_dict({tiny!r})\n    return c\n"
+    )
+    return {"CONFIG": str(config), "DATA": str(data)}
+
+
+@pytest.mark.exhaustive
+def test_every_file_trains_encodes_and_searches(job: dict[str, str], runs: Runs, tmp_path: Path) -> None:
+    """Two processes for the hosts; what comes out is what one machine makes."""
+    found = {}
+    for file, launch in LAUNCHERS.items():
+        workdir = tmp_path / file
+        done = launch(runs, **job, WORKDIR=str(workdir), PLATFORM="cpu", PYTHON=sys.executable)
+        assert [one.returncode for one in done] == [0] * len(done), (file, [one.stderr for one in done])
+        assert not any("Traceback" in one.stderr for one in done)
+        assert (workdir / "runs" / "data.test.trec").stat().st_size
+        shards = open_shards(workdir / "embeddings" / "data")
+        found[file] = shards.ids(range(shards.total_rows)), shards.rows(range(shards.total_rows))
+    ids, rows = found["node.sh"]
+    for file, (others, vectors) in found.items():
+        assert others == ids, file
+        np.testing.assert_allclose(vectors, rows, atol=1e-3, err_msg=file)
+    assert np.abs(np.diff(rows[:, 0], axis=0)).max() > 0.1, "control"
