@@ -23,14 +23,10 @@ class Tried(NamedTuple):
 def candidates(config: ConfigDict, topology: Topology) -> Iterator[Change]:
     """Changes that need less memory: first those that change no result, then all of these together, then bfloat16."""
     recompute: Change = {}
-    if "recompute" in config.encoder:
-        if config.encoder.recompute == "none":
-            yield {"encoder.recompute": "cheap"}
-        if config.encoder.recompute != "layer":
-            recompute = {"encoder.recompute": "layer"}
-    elif not config.encoder.remat:
-        recompute = {"encoder.remat": True}
-    if recompute:
+    if config.encoder.recompute == "none":
+        yield {"encoder.recompute": "cheap"}
+    if config.encoder.recompute != "layer":
+        recompute = {"encoder.recompute": "layer"}
         yield recompute
     devices, batch = topology.devices, config.train.batch_size
     chunk = max(devices, batch // 8)

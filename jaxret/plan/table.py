@@ -40,7 +40,7 @@ ROWS = (
     Row("v5e:4x4", {**BF16, "mesh.fsdp": 4}, 4.8, 6_000, MOVING),
     Row("v5e:4x4", {**BF16, "train.chunk_size": 16}, 4.4, 3_000),
     Row("v5e:4x4", {**BF16, "encoder.tied": True}, 5.7, 445),
-    Row("v5e:2x2", {**BF16, "encoder.remat": True}, 4.3, 445),
+    Row("v5e:2x2", {**BF16, "encoder.recompute": "layer"}, 4.3, 445),
     Row("v5e:1x1", {"train.chunk_size": 8}, 8.7, 0, ()),
     Row("v5p:2x2x1", BF16, 18.0, 445),
     Row("h100:8", BF16, 11.5, 445),
