@@ -94,10 +94,17 @@ def _equations(jaxpr: Jaxpr, times: int, stack: str) -> Iterator[tuple[int, str,
         inner = [sub for value in equation.params.values() for sub in _jaxprs(value)]
         if not inner:
             yield times, names, equation
-        if equation.primitive.name == "cond":  # one branch runs; the longest is counted
-            inner = [max(inner, key=lambda branch: sum(t for t, _, _ in _products(branch, 1, "")))]
+        if equation.primitive.name == "cond":
+            inner = [_branch(inner, equation.params.get("branches_platforms"))]
         for sub in inner:
             yield from _equations(sub, times * _repeats(equation), names)
+
+
+def _branch(branches: list[Jaxpr], platforms: Any) -> Jaxpr:
+    """The one that runs: the accelerators', where that is what decides; else the longest is counted."""
+    if platforms:
+        return next(branch for branch, these in zip(branches, platforms, strict=True) if "cpu" not in (these or ()))
+    return max(branches, key=lambda branch: sum(times for times, _, _ in _products(branch, 1, "")))
 
 
 def _repeats(equation: Any) -> int:

@@ -148,6 +148,14 @@ def test_the_longest_branch_counts() -> None:
     assert sum(flops.count(jax.jit(either).trace(jnp.ones((3, 3)))).values()) == 2 * 2 * 27
 
 
+def test_what_a_cpu_would_do_does_not_count() -> None:
+    def product(x: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(x, cpu=lambda y: y @ y @ y, default=lambda y: y.astype(jnp.bfloat16) @ y)
+
+    ((kind, times),) = flops.count(jax.jit(product).trace(jnp.ones((3, 3), jnp.bfloat16))).items()
+    assert (times, kind.precision) == (2 * 27, "bfloat16")
+
+
 def test_a_loop_of_unknown_length_is_no_guess() -> None:
     def until(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x)
