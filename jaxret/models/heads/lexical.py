@@ -90,8 +90,9 @@ def strongest(
         return (jnp.maximum(best, top), jnp.where(top > best, place, winner)), None
 
     vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
-    start = jnp.zeros((batch, vocabulary)), jnp.full((batch, vocabulary), -1, jnp.int32)
-    (best, winner), _ = jax.lax.scan(find, start, parts)
+    # Made from the texts, so that inside `jax.shard_map` it counts as each device's own, as a scan's carry must.
+    nothing = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
+    (best, winner), _ = jax.lax.scan(find, (nothing, nothing.astype(jnp.int32) - 1), parts)
     if not train:
         return best
 
@@ -101,7 +102,7 @@ def strongest(
         wins = (i * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
         return total + jnp.sum(jnp.where(wins, values(h, w, m), 0.0), axis=1), None
 
-    total, _ = jax.lax.scan(gather, jnp.zeros((batch, vocabulary)), parts)
+    total, _ = jax.lax.scan(gather, nothing, parts)
     return total
 
 
