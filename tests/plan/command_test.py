@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from jaxret.plan import command  # noqa: F401 -- its flags must not disturb those of the scripts
 from jaxret.plan.programs import ENCODERS
 from jaxret.plan.report import duration, number, report
 from tests.pipeline import run_script
