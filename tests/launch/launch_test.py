@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ import pytest
 import yaml
 
 from configs.base import get_config
+from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
+from jaxret.runs.run import open_run
+from jaxret.storage import read_json
+from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, environment, flat_config, free_address, tiny_config, write_data, write_encoder
 
 LAUNCH = REPOSITORY / "launch"
@@ -191,35 +196,39 @@ def test_the_image_copies_what_there_is() -> None:
     assert {"jaxret", "configs", "launch", "train.py"} <= {name for line in sources for name in line.split()}
 
 
+@dataclass(frozen=True)
+class Job:
+    settings: dict[str, str]  # CONFIG and DATA
+    alone: Path  # the workdir of the same job, run by this process
+
+
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """CONFIG and DATA of something small."""
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("launch")
-    encoder, data = write_encoder(folder / "encoder"), write_data(folder / "data")
-    base = flat_config(get_config())
-    tiny = {key: value for key, value in flat_config(tiny_config(encoder, data)).items() if value != base[key]}
-    config = folder / "tiny.py"
-    config.write_text(
+    encoder, data, base = write_encoder(folder / "encoder"), write_data(folder / "data"), flat_config(get_config())
+    tiny = tiny_config(encoder, data, train__checkpoint_every=0)
+    train(tiny, folder / "alone", progress=False)
+    encode_corpus(open_run(folder / "alone"), data, progress=False)
+    changed = {key: value for key, value in flat_config(tiny).items() if value != base[key]}
+    (folder / "tiny.py").write_text(
         "from configs.base import get_config as base\n\n\n"
-        f"def get_config():\n    c = base()\n    c.update_from_flattened_dict({tiny!r})\n    return c\n"
+        f"def get_config():\n    c = base()\n    c.update_from_flattened_dict({changed!r})\n    return c\n"
     )
-    return {"CONFIG": str(config), "DATA": str(data)}
+    return Job({"CONFIG": str(folder / "tiny.py"), "DATA": str(data)}, folder / "alone")
 
 
 @pytest.mark.exhaustive
-def test_every_file_trains_encodes_and_searches(job: dict[str, str], runs: Runs, tmp_path: Path) -> None:
-    """Two processes for the hosts; what comes out is what one machine makes."""
-    found = {}
-    for file, launch in LAUNCHERS.items():
-        workdir = tmp_path / file
-        done = launch(runs, **job, WORKDIR=str(workdir), PLATFORM="cpu", PYTHON=sys.executable)
-        assert [one.returncode for one in done] == [0] * len(done), (file, [one.stderr for one in done])
-        assert not any("Traceback" in one.stderr for one in done)
-        assert (workdir / "runs" / "data.test.trec").stat().st_size
-        shards = open_shards(workdir / "embeddings" / "data")
-        found[file] = shards.ids(range(shards.total_rows)), shards.rows(range(shards.total_rows))
-    ids, rows = found["node.sh"]
-    for file, (others, vectors) in found.items():
-        assert others == ids, file
-        np.testing.assert_allclose(vectors, rows, atol=1e-3, err_msg=file)
-    assert np.abs(np.diff(rows[:, 0], axis=0)).max() > 0.1, "control"
+@pytest.mark.parametrize("file", LAUNCHERS)
+def test_it_trains_encodes_and_searches(file: str, job: Job, runs: Runs, tmp_path: Path) -> None:
+    """With two processes for the hosts; what comes out is what this process made."""
+    workdir = tmp_path / "run"
+    done = LAUNCHERS[file](runs, **job.settings, WORKDIR=str(workdir), PLATFORM="cpu", PYTHON=sys.executable)
+    assert [one.returncode for one in done] == [0] * len(done), [one.stderr for one in done]
+    assert not any("Traceback" in one.stderr for one in done)
+    assert (workdir / "runs" / "data.test.trec").stat().st_size
+    assert read_json(workdir / "env.json")["processes"] == (1 if file == "node.sh" else HOSTS)
+    whole, parts = (open_shards(folder / "embeddings" / "data") for folder in (job.alone, workdir))
+    rows = range(whole.total_rows)
+    assert parts.ids(rows) == whole.ids(rows)
+    np.testing.assert_allclose(parts.rows(rows), whole.rows(rows), atol=1e-3)
+    assert np.abs(np.diff(whole.rows(rows)[:, 0], axis=0)).max() > 0.1, "control"
