@@ -216,7 +216,7 @@ print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, f
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_are_one() -> None:
     """Loss and gradient norm of three steps with dropout, each process holding half of the rows; and with parameters
     split over both, read layer by layer."""

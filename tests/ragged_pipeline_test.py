@@ -71,7 +71,7 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
         retrieve(run, queries, encoded.folder, 10, "faiss-cpu", progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     layers = {"head__name": "layers", "head__layers__chosen": (1, 2, 3), "pooling": "self_contrastive"}

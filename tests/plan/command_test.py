@@ -40,7 +40,7 @@ def test_values_without_a_compiler() -> None:
         assert any("requirements-plan.txt" in note for note in values["notes"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_cannot_fit_ends_with_1(tmp_path: Path) -> None:
     done = run_script("-m", "jaxret", *BASE, "--topology=h100:1", "--advice=false", write_large(tmp_path))
     assert done.returncode == 1

@@ -78,7 +78,9 @@ def device_batch(queries: int) -> Batch:
     return jax.tree.map(jnp.asarray, make_batch(queries))
 
 
-@pytest.mark.parametrize(("family", "chunks"), [("self_contrastive", QUERIES), ("scalar_mix", 2)])
+@pytest.mark.parametrize(
+    ("family", "chunks"), [pytest.param("self_contrastive", QUERIES, marks=pytest.mark.exhaustive), ("scalar_mix", 2)]
+)
 def test_cached_is_plain(family: str, chunks: int) -> None:
     """Masks of dropout too: they follow the text, not the chunk."""
     objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)

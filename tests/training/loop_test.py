@@ -175,6 +175,7 @@ def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkey
     assert lines(workdir) == lines(whole[0])
 
 
+@pytest.mark.exhaustive
 def test_control_another_seed_is_another_run(whole: tuple[Path, TrainResult], root: Path) -> None:
     config = config_of(root, seed__dropout=1, data__dev="")
     train(config, root / "seed", progress=False)
@@ -239,6 +240,7 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
     assert train(config, workdir, progress=False).resumed_from == 0
 
 
+@pytest.mark.exhaustive
 def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new MLM head, options that follow published code, negatives that are not there, and how much text is cut."""
     changes = {
@@ -423,6 +425,7 @@ def test_an_edited_run_is_neither_resumed_nor_opened(
             use()
 
 
+@pytest.mark.exhaustive
 def test_a_longer_run_goes_on_without_the_encoder_that_it_began_with(
     whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
@@ -495,8 +498,8 @@ def test_every_step_has_its_own_dropout_masks() -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path) -> None:
     """A signal in mid-run, then the same command again: the parameters and metrics of a run that was left alone."""
     long = {"train__steps": 60, "train__checkpoint_every": 5, "data__dev": ""}
