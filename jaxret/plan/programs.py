@@ -22,9 +22,8 @@ from jaxret.retrieval.backends import _xla_top, _xla_top_lists, power_of_two
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
-from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.step import Objective, TrainState, make_train_step
+from jaxret.training.step import TrainState, make_objective, make_train_step
 from jaxret.types import Batch, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
@@ -107,8 +106,7 @@ def training(config: ConfigDict, directory: Path, shapes: Shapes, devices: Seque
     state = jax.eval_shape(first, jax.random.key(0))
     state = placed(state, shardings(mesh, state))
     batch = abstract_batch(shapes, by_row(mesh))
-    objective = Objective(retriever, loss_settings(config, retriever), mesh, config.train.chunk_size)
-    program = make_train_step(objective, optimizer, state, jax.random.key(0))
+    program = make_train_step(make_objective(config, retriever, mesh), optimizer, state, jax.random.key(0))
     there = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
     return Planned(program, (state, batch), there)
 

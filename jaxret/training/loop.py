@@ -18,19 +18,18 @@ from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, shard_batch
 from jaxret.models.encoders.pretrained import Params
-from jaxret.models.retriever import DTYPES, Retriever
+from jaxret.models.retriever import Retriever
 from jaxret.runs.lock import LockedError, hold
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
 from jaxret.training.begin import Job, Texts, prepare, read_texts, tell_changes
 from jaxret.training.logging import MetricsLog
-from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import Inspector, Recorder, Stopwatch, require_finite
 from jaxret.training.signals import stop_on_sigterm
 from jaxret.training.state import first_state, restore_state
-from jaxret.training.step import Objective, TrainState, make_eval_step, make_train_step
+from jaxret.training.step import Objective, TrainState, make_eval_step, make_objective, make_train_step
 from jaxret.training.validation import Validation, make_pool
 from jaxret.types import Batch
 
@@ -203,9 +202,7 @@ def make_trainer(
 ) -> Trainer:
     """Compiles nothing yet."""
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
-    settings = loss_settings(config, job.retriever, length.epochs_per_step)
-    reduce_dtype = DTYPES[config.mesh.reduce_dtype]
-    objective = Objective(job.retriever, settings, job.mesh, config.train.chunk_size, reduce_dtype)
+    objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_step)
     plan = batch_plan(config, job.retriever, config.train.batch_size)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints)
     validate = None

@@ -11,13 +11,14 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from jaxret.distributed import ROWS, Program, Reader, by_row, replicated, shardings
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import DTYPES, Retriever
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.grad_cache import encode_in_chunks
-from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, total_loss
+from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, loss_settings, total_loss
 from jaxret.types import Batch, Embeddings, Tokens
 
 Params = Any
@@ -109,6 +110,12 @@ class Objective:
         else:
             scores = similarities(q.vectors[:, 0, part], d.vectors[..., part], d.mask)
         return jax.lax.with_sharding_constraint(scores, by_row(self.mesh))
+
+
+def make_objective(config: ConfigDict, retriever: Retriever, mesh: Mesh, epochs_per_step: float = 0.0) -> Objective:
+    """The loss that a config describes."""
+    settings = loss_settings(config, retriever, epochs_per_step)
+    return Objective(retriever, settings, mesh, config.train.chunk_size, DTYPES[config.mesh.reduce_dtype])
 
 
 def make_train_step(

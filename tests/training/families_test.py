@@ -47,7 +47,7 @@ def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
     return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), jax.random.key(0)))
 
 
-SHORT = ("self_contrastive", "mvr")
+SHORT = ("mvr",)
 
 
 @pytest.mark.parametrize(
