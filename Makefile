@@ -25,10 +25,10 @@ demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text:
 test: $(VENV)/.ready-dev ## the test suite, in minutes
 	$(PYTEST) -m "not exhaustive" $(ARGS)
 
-test-exhaustive: $(VENV)/.ready-dev ## what is long: every family, pooling and encoder; every recipe; two hosts; faults
-	$(PYTEST) -m exhaustive --dist load $(ARGS)
+test-exhaustive: $(VENV)/.ready-dev ## what is long: every family, pooling and encoder; every recipe; two hosts
+	$(PYTEST) -m "exhaustive and not faults" --dist load $(ARGS)
 
-test-faults: $(VENV)/.ready-dev ## of these, what must not lose anything: kills, flips, full disks; with a table
+test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, full disks, ...; a table of each
 	$(PYTEST) tests/faults --dist load $(ARGS)
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
