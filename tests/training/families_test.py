@@ -29,7 +29,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 QUERIES = 16
 TOLERANCE = 2e-6  # relative, of the loss and the whole gradient: chunks and devices add up in another order
-LEAF_TOLERANCE = 2e-5  # of one parameter's gradient, whose sums may nearly cancel
+LEAF_TOLERANCE = 1e-5  # of one parameter's gradient, whose sums may nearly cancel
+# One device against two, without chunks or parts, differ by 1.4e-5 here: that is the order of a sum that cancels.
+CANCELLING = {"mvr_with_a_table": 3e-5}
 
 
 def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
@@ -62,7 +64,7 @@ def test_eight_devices_are_one(family: str) -> None:
         other_value, found = other(batch)
         assert abs(other_value - value) <= TOLERANCE * max(abs(value), 1)
         assert tiny.relative_error(found, expected) <= TOLERANCE
-        assert tiny.distance(found, expected) <= LEAF_TOLERANCE
+        assert tiny.distance(found, expected) <= CANCELLING.get(family, LEAF_TOLERANCE)
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
     different = plain(tiny.make_batch(QUERIES, seed=5, pseudo_queries=family.startswith("i3")))
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"
