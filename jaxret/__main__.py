@@ -52,7 +52,11 @@ def plan(arguments: list[str]) -> None:
     """`plan`, `plan encode`, ...: its flags are those of a script with a config."""
     from jaxret.plan import command
 
-    verb = arguments.pop(0) if arguments[:1] and arguments[0] in command.VERBS else "train"
+    verb = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "train"
+    with user_errors():
+        if verb not in command.VERBS:
+            known = ", ".join(command.VERBS)
+            raise ValueError(f"plan {verb}: what is planned is one of {known}{nearest(verb, command.VERBS)}")
     run_script(lambda: command.main(verb), command.__name__, ["plan", *arguments])
 
 

@@ -39,8 +39,7 @@ case $step in
 esac
 command=("${PYTHON:-.venv/bin/python}" "$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
 if [[ -n ${DRY_RUN:-} ]]; then
-    printf '%q ' "${command[@]}"
-    echo
+    printf '%s\n' "${command[*]@Q}" # in one piece: several processes may print
 else
     exec "${command[@]}" # in place of the shell, which would keep SIGTERM from it
 fi

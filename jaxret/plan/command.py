@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 
 def main(verb: str) -> None:
     """Prints a plan, for each topology; exits with 1 if one does not fit."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the compiler ends too
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan never runs on an accelerator, not even where there is one
     os.environ.pop("XLA_FLAGS", None)
     if _CONFIG.value is None:

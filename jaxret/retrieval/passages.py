@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from jaxret.contract import require_equal
 from jaxret.data.files import PathLike
-from jaxret.data.formats import Policy, read_corpus, read_located, scan_corpus, stat_corpus
+from jaxret.data.formats import Policy, hash_id, read_corpus, read_located, scan_corpus, stat_corpus
 from jaxret.data.records import Passage
 from jaxret.retrieval.shards import ShardError, read_sealed, sealed
 from jaxret.storage import atomic_write, sha256_file, write_json
@@ -63,7 +62,7 @@ class Passages:
 
     def _at_places(self, index: Index, wanted: Collection[str]) -> dict[str, Passage]:
         """Copies the lines that are wanted to a file of their own, for the reader that knows the format."""
-        hashes = np.array([_hash(key) for key in wanted], np.uint64)
+        hashes = np.array([hash_id(key) for key in wanted], np.uint64)
         spans = zip(*(np.searchsorted(index.hashes, hashes, side) for side in ("left", "right")), strict=True)
         places = sorted({(int(index.starts[i]), int(index.ends[i])) for low, high in spans for i in range(low, high)})
         with tempfile.TemporaryDirectory() as folder, open(self._file, "rb") as corpus:
@@ -89,7 +88,7 @@ class Passages:
 
     def _make(self) -> Index:
         lines, size = _line_starts(self._file)
-        located = [(_hash(passage.id), int(where.line or 0)) for where, passage in read_located(self.path)]
+        located = [(hash_id(passage.id), int(where.line or 0)) for where, passage in read_located(self.path)]
         hashes, numbers = (np.array(column, dtype) for column, dtype in zip(zip(*located), (np.uint64, np.int64)))
         starts = lines[numbers - 1]
         ends = np.append(starts[1:], np.uint64(size))
@@ -125,10 +124,6 @@ def _unchanged_corpus(folder: Path) -> Path:
 def place(corpus: PathLike, passage_id: str) -> str:
     """ "FILE:LINE: " of a passage, to begin a message with; reads the corpus up to it. "" if it is not there."""
     return next((f"{where}: " for where, passage in read_located(corpus) if passage.id == passage_id), "")
-
-
-def _hash(passage_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
 
 
 def _line_starts(path: Path) -> tuple[np.ndarray, int]:

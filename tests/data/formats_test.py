@@ -648,7 +648,7 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
 
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ("aa", "ab", "b", "aa")))
-    monkeypatch.setattr(formats, "_hash", lambda passage_id: ord(passage_id[0]))
+    monkeypatch.setattr(formats, "hash_id", lambda passage_id: ord(passage_id[0]))
     scan = scan_corpus(path, Policy("skip"))
     assert scan.duplicates == {"aa": (1, 4)}
     assert scan.passages == 3
@@ -707,13 +707,13 @@ def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: 
     ids = ["a", "b", "a", *(f"{i}" for i in range(500)), *(f"{i}" for i in range(500))]
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ids))
     read: list[str] = []
-    hash_of = formats._hash
+    hash_of = formats.hash_id
 
     def noting(key: str) -> int:
         read.append(key)
         return hash_of(key)
 
-    monkeypatch.setattr(formats, "_hash", noting)
+    monkeypatch.setattr(formats, "hash_id", noting)
     with pytest.raises(DataError, match=r":3: passage id 'a' was used before, on line 1"):
         scan_corpus(path)
     assert read[len(ids) :] == ["a", "b", "a"]

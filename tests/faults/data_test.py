@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -215,16 +215,32 @@ def test_empty_texts(text: str, opened: Run, tmp_path: Path, trials: Trials) -> 
     trials.count(bool(np.isfinite(vectors).all()), "keep: not finite")
 
 
-def peak(*arguments: str) -> tuple[int, str, int]:
+# The kernel counts what a process had in memory before it became another program, and a child begins with what its
+# parent has: a small process stands between this one and the script.
+MEASURED = """
+import os, sys
+child = os.fork()
+if not child:
+    os.execv(sys.argv[2], sys.argv[2:])
+_, status, used = os.wait4(child, 0)
+with open(sys.argv[1], "w") as file:
+    file.write(str(used.ru_maxrss >> 10))
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def peak(folder: Path, *arguments: str) -> tuple[int, str, int]:
     """(exit status, what it told, largest resident memory in MiB) of encode.py, started as a shell does."""
     more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(
-            command("encode.py", *arguments), cwd=REPOSITORY, env=environment() | more, stdout=told, stderr=told
-        )
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode, os.pread(told.fileno(), 1 << 20, 0).decode(), used.ru_maxrss >> 10
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, folder / "peak", *command("encode.py", *arguments)],
+        cwd=REPOSITORY,
+        env=environment() | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout, int((folder / "peak").read_text())
 
 
 LIMIT = 1000  # MiB; about 350 are JAX, its compiler and the rest
@@ -250,7 +266,7 @@ def test_lines_without_end(what: str, tiny: Tiny, tmp_path: Path, trials: Trials
             for _ in range(100):
                 file.write("river " * 166_666 if "words" in what else "a" * 1_000_000)
             file.write('"}\n')
-    status, told, memory = peak(f"--workdir={tiny.run}", f"--corpus={corpus}", f"--name={name}")
+    status, told, memory = peak(tmp_path, f"--workdir={tiny.run}", f"--corpus={corpus}", f"--name={name}")
     refused = status == 1 and f"{corpus}:" in told and "Traceback" not in told
     trials.count(memory < LIMIT, f"{what}: {memory} MiB")
     trials.count(status == 0 if what == "1M tokens" else refused, f"{what}: exit {status} {told[-500:]}", status != 0)

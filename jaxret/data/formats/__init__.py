@@ -71,7 +71,7 @@ def scan_corpus(path: PathLike, policy: Policy | None = None) -> CorpusScan:
     policy = policy or Policy()
     digest = hashlib.sha256()
     passages, stat = _passages(path, policy, digest), stat_corpus(path)
-    hashes = array("Q", (_hash(passage.id) for _, passage in passages))
+    hashes = array("Q", (hash_id(passage.id) for _, passage in passages))
     ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     duplicates = _duplicates(path, suspects, policy) if suspects else {}
@@ -112,14 +112,15 @@ def _corpus_file(path: PathLike) -> Path:
     return require_file(path, "corpus.jsonl") if path.is_dir() else path
 
 
-def _hash(passage_id: str) -> int:
+def hash_id(passage_id: str) -> int:
+    """64 bits of an id: what is looked up among millions without holding them."""
     return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
 
 
 def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int, ...]]:
     places: dict[str, list[Where]] = {}
     for where, passage in _passages(path, Policy(policy.on_error)):  # the first pass has reported all else
-        if _hash(passage.id) in suspects:
+        if hash_id(passage.id) in suspects:
             found = places.setdefault(passage.id, [])
             found.append(where)
             if len(found) > 1:
