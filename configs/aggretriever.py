@@ -7,6 +7,7 @@ from configs.base import get_config as base
 
 def get_config() -> ConfigDict:
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.encoder.tied = True
     c.head.name = "lexical"
     c.tokens.query_length = 32

@@ -11,6 +11,7 @@ from configs.base import require_suffix
 def get_config(kind: str = "single") -> ConfigDict:
     require_suffix("colbert.py", kind, ("single", "late"))
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.head.name = "all_tokens"
     c.train.chunk_size = 16
     if kind == "late":

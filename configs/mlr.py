@@ -11,6 +11,7 @@ from configs.base import get_config as base
 
 def get_config() -> ConfigDict:
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.head.name = "layers"
     c.head.layers.chosen = (10, 12)
     c.pooling = "self_contrastive"

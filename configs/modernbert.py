@@ -8,6 +8,7 @@ from configs.base import get_config as base
 def get_config() -> ConfigDict:
     c = base()
     c.encoder.checkpoint = "answerdotai/ModernBERT-base"
+    c.encoder.dtype = "bfloat16"
     c.tokens.passage_length = 512
     c.optimizer.learning_rate = 5e-5
     c.train.chunk_size = 16

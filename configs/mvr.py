@@ -7,6 +7,7 @@ from configs.base import get_config as base
 
 def get_config() -> ConfigDict:
     c = base()
+    c.encoder.dtype = "bfloat16"
     c.head.name = "viewers"
     c.head.viewers.count = 8
     c.loss.annealing_rate = 0.1

@@ -11,6 +11,7 @@ from configs.base import get_config as base
 def use_t5(c: ConfigDict) -> ConfigDict:
     """Turns a BERT config into one of T5-base."""
     c.encoder.checkpoint = "t5-base"
+    c.encoder.dtype = "bfloat16"
     c.encoder.normalize_intermediate = False
     c.head.token = "mean"
     c.optimizer.learning_rate = 5e-4

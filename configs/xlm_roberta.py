@@ -8,6 +8,7 @@ from configs.base import get_config as base
 def get_config() -> ConfigDict:
     c = base()
     c.encoder.checkpoint = "FacebookAI/xlm-roberta-base"
+    c.encoder.dtype = "bfloat16"
     c.head.implicit.mask_id = 250001
     c.train.chunk_size = 16
     return c

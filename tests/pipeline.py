@@ -119,6 +119,7 @@ def tiny_config(encoder: Path, data: Path | str, **overrides: Any) -> ConfigDict
     small = {
         "encoder.checkpoint": str(encoder),
         "encoder.tied": True,
+        "encoder.recompute": "none",
         "tokens.query_length": QUERY_LENGTH,
         "tokens.passage_length": PASSAGE_LENGTH,
         "tokens.length_multiple": PASSAGE_LENGTH,  # one shape, one program

@@ -83,8 +83,9 @@ I3: dict[str, Any] = {
 
 
 def make_config(overrides: dict[str, Any]) -> ConfigDict:
-    """The base config with some keys set ("head.name": "layers"); unknown keys are errors."""
+    """The base config, nothing recomputed, with some keys set ("head.name": "layers"); unknown keys are errors."""
     config = base.get_config().lock()
+    config.encoder.recompute = "none"
     config.update_from_flattened_dict(overrides)
     return config
 

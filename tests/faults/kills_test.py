@@ -18,6 +18,7 @@ from tests.faults.scripts import Script, start
 from tests.pipeline import contents, free_address
 
 KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
+STEPS = 8  # each saved and validated
 Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a job; faults are those of the first
 
 
@@ -129,7 +130,7 @@ def encoding(tiny: Tiny) -> Begin:
 
 def training(tiny: Tiny) -> Begin:
     def begin(folder: Path, **faults: Any) -> list[Script]:
-        return [start("train.py", *tiny.training(folder, train__steps=12), **faults)]
+        return [start("train.py", *tiny.training(folder, train__steps=STEPS), **faults)]
 
     return begin
 
@@ -137,7 +138,7 @@ def training(tiny: Tiny) -> Begin:
 def together(tiny: Tiny) -> Begin:
     def begin(folder: Path, **faults: Any) -> list[Script]:
         mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
-        each = [tiny.training(folder, train__steps=12, **mesh, mesh__process_id=rank) for rank in range(2)]
+        each = [tiny.training(folder, train__steps=STEPS, **mesh, mesh__process_id=rank) for rank in range(2)]
         return [start("train.py", *flags, **(faults if rank == 0 else {})) for rank, flags in enumerate(each)]
 
     return begin

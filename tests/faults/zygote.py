@@ -143,6 +143,7 @@ def main() -> None:
     gc.freeze()  # or a collection in the child would copy the pages of everything imported
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would lose all but one"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the scripts
     request = requests(socket.socket(fileno=int(sys.argv[1])))
     os.environ.update(request["environment"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,22 @@ def test_a_bound_that_breaks_is_named() -> None:
     assert problems(row, plan(1.9, "all-reduce", 101.0)) == ["101.0 MB of collectives, at most 100 expected"]
     assert problems(row, plan(1.9, "all-to-all", 99.0)) == ["all-to-all of more than 1 MB, which nobody expected"]
     assert problems(row, plan(1.9, "all-to-all", 0.9)) == []
+
+
+@pytest.mark.exhaustive
+def test_the_compiler_ends_with_the_plan(tmp_path: Path) -> None:
+    topology = parse_topology("v5e:4x4")
+    if problem := missing(topology):
+        pytest.skip(problem)
+    arguments = command("-m", "jaxret", "plan", "--config=configs/base.py", f"--topology={topology}")
+    plan = subprocess.Popen(arguments, cwd=REPOSITORY, env=environment() | {"TMPDIR": str(tmp_path)})
+    try:
+        while not (children := Path(f"/proc/{plan.pid}/task/{plan.pid}/children").read_text().split()):
+            assert plan.poll() is None
+            time.sleep(0.05)
+        plan.send_signal(signal.SIGTERM)
+        assert plan.wait(30) == 128 + signal.SIGTERM
+    finally:
+        plan.kill()
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert not list(tmp_path.glob("jaxret-plan-*"))
