@@ -18,6 +18,9 @@ _SHARD_ROWS = flags.DEFINE_integer(
     "shard_rows", 0, "passages per shard; default: the run's encode.shard_rows, but no more than 8192"
 )
 _TOKENS_PER_BATCH = flags.DEFINE_integer("tokens_per_batch", None, "default: the run's encode.tokens_per_batch")
+_STORE = flags.DEFINE_string(
+    "store", "", "folder of token stores; default: the run's data.store, else the user's cache"
+)
 _COORDINATOR = flags.DEFINE_string("coordinator", "", 'several hosts: "auto" on a TPU pod or under Slurm, or host:port')
 _PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
 _PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
@@ -44,7 +47,13 @@ def main() -> None:
         tokens_per_batch=_TOKENS_PER_BATCH.value,
     )
     result = encode_corpus(
-        run, _CORPUS.value, _NAME.value, _ON_ERROR.value, dtype=_DTYPE.value, shard_rows=_SHARD_ROWS.value
+        run,
+        _CORPUS.value,
+        _NAME.value,
+        _ON_ERROR.value,
+        dtype=_DTYPE.value,
+        shard_rows=_SHARD_ROWS.value,
+        store=_STORE.value,
     )
     if result.finished:
         print(f"{result.passages:,} passages are in {result.folder}")

@@ -97,6 +97,9 @@ def get_config() -> ConfigDict:
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
     # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
+    # Text is tokenised once, into a folder in here, which later jobs map into memory; "": jaxret/tokens in the user's
+    # cache ($XDG_CACHE_HOME, else ~/.cache). May be deleted at any time. Several hosts: a disk that they share.
+    c.data.store = ""
     c.data.on_error = "error"  # bad records: error (stop with file and line), skip (counted) or keep (empty passages)
 
     c.loss = ConfigDict()

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -152,6 +152,33 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path}: not valid JSON ({reason})") from error
 
 
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with a digest of itself, as "sha256"."""
+    return {**value, "sha256": sha256_json(dict(value))}
+
+
+def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `sealed` was given, from a JSON file. Raises FileNotFoundError, and ValueError naming the file if it is not
+    what was written; one of older code, without a digest, is taken as it is."""
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise TypeError(f"a JSON object is expected, not {type(found).__name__}")
+        whole = "sha256" not in found or found.pop("sha256") == sha256_json(found)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if not whole:
+        raise ValueError(f"{path}: damaged (its SHA-256 is not the one that was written)")
+    return found
+
+
+def cache_folder(name: str) -> Path:
+    """A folder for what can be made again: $XDG_CACHE_HOME/jaxret/NAME, or that in ~/.cache; nothing is created.
+    Raises RuntimeError if there is no home."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "jaxret" / name
+
+
 def sha256_bytes(data: bytes) -> str:
     """Hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
@@ -167,3 +194,16 @@ def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return sha256_bytes(text.encode("utf-8"))
+
+
+def sha256_json_lists(lists: Iterable[Iterable[Any]]) -> str:
+    """`sha256_json` of a list of lists, of which one item is held at a time."""
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+    digest = hashlib.sha256(b"[")
+    for place, items in enumerate(lists):
+        digest.update(b",[" if place else b"[")
+        for number, item in enumerate(items):
+            digest.update(f"{',' * (number > 0)}{encode(item)}".encode())
+        digest.update(b"]")
+    digest.update(b"]")
+    return digest.hexdigest()

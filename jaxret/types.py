@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,7 +70,9 @@ VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
 @dataclass(frozen=True)
 class Ragged:
     """Rows of different lengths in one array on the host: row i is `flat[offsets[i]:offsets[i + 1]]`. Token ids of
-    many texts (flat: int32 [R]), or a list of vectors for each text (flat: [R,D])."""
+    many texts (flat: int32 [R]), or a list of vectors for each text (flat: [R,D]).
+
+    Both arrays may be memory-mapped: what is asked of some rows reads those alone."""
 
     flat: np.ndarray  # [R] or [R,D]
     offsets: np.ndarray  # int64 [rows + 1]
@@ -79,7 +82,7 @@ class Ragged:
         """Lists of whole numbers, as int32."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return cls(np.fromiter((item for row in rows for item in row), np.int32, count=int(offsets[-1])), offsets)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, count=int(offsets[-1])), offsets)
 
     @classmethod
     def from_stacked(cls, vectors: np.ndarray) -> Ragged:
@@ -101,6 +104,16 @@ class Ragged:
         """int64 [rows]."""
         return np.diff(self.offsets)
 
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """int64: the lengths of some rows."""
+        rows = np.asarray(rows, np.int64)
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Rows `start` to `stop`, not copied."""
+        begin, end = self.offsets[start], self.offsets[stop]
+        return Ragged(self.flat[begin:end], self.offsets[start : stop + 1] - begin)
+
     def stacked(self) -> np.ndarray:
         """[rows,V,...] of rows that all have V items. Raises ValueError if they do not."""
         lengths = np.unique(self.lengths) if len(self) else np.ones(1, np.int64)
@@ -111,7 +124,7 @@ class Ragged:
     def take(self, rows: np.ndarray) -> Ragged:
         """Some rows, copied, in the order given."""
         offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(self.lengths[rows], out=offsets[1:])
+        np.cumsum(self.lengths_of(rows), out=offsets[1:])
         flat = np.empty((int(offsets[-1]), *self.flat.shape[1:]), self.flat.dtype)
         for i, row in enumerate(rows):
             flat[offsets[i] : offsets[i + 1]] = self[row]
@@ -123,7 +136,8 @@ class Ragged:
         """(items [rows,length,...], mask [rows,length]), padded with `fill`. Row -1 is empty, all padding; what is
         longer is cut."""
         rows = np.asarray(rows, np.int64)
-        sizes = np.where(rows >= 0, self.lengths[rows], 0) if len(self) else np.zeros(len(rows), np.int64)
+        sizes = np.zeros(len(rows), np.int64)
+        sizes[rows >= 0] = self.lengths_of(rows[rows >= 0])
         mask = np.arange(length) < sizes[:, None]
         items = np.full((len(rows), length, *self.flat.shape[1:]), fill, self.flat.dtype)
         if mask.any():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -24,6 +27,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# Token stores, of which every temporary data set makes its own.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxret-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -56,6 +61,7 @@ def _leave_pytrees_unchecked() -> None:
     flax.struct.dataclass = dataclass
 
 
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _leave_pytrees_unchecked()
 install_import_hook("jaxret", "beartype.beartype")
 

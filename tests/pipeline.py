@@ -47,6 +47,7 @@ WORDS = [
     "castle",
 ]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+CLOCKS = ("seconds_per_step", "data_wait")  # of metrics.jsonl: no two runs have the same
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
 
 

@@ -18,9 +18,12 @@ from jaxret.storage import (
     StorageError,
     atomic_write,
     read_json,
+    read_sealed,
     require_writable,
+    sealed,
     sha256_file,
     sha256_json,
+    sha256_json_lists,
     sweep,
     write_json,
 )
@@ -221,3 +224,24 @@ def test_digests(tmp_path: Path) -> None:
     assert sha256_json({"a": 1, "b": [2]}) == sha256_json({"b": [2], "a": 1})
     different = [{"a": 1, "b": [3]}, {"a": "1", "b": [2]}, {"a": 1, "b": 2}, {"a": 1}]
     assert len({sha256_json(value) for value in different} | {sha256_json({"a": 1, "b": [2]})}) == 5
+
+
+def test_a_digest_of_lists_that_are_not_held() -> None:
+    lists: list[list[Any]] = [["naïve 東京", '"', ""], [], [["a", "b"], []], [{"b": 1, "a": 2.5}, None, -3]]
+    assert sha256_json_lists(iter(items) for items in lists) == sha256_json(lists)
+    assert sha256_json_lists([]) == sha256_json([])
+    assert sha256_json_lists(lists[::-1]) != sha256_json(lists)  # control
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sha256_json_lists([[float("nan")]])
+
+
+def test_what_is_sealed_and_was_edited(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, sealed({"rows": 3}))
+    assert read_sealed(path) == {"rows": 3}
+    path.write_text(path.read_text().replace("3", "4", 1))
+    with pytest.raises(ValueError, match=r"x\.json: damaged"):
+        read_sealed(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"x\.json: cannot be read \(a JSON object is expected, not list\)"):
+        read_sealed(path)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from jaxret.data.records import Example, Passage
-from jaxret.data.tokenizer import TextTokenizer, Truncation
-from jaxret.storage import sha256_json
+from jaxret.data.tokenizer import TextTokenizer, Truncation, joined
+from jaxret.storage import sha256_json_lists
 from jaxret.types import Batch, Ragged, Tokens
 
 
@@ -25,7 +25,7 @@ class TrainingSet:
     positives: np.ndarray  # int32 [E], row of the target passage
     known_positives: np.ndarray  # int32 [E, most positives of a query], rows padded with -1
     negatives: Ragged  # [E], rows of each example's hard negatives
-    query_ids: tuple[str, ...]
+    query_ids: Sequence[str]
     pad_id: int
     marker_ids: tuple[int, ...]  # [CLS] and [SEP]
     digest: str  # of the text
@@ -41,8 +41,8 @@ class TrainingSet:
     @cached_property
     def bare_queries(self) -> Ragged:
         """The queries without their markers."""
-        inner = [query[np.isin(query, self.marker_ids, invert=True)].tolist() for query in self.queries]
-        return Ragged.from_lists(inner)
+        kept = np.isin(self.queries.flat, self.marker_ids, invert=True)
+        return Ragged(self.queries.flat[kept], np.concatenate([[0], np.cumsum(kept)])[self.queries.offsets])
 
 
 def tokenize_examples(
@@ -51,9 +51,11 @@ def tokenize_examples(
     progress: bool = False,
     pseudo_queries: Mapping[str, str] | None = None,
     imagine_queries: bool = False,
+    keep: Callable[[str, Iterator[Ragged]], Ragged] = lambda _, blocks: joined(blocks),
 ) -> TrainingSet:
-    """Examples -> TrainingSet, in the order given; `pseudo_queries` are by passage id. Raises ValueError if there are
-    none."""
+    """Examples -> TrainingSet, in the order given; `pseudo_queries` are by passage id. `keep` is given the name of a
+    column and its blocks of ids, to write them where the column is then read from; they stay in memory without it.
+    Raises ValueError if there are no examples."""
     if not examples:
         raise ValueError("there is no training example")
     rows: dict[str, int] = {}
@@ -70,23 +72,24 @@ def tokenize_examples(
     known = np.full((len(examples), max(map(len, positives))), -1, np.int32)
     for i, found in enumerate(positives):
         known[i, : len(found)] = found
-    text: list[Any] = [[e.query.text for e in examples], [[p.title, p.text] for p in passages], positives, negatives]
+    text: list[Iterable[Any]] = [(e.query.text for e in examples), ([p.title, p.text] for p in passages)]
+    text += [positives, negatives]
     imagined = None
     if pseudo_queries is not None:
         queries = [pseudo_queries.get(passage.id, "") for passage in passages]
         text.append(queries)
-        imagined = tokenizer.bare(queries)
+        imagined = tokenizer.bare(queries, partial(keep, "pseudo_queries"))
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
     return TrainingSet(
-        queries=tokenizer.queries((e.query.text for e in examples), progress, cut[0]),
-        passages=tokenizer.passages(passages, progress, cut[1]),
+        queries=tokenizer.queries((e.query.text for e in examples), progress, cut[0], partial(keep, "queries")),
+        passages=tokenizer.passages(passages, progress, cut[1], partial(keep, "passages")),
         positives=known[:, 0].copy(),
         known_positives=known,
         negatives=Ragged.from_lists(negatives),
         query_ids=tuple(e.query.id for e in examples),
         pad_id=tokenizer.pad_id,
         marker_ids=tokenizer.marker_ids,
-        digest=sha256_json(text),
+        digest=sha256_json_lists(text),
         pseudo_queries=imagined,
         imagine_queries=imagine_queries,
         truncations=cut,
@@ -166,7 +169,7 @@ class BatchPlan:
         return np.where(mask, ids, -1)
 
     def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
-        longest = int(texts.lengths[rows[rows >= 0]].max())
+        longest = int(texts.lengths_of(rows[rows >= 0]).max())
         length = min(-(-longest // self.length_multiple) * self.length_multiple, limit)
         return Tokens(*texts.padded(rows[mine], length, data.pad_id))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from tqdm import tqdm
 
 from jaxret.data.backend import VOCABULARIES, load_backend
@@ -68,6 +69,16 @@ class Truncation:
             f"{self.texts:,} {self.what}: {self.cut / texts:.1%} cut at {self.limit} tokens, "
             f"{'about ' if self.estimated else ''}{self.lost / tokens:.1%} of tokens lost"
         )
+
+
+def joined(blocks: Iterable[Ragged]) -> Ragged:
+    """The rows of all blocks, in order, in memory."""
+    parts = [Ragged.from_lists([]), *blocks]
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+Keep = Callable[[Iterator[Ragged]], Ragged]  # what becomes of blocks of ids: `joined`, or a store that writes them
 
 
 @dataclass
@@ -129,27 +140,36 @@ class TextTokenizer:
         """SHA-256 of vocabulary and rules."""
         return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
 
-    def bare(self, texts: Sequence[str]) -> Ragged:
+    def recipe(self, *sides: str) -> dict[str, Any]:
+        """All that the ids of texts of the sides ("query", "passage") depend on, but for the texts: tokens that are
+        kept belong to it."""
+        lengths = {f"{side}_length": getattr(self, f"{side}_length") for side in sides}
+        return {"sha256": self.digest, "library": tokenizers.__version__, **self.special_ids, **lengths}
+
+    def bare(self, texts: Iterable[str], keep: Keep = joined) -> Ragged:
         """Token ids without markers and without a limit (of at most 2**20 characters)."""
         blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in texts))
-        return _joined([Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks])
+        return keep(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
 
-    def queries(self, texts: Iterable[str], progress: bool = False, cut: Truncation | None = None) -> Ragged:
+    def queries(
+        self, texts: Iterable[str], progress: bool = False, cut: Truncation | None = None, keep: Keep = joined
+    ) -> Ragged:
         """Token ids of queries; what the limit costs is counted in `cut`, if one is given."""
-        return self._encode(((text, "") for text in texts), "queries", self.query_length, progress, cut)
+        cut = cut or Truncation("queries", self.query_length)
+        return keep(self._encode(((text, "") for text in texts), cut, progress))
 
-    def passages(self, passages: Iterable[Passage], progress: bool = False, cut: Truncation | None = None) -> Ragged:
+    def passages(
+        self, passages: Iterable[Passage], progress: bool = False, cut: Truncation | None = None, keep: Keep = joined
+    ) -> Ragged:
         """Token ids of passages; what the limit costs is counted in `cut`, if one is given. Of `passages`, which may
         be a stream, only a block is held at a time, and of a long one only its beginning."""
-        return self._encode(((p.text, p.title) for p in passages), "passages", self.passage_length, progress, cut)
+        cut = cut or Truncation("passages", self.passage_length)
+        return keep(self._encode(((p.text, p.title) for p in passages), cut, progress))
 
-    def _encode(
-        self, texts: Iterable[tuple[str, str]], what: str, limit: int, progress: bool, cut: Truncation | None
-    ) -> Ragged:
-        count = Truncation(what, limit) if cut is None else cut
-        start = [] if self.cls_id is None else [self.cls_id]
-        done: list[Ragged] = []
-        with tqdm(desc=f"tokenize {what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
+    def _encode(self, texts: Iterable[tuple[str, str]], cut: Truncation, progress: bool) -> Iterator[Ragged]:
+        """Blocks of token ids, cut as `cut` says, which counts it."""
+        start, limit = [] if self.cls_id is None else [self.cls_id], cut.limit
+        with tqdm(desc=f"tokenize {cut.what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
                 found = (
@@ -159,11 +179,10 @@ class TextTokenizer:
                 for (_, _, size), (text, text_read), (title, title_read) in zip(block, *found):
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
                     read = text_read + title_read
-                    count.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
+                    cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
                     rows.append(ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id])
-                done.append(Ragged.from_lists(rows))
+                yield Ragged.from_lists(rows)
                 bar.update(len(block))
-        return _joined(done)
 
     def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
         """Of each text (ids, characters read): all of them, or as many from its beginning as give `limit` ids."""
@@ -196,11 +215,3 @@ def _blocks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, i
             block, held = [], 0
     if block:
         yield block
-
-
-def _joined(parts: Sequence[Ragged]) -> Ragged:
-    """The rows of all, in order."""
-    if not parts:
-        return Ragged.from_lists([])
-    lengths = np.concatenate([part.lengths for part in parts])
-    return Ragged(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ import jax
 from tqdm import tqdm
 
 from jaxret import distributed
-from jaxret.data.formats import CorpusScan, Policy, check_unchanged, read_corpus, scan_corpus
-from jaxret.data.records import Passage
-from jaxret.data.tokenizer import Truncation
+from jaxret.data.formats import CorpusScan, Policy, scan_corpus
+from jaxret.data.store import store_root
+from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
 from jaxret.retrieval.passages import place
-from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry, sealed
+from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.lock import hold, locked
 from jaxret.runs.run import Run
-from jaxret.storage import write_json
+from jaxret.storage import sealed, write_json
 from jaxret.types import VECTOR_DTYPES
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
@@ -57,14 +56,16 @@ def encode_corpus(
     progress: bool = True,
     dtype: str = "",
     shard_rows: int = 0,
+    store: str = "",
 ) -> EncodeResult:
     """Encodes every passage of a BEIR folder, corpus.jsonl or psgs.tsv into `<workdir>/embeddings/<name>/`.
 
-    A first pass checks and counts the corpus; then one shard at a time is read, tokenised and encoded, so memory does
-    not grow with the corpus. With several processes, each writes its own shards.
+    The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard at a time is
+    encoded, so memory does not grow with the corpus. With several processes, each writes its own shards.
 
     dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows: passages per shard; 0: as the folder's shards
-    have it, else the run's encode.shard_rows, but no more than SHARD_ROWS.
+    have it, else the run's encode.shard_rows, but no more than SHARD_ROWS. store: the folder of token stores; "": the
+    run's data.store, else the user's cache.
 
     Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
     VectorError for a passage whose vectors are not finite, and ShardError if shards are missing in the end although no
@@ -72,34 +73,35 @@ def encode_corpus(
     """
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     folder = run.workdir.embeddings(name or corpus_name(corpus))
-    policy = Policy(on_error)
-    scan = scan_corpus(corpus, policy)
-    if policy.report():
-        say(policy.report())
+    root, policy = store_root(store or run.config.data.store), Policy(on_error)
+    texts = find_corpus(corpus, policy, run.tokenizer, root)
+    scan = texts.scan if texts else scan_corpus(corpus, policy)
+    if report := texts.report if texts else policy.report():
+        say(report)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
     dtype = dtype or run.config.encode.dtype
     rows = shard_rows or rows_begun(folder) or min(run.config.encode.shard_rows, SHARD_ROWS)
     produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
-    embedder, mine, cut = run.embedder(), [], ""
+    embedder, mine = run.embedder(), []
     left = writer.pending() or read_entry(folder / "manifest.json") is None or locked(folder)
     if distributed.any_process(bool(left)):
         with hold(folder, "encoding"):
             mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
             note_corpus(folder, corpus, scan)
             if mine:
+                texts = texts or stored_corpus(corpus, scan, policy, run.tokenizer, root, progress, say)
                 say(f"{scan.passages:,} passages in {mine[0].count} shard(s), {len(mine)} to encode")
-            cut = write_shards(run, embedder, writer, mine, corpus, scan, on_error, progress)
+                say(str(texts.truncation))
+                write_shards(run, embedder, writer, mine, texts, corpus, progress)
             distributed.wait_for_all()
             finished = finish(writer, say)
     else:
         note_corpus(folder, corpus, scan)
         finished = finish(writer, say)
     if mine:
-        total = f"{cut}; " if len(mine) > 1 else ""  # of one shard it was said before
-        padding = f"{embedder.padding_ratio:.2f} tokens computed for each real one"
-        say(f"{total}{padding}, {embedder.programs} programs compiled")
+        say(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
     return EncodeResult(
         folder=folder,
         passages=scan.passages,
@@ -107,7 +109,7 @@ def encode_corpus(
         shards_written=len(mine),
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
-        truncation=cut,
+        truncation=str(texts.truncation) if texts else "",
         finished=finished,
     )
 
@@ -117,28 +119,20 @@ def write_shards(
     embedder: Embedder,
     writer: ShardWriter,
     shards: list[Shard],
+    texts: TokenizedCorpus,
     corpus: str | Path,
-    scan: CorpusScan,
-    on_error: str,
     progress: bool,
-) -> str:
-    """Encodes and writes some shards, one at a time; says how much text was cut."""
-    cut = Truncation("passages", run.tokenizer.passage_length)
-    passages = read_corpus(corpus, Policy(on_error), scan)
+) -> None:
+    """Encodes and writes some shards, one at a time."""
     dtype = writer.made_from["fingerprint"]["encode"]["dtype"]
     fixed = run.retriever.vectors_per_passage is not None
-    for shard, some in each_shard(passages, shards):
-        ids: list[str] = []  # noted as the passages go by: only their tokens are kept
-        tokens = run.tokenizer.passages(noting(ids, some), progress, cut)
-        if shard is shards[0] and progress and jax.process_index() == 0:
-            tqdm.write(f"{cut}{' (the first shard)' if shard.count > 1 else ''}")
+    for shard in shards:
+        tokens = texts.passages.part(shard.start, shard.stop)
         vectors = embedder(tokens, "passage", progress).astype(dtype)
-        scan = check_unchanged(corpus, scan)  # shards of two corpora under one digest would never be found
         try:
-            writer.write(shard, vectors.stacked() if fixed else vectors, ids)
+            writer.write(shard, vectors.stacked() if fixed else vectors, texts.ids[shard.start : shard.stop])
         except VectorError as error:
             raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
-    return str(cut) if shards else ""
 
 
 def finish(writer: ShardWriter, say: Callable[[str], None]) -> bool:
@@ -164,13 +158,6 @@ def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan) -> None:
         write_json(folder / "corpus.json", sealed(where))
 
 
-def noting(ids: list[str], passages: Iterator[Passage]) -> Iterator[Passage]:
-    """The passages, whose ids are added to the list as they go by."""
-    for passage in passages:
-        ids.append(passage.id)
-        yield passage
-
-
 def begun(folder: Path) -> Iterator[dict[str, Any]]:
     """What the shards that are in a folder were made from."""
     for path in [folder / "manifest.json", *sorted(folder.glob("shard-*.json"))]:
@@ -194,16 +181,6 @@ def contract_begun(run: Run, folder: Path) -> dict[str, Any]:
 
 def device_kind(run: Run) -> str:
     return str(run.mesh.devices.flat[0].device_kind)
-
-
-def each_shard(passages: Iterator[Passage], pending: list[Shard]) -> Iterator[tuple[Shard, Iterator[Passage]]]:
-    """Reads the corpus once and yields the passages of each pending shard, to be taken before the next."""
-    place = 0
-    for shard in pending:
-        for _ in islice(passages, shard.start - place):
-            pass
-        yield shard, islice(passages, shard.stop - shard.start)
-        place = shard.stop
 
 
 def vector_dtype(name: str) -> str:

@@ -13,8 +13,8 @@ from jaxret.contract import require_equal
 from jaxret.data.files import PathLike
 from jaxret.data.formats import Policy, hash_id, read_corpus, read_located, scan_corpus, stat_corpus
 from jaxret.data.records import Passage
-from jaxret.retrieval.shards import ShardError, read_sealed, sealed
-from jaxret.storage import atomic_write, sha256_file, write_json
+from jaxret.retrieval.shards import ShardError, read_sealed
+from jaxret.storage import atomic_write, sealed, sha256_file, write_json
 
 _BLOCK = 2**24  # bytes of a file looked at for line ends at a time
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxret import storage
 from jaxret.contract import require_equal
-from jaxret.storage import atomic_write, read_json, sha256_file, sha256_json, write_json
+from jaxret.storage import atomic_write, sealed, sha256_file, write_json
 from jaxret.types import VECTOR_DTYPES, Ragged
 
 LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
@@ -285,24 +286,12 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value with a digest of itself."""
-    return {**value, "sha256": sha256_json(dict(value))}
-
-
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `sealed` was given. Raises FileNotFoundError, and ShardError if the file is not what was written; one of
-    older code, without a digest, is taken as it is."""
+    """What `sealed` was given. Raises FileNotFoundError, and ShardError if the file is not what was written."""
     try:
-        found = read_json(path)
-        if not isinstance(found, dict):
-            raise TypeError(f"a JSON object is expected, not {type(found).__name__}")
-        whole = "sha256" not in found or found.pop("sha256") == sha256_json(found)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
-    if not whole:
-        raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); run encode again")
-    return found
+        return storage.read_sealed(path)
+    except ValueError as error:
+        raise ShardError(f"{error}; run encode again") from error
 
 
 def read_entry(path: Path) -> dict[str, Any] | None:

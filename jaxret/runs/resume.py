@@ -23,7 +23,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 SCHEDULE = ("train.steps", "train.epochs")
 _FREE = (
     r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(recompute|download|ignore)|train\.(chunk_size|log_every|checkpoint_every)"
-    r"|data\.(train|dev)"  # where the text is; data.json says whether it is the same
+    r"|data\.(train|dev|store)"  # where the text is; data.json says whether it is the same
 )
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
 _ABSENT = "(absent)"

@@ -21,6 +21,8 @@ from typing import Any
 
 from absl import flags
 
+from jaxret.storage import cache_folder
+
 INTERRUPTED = 130  # what a shell shows for a program that Ctrl-C ended
 NO_READER = 141  # and for one that wrote to a closed pipe
 UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
@@ -128,9 +130,8 @@ def keep_compiled() -> None:
     """
     if os.environ.get("JAXRET_COMPILATION_CACHE") == "0" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(home).expanduser() / "jaxret" / "compiled"
     try:
+        folder = cache_folder("compiled")
         folder.mkdir(parents=True, exist_ok=True)
         _prune(folder, CACHE_BYTES)
     except (OSError, RuntimeError):  # no home, or no room in it: compile as ever

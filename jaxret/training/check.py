@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -69,6 +70,8 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.loss.contrastive_weight == 0 and config.data.dev:
         raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
+    if config.data.store and Path(config.data.store).exists() and not Path(config.data.store).is_dir():
+        raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
     if not config.data.train and config.train.steps != 0:
         raise ValueError(
             "data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH "

@@ -1,34 +1,38 @@
-"""Files -> tokenised examples, with what was skipped and cut printed before training."""
+"""Files -> tokenised examples, from their store, with what was skipped and cut printed before training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import TrainingSet, tokenize_examples
-from jaxret.data.formats import Policy, read_examples, read_queries
+from jaxret.data.batches import TrainingSet
+from jaxret.data.store import store_root
+from jaxret.data.tokenized import ExampleSource, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
 
 
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
 ) -> TrainingSet | None:
-    """Reads and tokenises the `train` or `dev` examples, and prints what was skipped and cut; None if the config names
-    none."""
+    """The `train` or `dev` examples, tokenised now or before, and prints what was skipped and cut; None if the config
+    names none."""
     if not config.data[which]:
         return None
-    policy = Policy(config.data.on_error)
-    source, split = config.data[which], config.data[f"{which}_split"]
-    negatives_run = config.data.negatives_run or None
-    examples = read_examples(source, split, policy, negatives_run=negatives_run if which == "train" else None)
-    imagine = config.data.pseudo_queries if which == "train" else ""
-    pseudo_queries = None
-    if imagine and imagine != "query":
-        pseudo_queries = {query.id: query.text for query in read_queries(imagine, policy)}
-    data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, imagine == "query")
-    say(f"{which}: {len(data):,} examples from {source}")
+    path, split, training = config.data[which], config.data[f"{which}_split"], which == "train"
+    imagine = config.data.pseudo_queries if training else ""
+    source = ExampleSource(
+        path=path,
+        split=split,
+        on_error=config.data.on_error,
+        negatives_run=config.data.negatives_run if training else "",
+        pseudo_queries="" if imagine == "query" else imagine,
+    )
+    data, report = stored_examples(source, tokenizer, store_root(config.data.store), progress, say)
+    data = replace(data, imagine_queries=imagine == "query")
+    say(f"{which}: {len(data):,} examples from {path}")
     for truncation in data.truncations:
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
@@ -43,8 +47,8 @@ def load_examples(
         if not found:
             raise ValueError(f"data.pseudo_queries={imagine}: none of its ids is that of a training passage")
         say(f"  {found:,} of {len(data.passages):,} passages have a pseudo-query")
-    if policy.report():
-        say(f"  {policy.report()}")
+    if report:
+        say(f"  {report}")
     return data
 
 

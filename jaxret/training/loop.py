@@ -24,6 +24,7 @@ from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
 from jaxret.training.begin import Job, Texts, prepare, read_texts, tell_changes
+from jaxret.training.feed import Feed
 from jaxret.training.logging import MetricsLog
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import Inspector, Recorder, Stopwatch, require_finite
@@ -164,9 +165,9 @@ class Trainer:
             self.recorder.save(state, step, validate=True)
         clock, stopping, alone = Stopwatch(step), False, jax.process_count() == 1
         bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not self.job.progress)
-        with stop_on_sigterm() as stop, bar:
+        with stop_on_sigterm() as stop, bar, Feed(self.batch, step, total) as feed:
             while step < total and not stopping:
-                state, values = self.train_step(state, self.batch(step))
+                state, values = self.train_step(state, feed.take(step, state))
                 step += 1
                 self.checkpoints.poll()
                 # Read once a step: a signal in between waits for the next. Several processes agree where they log.
@@ -175,12 +176,14 @@ class Trainer:
                 if step % log_every == 0 or step == total:
                     self.inspector.require_healthy(state)
                     rate = {"learning_rate": float(self.schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
+                    rate["data_wait"] = feed.waited()
                     self.log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
                     bar.set_postfix(loss=f"{float(values['loss']):.4f}")
                 due = step % self.length.checkpoint_every == 0 or step == total
                 if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
                     self.recorder.save(state, step, validate=due)
                     clock = Stopwatch(step)  # validation is not training time
+                    feed.waited()
         return step
 
     def batch(self, step: int) -> Batch:

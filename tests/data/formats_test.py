@@ -17,7 +17,6 @@ import pytrec_eval
 from jaxret.data import formats
 from jaxret.data.files import DataError, Policy, Where, check_question
 from jaxret.data.formats import (
-    check_unchanged,
     read_corpus,
     read_examples,
     read_judgements,
@@ -749,22 +748,6 @@ def test_a_corpus_that_changed_since_its_scan(tmp_path: Path, suffix: str, chang
     message = rf"corpus\.jsonl{suffix}: the corpus changed: its SHA-256 was {scan.sha256} .* is {now} now; .*again"
     with pytest.raises(DataError, match=message):  # by who takes as many passages as were counted, and no more
         list(islice(read_corpus(tmp_path, scan=scan), scan.passages))
-    os.utime(path)
-    with pytest.raises(DataError, match=message):
-        check_unchanged(tmp_path, scan)
-
-
-def test_a_corpus_that_was_only_touched_is_the_same(tmp_path: Path) -> None:
-    path = lines(tmp_path / "corpus.jsonl", GOOD)
-    scan = scan_corpus(path)
-    assert check_unchanged(path, scan) is scan
-    os.utime(path, ns=(1, 1))
-    touched = check_unchanged(path, scan)
-    assert touched == scan
-    assert touched.stat == {"bytes": path.stat().st_size, "modified": 1}
-    path.unlink()
-    with pytest.raises(DataError, match="does not exist"):
-        check_unchanged(path, scan)
 
 
 @pytest.mark.parametrize(

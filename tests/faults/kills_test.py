@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import Script, start
-from tests.pipeline import contents, free_address
+from tests.pipeline import CLOCKS, contents, free_address
 
 KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
 STEPS = 8  # each saved and validated
@@ -41,7 +41,7 @@ def trained(workdir: Path) -> dict[str, object]:
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
         found[folder.name] = (metadata["custom_metadata"]["digests"], (folder / "metrics" / "metrics").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{k: v for k, v in line.items() if k != "seconds_per_step"} for line in lines]
+    found["metrics"] = [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
     for name in ("config.json", "contract.json", "data.json"):
         found[name] = json.loads((workdir / name).read_text())
     found["config.json"].pop("mesh")  # type: ignore[attr-defined]  # every start of two processes has another address

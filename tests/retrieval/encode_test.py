@@ -107,8 +107,9 @@ def test_what_is_cut_is_said_before_anything_is_encoded(
 
     monkeypatch.setattr(ShardWriter, "write", writing)
     encode_corpus(with_run(run, tmp_path), root / "data")
-    assert any("50 passages:" in line and "(the first shard)" in line for line in before[0])
-    assert any(f"{open_shards(tmp_path / 'embeddings' / 'data').total_rows} passages:" in line for line in said)
+    total = f"{open_shards(tmp_path / 'embeddings' / 'data').total_rows} passages: "
+    assert [line for line in before[0] if line.startswith(total)] == [line for line in said if line.startswith(total)]
+    assert any(line.startswith(total) for line in said)
 
 
 def test_the_name_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +161,23 @@ def test_a_corpus_that_changes_while_it_is_encoded(
     with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: .* encode it again"):
         encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
+
+
+def test_a_corpus_is_read_once(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever encodes it next has its tokens, and shards of the same bytes."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("the corpus is read again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.retrieval.encode.scan_corpus", refused)
+        patch.setattr("jaxret.data.tokenized.read_corpus", refused)
+        folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False).folder
+        with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
+            encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False, store=str(tmp_path / "stores"))
+    assert contents(folder) == contents(encoded)
 
 
 def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.runs import lock
+from jaxret import lockfile
 from jaxret.runs.lock import LockedError, hold
 from jaxret.storage import StorageError
 from tests.pipeline import REPOSITORY, environment, free_address, together
@@ -111,7 +111,7 @@ def test_a_killed_holders_lock_is_taken_over_with_a_line(tmp_path: Path, capfd: 
 
 
 def test_a_process_number_that_is_anothers_by_now(tmp_path: Path) -> None:
-    mine = lock._started(os.getpid())
+    mine = lockfile._started(os.getpid())
     write_lock(tmp_path, process=os.getpid(), started=mine)
     with pytest.raises(LockedError, match="wait for it, or stop it"), hold(tmp_path, "train"):
         pass
@@ -137,7 +137,7 @@ def test_a_lock_that_nobody_can_read(tmp_path: Path, text: str) -> None:
 
 
 def test_killed_before_it_could_write_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE", 0.05)
+    monkeypatch.setattr(lockfile, "_PATIENCE", 0.05)
     (tmp_path / ".lock").touch()
     with hold(tmp_path, "train"):
         assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
@@ -149,7 +149,7 @@ def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def unsupported(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(lockfile.fcntl, "flock", unsupported)
     with hold(tmp_path, "train"), pytest.raises(LockedError, match="wait for it, or stop it"), hold(tmp_path, "train"):
         pass
     path = write_lock(tmp_path)
@@ -166,7 +166,7 @@ def test_a_lock_that_is_given_back_just_when_it_is_tried(tmp_path: Path, monkeyp
         path.unlink()
         flock(descriptor, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", late)
+    monkeypatch.setattr(lockfile.fcntl, "flock", late)
     with hold(tmp_path, "train"):
         assert json.loads(path.read_text())["process"] == os.getpid()
 
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     def read_only(path: str, flags: int, *_: object) -> int:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(lock.os, "open", read_only)
+    monkeypatch.setattr(lockfile.os, "open", read_only)
     with pytest.raises(StorageError, match=r"\.lock cannot be written: the file system is read-only"):
         hold(tmp_path, "train").__enter__()
 

@@ -25,7 +25,7 @@ from jaxret.runs.run import open_run
 from jaxret.runs.upgrade import nested
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, write_json
-from tests.pipeline import REPOSITORY, command, environment
+from tests.pipeline import CLOCKS, REPOSITORY, command, environment
 
 OLDER = REPOSITORY / "tests" / "older_run"
 
@@ -39,7 +39,7 @@ def workdir(tmp_path: Path) -> Workdir:
 def numbers(path: Path) -> dict[tuple[int, str], float]:
     """(step, name) -> value, without what a clock says."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(line["step"], k): v for line in lines for k, v in line.items() if k not in ("step", "seconds_per_step")}
+    return {(line["step"], k): v for line in lines for k, v in line.items() if k not in ("step", *CLOCKS)}
 
 
 # What its command said that is not as in configs/base.py, under today's names. Everything else is today's default.

@@ -36,6 +36,7 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
         ({"seed.init": 2**32}, r"seed.init is 4294967296; it must be below 4294967296"),
         ({"loss.temperature": float("nan")}, r"loss.temperature is nan; it must be a finite number"),
         ({"data.train": ""}, r"data.train is empty"),
+        ({"data.store": __file__}, r"data.store is .*check_test.py, which is a file; give a folder"),
         ({"train.epochs": -1.0}, r"train.epochs is -1.0"),
         ({"optimizer.learning_rate": 0.0}, r"optimizer.learning_rate is 0.0"),
         ({"encode.dtype": "bfloat16"}, r"encode.dtype is 'bfloat16'; it must be one of float32, float16"),

@@ -25,7 +25,6 @@ from tokenizers import Tokenizer
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.contract import ContractError
-from jaxret.data.batches import BatchPlan
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
@@ -34,12 +33,14 @@ from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, sha256_file
 from jaxret.training.begin import prepare
+from jaxret.training.feed import Feed
 from jaxret.training.loop import Trainer, TrainResult, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import NotFiniteError, require_finite
 from jaxret.training.state import init_state, restore_state
 from jaxret.training.step import TrainState, make_train_step
 from tests.pipeline import (
+    CLOCKS,
     REPOSITORY,
     command,
     environment,
@@ -98,19 +99,19 @@ def lines(workdir: Path) -> list[dict[str, float]]:
 
     text = (workdir / "metrics.jsonl").read_text().splitlines()
     parsed = [json.loads(line, parse_constant=refuse) for line in text]
-    return [{key: value for key, value in line.items() if key != "seconds_per_step"} for line in parsed]
+    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in parsed]
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None]) -> None:
-    """Calls `act` when the batch of step `at` (from 0) is drawn, once."""
-    draw = BatchPlan.training_batch
+    """Calls `act` when step `at` (from 0) asks for its batch."""
+    take = Feed.take
 
-    def drawing(self: BatchPlan, data: Any, step: int, part: tuple[int, int] = (0, 1)) -> Any:
+    def taking(self: Feed, step: int, running: Any = None) -> Any:
         if step == at:
             act()
-        return draw(self, data, step, part)
+        return take(self, step, running)
 
-    monkeypatch.setattr(BatchPlan, "training_batch", drawing)
+    monkeypatch.setattr(Feed, "take", taking)
 
 
 def crash() -> None:
@@ -128,6 +129,9 @@ def test_an_uninterrupted_run(whole: tuple[Path, TrainResult], root: Path) -> No
         key: value for key, value in validations[-1].items() if key != "step"
     }
     assert all(math.isfinite(value) for line in lines(workdir) for value in line.values())
+    waits = [line["data_wait"] for line in map(json.loads, (workdir / "metrics.jsonl").open()) if "loss" in line]
+    assert len(waits) == STEPS
+    assert all(0 <= wait <= 1 for wait in waits)
     rates = [line["learning_rate"] for line in lines(workdir) if "loss" in line]
     assert rates == sorted(rates, reverse=True)
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, missing_file, read_chunks, require_file
+from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, find_file, missing_file, require_file
 from jaxret.data.formats import beir, dpr, trec
 from jaxret.data.formats.beir import duplicate_error, refuse_duplicate, write_beir
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
@@ -29,7 +29,8 @@ __all__ = [
     "CorpusScan",
     "DataError",
     "Policy",
-    "check_unchanged",
+    "corpus_file",
+    "example_files",
     "read_corpus",
     "read_examples",
     "read_judgements",
@@ -82,32 +83,20 @@ def scan_corpus(path: PathLike, policy: Policy | None = None) -> CorpusScan:
 def stat_corpus(path: PathLike) -> dict[str, int]:
     """{"bytes", "modified"}: size and time of change (nanoseconds) of a corpus, to see cheaply that it is the same."""
     try:
-        found = _corpus_file(path).stat()
+        found = corpus_file(path).stat()
     except FileNotFoundError:
         raise missing_file(Path(path)) from None
     return {"bytes": found.st_size, "modified": found.st_mtime_ns}
 
 
-def check_unchanged(path: PathLike, scan: CorpusScan) -> CorpusScan:
-    """The scan, with a new `stat` if the file was only touched. Raises DataError if a corpus is no longer the one that
-    was scanned; it is digested only if its size or time say so."""
-    stat = stat_corpus(path)
-    if stat == scan.stat:
-        return scan
-    digest = hashlib.sha256()
-    for _ in read_chunks(_corpus_file(path), digest):
-        pass
-    _require_scanned(path, scan, digest.hexdigest())
-    return replace(scan, stat=stat)
-
-
 def _require_scanned(path: PathLike, scan: CorpusScan, sha256: str) -> None:
     if sha256 != scan.sha256:
         found = f"the corpus changed: its SHA-256 was {scan.sha256} when it was scanned and is {sha256} now"
-        raise Where(_corpus_file(path)).error("changed corpus", found, "leave it alone, and encode it again")
+        raise Where(corpus_file(path)).error("changed corpus", found, "leave it alone, and encode it again")
 
 
-def _corpus_file(path: PathLike) -> Path:
+def corpus_file(path: PathLike) -> Path:
+    """The file that `read_corpus` reads. Raises DataError if a folder has none."""
     path = Path(path)
     return require_file(path, "corpus.jsonl") if path.is_dir() else path
 
@@ -173,7 +162,7 @@ def _unique(passages: Iterator[tuple[Where, Passage]], policy: Policy, scan: Cor
 
 
 def _passages(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
-    path = _corpus_file(path)
+    path = corpus_file(path)
     passages = _choose(CORPORA, path, "corpus")(path, policy, digest)
     # On a terminal only (disable=None), and only if it takes over a second.
     return iter(tqdm(passages, f"read {path.name}", unit="psg", unit_scale=True, delay=1, leave=False, disable=None))
@@ -229,6 +218,19 @@ def read_examples(
     Biencoder JSON: one example a record, see `dpr.examples`; `split` means nothing there.
     """
     return _choose(EXAMPLES, Path(path), "training")(Path(path), split, policy or Policy(), negatives_run)
+
+
+def example_files(path: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
+    """The files that `read_examples` reads when it is given the same. Raises its DataError for one that is missing."""
+    path, run = Path(path), None if negatives_run is None else Path(negatives_run)
+    _choose(EXAMPLES, path, "training")
+    found: list[Path | None] = [path]
+    if path.is_dir():
+        found = [_split_file(path, split), require_file(path, "queries.jsonl"), corpus_file(path)]
+        found.append(find_file(path, "answers.jsonl"))
+    if run and not run.exists():
+        raise missing_file(run)
+    return [file for file in (*found, run) if file]
 
 
 def _folder_examples(path: Path, split: str | None, policy: Policy, negatives_run: PathLike | None) -> list[Example]:

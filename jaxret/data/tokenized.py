@@ -1,0 +1,144 @@
+"""Training examples and corpora as stores of tokens: tokenised once, whoever asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.batches import TrainingSet, tokenize_examples
+from jaxret.data.files import missing_file
+from jaxret.data.formats import (
+    CorpusScan,
+    Policy,
+    corpus_file,
+    example_files,
+    read_corpus,
+    read_examples,
+    read_queries,
+    stat_corpus,
+)
+from jaxret.data.records import Passage
+from jaxret.data.store import Origin, Say, StaleError, Store, Strings, StringsBuilder, Writer, open_store, stored
+from jaxret.data.tokenizer import TextTokenizer, Truncation
+from jaxret.types import Ragged
+
+
+@dataclass(frozen=True)
+class ExampleSource:
+    """Where training examples come from: what `read_examples` is given, and a file of pseudo-queries ("": none)."""
+
+    path: str
+    split: str
+    on_error: str
+    negatives_run: str = ""
+    pseudo_queries: str = ""
+
+    def origin(self, tokenizer: TextTokenizer) -> Origin:
+        """Raises DataError for a file that is missing."""
+        files = example_files(self.path, self.split, self.negatives_run or None)
+        if self.pseudo_queries:
+            files.append(Path(self.pseudo_queries))
+            if not files[-1].exists():
+                raise missing_file(files[-1])
+        recipe = {
+            "split": self.split,
+            "on_error": self.on_error,
+            "negatives_run": bool(self.negatives_run),
+            "pseudo_queries": bool(self.pseudo_queries),
+            "tokens": tokenizer.recipe("query", "passage"),
+        }
+        return Origin(f"{Path(self.path).absolute().name}.{self.split}", tuple(files), recipe)
+
+
+def stored_examples(
+    source: ExampleSource, tokenizer: TextTokenizer, root: Path, progress: bool, say: Say
+) -> tuple[TrainingSet, str]:
+    """Tokenised examples, memory-mapped, and what was said of bad records when they were read. Raises DataError."""
+
+    def make(writer: Writer) -> dict[str, Any]:
+        policy = Policy(source.on_error)
+        examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
+        imagined = None
+        if source.pseudo_queries:
+            imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
+        data = tokenize_examples(examples, tokenizer, progress, imagined, keep=writer.ragged)
+        writer.array("positives", data.positives)
+        writer.array("known_positives", data.known_positives)
+        writer.ragged("negatives", [data.negatives])
+        writer.strings("query_ids", StringsBuilder(data.query_ids).strings())
+        cut = [asdict(truncation) for truncation in data.truncations]
+        return {"digest": data.digest, "truncations": cut, "report": policy.report()}
+
+    store = stored(source.origin(tokenizer), root, make, say)
+    return _training_set(store, tokenizer, bool(source.pseudo_queries)), store.facts["report"]
+
+
+def _training_set(store: Store, tokenizer: TextTokenizer, imagined: bool) -> TrainingSet:
+    return TrainingSet(
+        queries=store.ragged("queries"),
+        passages=store.ragged("passages"),
+        positives=store.columns["positives"],
+        known_positives=store.columns["known_positives"],
+        negatives=store.ragged("negatives"),
+        query_ids=store.strings("query_ids"),
+        pad_id=tokenizer.pad_id,
+        marker_ids=tokenizer.marker_ids,
+        digest=store.facts["digest"],
+        pseudo_queries=store.ragged("pseudo_queries") if imagined else None,
+        truncations=tuple(Truncation(**cut) for cut in store.facts["truncations"]),
+    )
+
+
+@dataclass(frozen=True)
+class TokenizedCorpus:
+    """A corpus as tokens, memory-mapped. `scan` is that of the text they were made from."""
+
+    ids: Strings  # of the passages
+    passages: Ragged
+    scan: CorpusScan
+    truncation: Truncation
+    report: str  # of bad records
+
+
+def find_corpus(corpus: str | Path, policy: Policy, tokenizer: TextTokenizer, root: Path) -> TokenizedCorpus | None:
+    """The corpus, if it was tokenised before and is the same now. Raises DataError if there is none."""
+    with contextlib.suppress(StaleError):
+        return _tokenized(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
+    return None
+
+
+def stored_corpus(
+    corpus: str | Path, scan: CorpusScan, policy: Policy, tokenizer: TextTokenizer, root: Path, progress: bool, say: Say
+) -> TokenizedCorpus:
+    """The corpus that was scanned, under `policy`, as tokens. Raises DataError if it is not the one that was."""
+
+    def make(writer: Writer) -> dict[str, Any]:
+        ids = StringsBuilder()
+
+        def noting(passages: Iterator[Passage]) -> Iterator[Passage]:
+            for passage in passages:
+                ids.append(passage.id)
+                yield passage
+
+        cut = Truncation("passages", tokenizer.passage_length)
+        passages = read_corpus(corpus, Policy(policy.on_error), scan)
+        tokenizer.passages(noting(passages), progress, cut, lambda blocks: writer.ragged("passages", blocks))
+        writer.strings("ids", ids.strings())
+        return {"sha256": scan.sha256, "truncation": asdict(cut), "report": policy.report()}
+
+    return _tokenized(stored(_corpus_origin(corpus, policy, tokenizer), root, make, say), corpus)
+
+
+def _corpus_origin(corpus: str | Path, policy: Policy, tokenizer: TextTokenizer) -> Origin:
+    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage")}
+    return Origin(Path(corpus).absolute().name, (corpus_file(corpus),), recipe)
+
+
+def _tokenized(store: Store, corpus: str | Path) -> TokenizedCorpus:
+    """What a store of a corpus holds."""
+    ids, facts = store.strings("ids"), store.facts
+    scan = CorpusScan(len(ids), facts["sha256"], stat=stat_corpus(corpus))
+    return TokenizedCorpus(ids, store.ragged("passages"), scan, Truncation(**facts["truncation"]), facts["report"])
