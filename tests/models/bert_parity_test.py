@@ -182,12 +182,12 @@ def test_bfloat16_stays_near_float32() -> None:
         assert {"xf32>" in pair for pair in operands} == {wide}
 
 
-@pytest.mark.parametrize(("policy", "most"), [("cheap", 0.8), ("layer", 0.5)])
+@pytest.mark.parametrize(("policy", "most"), [("cheap", 0.8), ("layer", 0.6)])
 def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: float) -> None:
     config, params, tokens, _ = load("tiny_bert")
     weights = jnp.asarray(np.random.default_rng(0).normal(size=config.hidden_size), jnp.float32)
 
-    def loss(p: Any, policy: str) -> jax.Array:
+    def loss(p: Any, policy: str, tokens: Tokens = tokens) -> jax.Array:
         states = Bert(config, Compute(recompute=policy)).apply({"params": p}, tokens, keep=Keep(1)).states
         return jnp.sum(jnp.tanh(states) @ weights)
 
@@ -199,9 +199,10 @@ def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: fl
         np.testing.assert_allclose(found, expected, rtol=0, atol=TINY_TOLERANCE * scale)
 
     def held(policy: str) -> int:
-        """Numbers kept for the backward pass."""
-        backward = jax.eval_shape(lambda p: jax.vjp(functools.partial(loss, policy=policy), p)[1], params)
-        return sum(leaf.size for leaf in jax.tree.leaves(backward))
+        """Bytes, of a batch that is larger than the model."""
+        tokens = jax.tree.map(lambda x: jnp.tile(x, (32, 1)), load("tiny_bert")[2])
+        gradient = jax.jit(jax.grad(functools.partial(loss, policy=policy, tokens=tokens)))
+        return gradient.lower(params).compile().memory_analysis().temp_size_in_bytes
 
     assert held(policy) < most * held("none")  # control: the option does something
 

@@ -49,9 +49,13 @@ def traced_step(overrides: dict[str, Any], devices: int = 1, chunk_size: int = 0
 
 
 def layers(config: BertConfig, texts: int, length: int) -> int:
-    """Of the layers' forward pass: four square products and the feed-forward, and attention's two."""
+    """Of the layers' forward pass: four square products and the feed-forward, and attention's two. In the last layer
+    only keys and values are those of every token, the rest is [CLS]'s."""
     hidden, wide = config.hidden_size, config.intermediate_size
-    return config.num_layers * texts * length * (8 * hidden**2 + 4 * hidden * wide + 4 * length * hidden)
+    each = 8 * hidden**2 + 4 * hidden * wide + 4 * length * hidden
+    keys_and_values = 4 * hidden**2
+    last = length * keys_and_values + each - keys_and_values
+    return texts * ((config.num_layers - 1) * length * each + last)
 
 
 FORWARD = {"queries": layers(BERT, QUERIES, QUERY_LENGTH), "passages": layers(BERT, QUERIES * GROUP, PASSAGE_LENGTH)}

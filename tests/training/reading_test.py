@@ -15,7 +15,8 @@ import pytest
 
 from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders import bert
-from jaxret.models.encoders.layers import Compute, scan_layers
+from jaxret.models.encoders.layers import Compute
+from jaxret.models.encoders.stack import Stack
 from jaxret.types import Batch, Tokens
 from tests import tiny
 
@@ -102,7 +103,7 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
 
 def test_a_stack_of_layers_has_a_name_by_which_it_is_known() -> None:
     with pytest.raises(ValueError, match="a stack of layers is called 'blocks'; its name must be 'layers' or end"):
-        scan_layers(bert.BertLayer, 2, Compute(), "blocks")
+        Stack(bert.BertLayer, 2, Compute(), name="blocks")
 
 
 ENCODERS: dict[str, Any] = {

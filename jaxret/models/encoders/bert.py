@@ -1,13 +1,13 @@
 """BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, and what is built like it).
 
-Layers are scanned, so compile time does not grow with depth, and parameters of all layers lie in one array with a
-leading layer axis. `Keep` decides what leaves the scan.
+Layers are a `Stack`: parameters of all lie in one array with a leading layer axis. `Keep` decides what leaves it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,8 @@ from jaxret.models.encoders.attention import (
     vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -154,7 +155,8 @@ class Attention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """One post-norm transformer layer; returns its output and what `keep` selects of it, as nn.scan wants them."""
+    """One post-norm transformer layer; returns its output, at the `first` positions or all, and what `keep` selects of
+    it."""
 
     config: BertConfig
     compute: Compute
@@ -162,12 +164,13 @@ class BertLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], rows: Rows
-    ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
+        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], rows: Rows, first: int | None = None
+    ) -> tuple[Float[jax.Array, "B some H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
         drop = dropout(c.hidden_dropout, rows)
-        attended = Attention(c, self.compute, name="attention")(hidden, hidden, mask, rows)
-        hidden = layer_norm(c, "attention_norm")(hidden + drop(attended))
+        asked = hidden[:, :first]
+        attended = Attention(c, self.compute, name="attention")(asked, hidden, mask, rows)
+        hidden = layer_norm(c, "attention_norm")(asked + drop(attended))
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
         narrow = dense(c.hidden_size, c, self.compute, "output")(wide)
         hidden = layer_norm(c, "output_norm")(hidden + drop(narrow))
@@ -207,8 +210,8 @@ class Bert(nn.Module):
         embedded, mask = self.embeddings(tokens, train, leading), tokens.mask
         if leading is not None:
             mask = repeat_first(mask, len(leading))
-        layers = scan_layers(BertLayer, c.num_layers, self.compute)(c, self.compute, keep)
-        last, kept = layers(embedded, mask, dropout_rows(tokens, train))
+        layers = Stack(partial(BertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
+        last, kept = layers(embedded, mask, dropout_rows(tokens, train), first=keep.first(mask.shape[1]))
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
         return keep.collect(embedded, kept, last, mask)

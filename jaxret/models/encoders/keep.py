@@ -22,11 +22,16 @@ class Keep:
     mean: bool = False
     layers: Literal["all", "last"] = "all"
 
+    def first(self, length: int) -> int | None:
+        """How many positions of the last layer are asked for, of a batch of `length`, where these are its first ones;
+        None: all of them."""
+        return None if self.mean or self.tokens is None or self.tokens >= length else self.tokens
+
     def select(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]
+        self, hidden: Float[jax.Array, "B some H"], mask: Bool[jax.Array, "B T"]
     ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
-        """Applies the choice of positions to one layer's output. A batch with fewer than `tokens` positions gives
-        masked zeros for the rest, so K does not depend on it."""
+        """Applies the choice of positions to one layer's output, of which its `first` ones are enough. A batch with
+        fewer than `tokens` positions gives masked zeros for the rest, so K does not depend on it."""
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
             missing = self.tokens - hidden.shape[1]
@@ -42,14 +47,15 @@ class Keep:
     def collect(
         self,
         embedded: Float[jax.Array, "B T H"],
-        kept: Float[jax.Array, "L B K H"] | None,
-        last: Float[jax.Array, "B T H"],
+        kept: Float[jax.Array, "below B K H"] | None,
+        last: Float[jax.Array, "B some H"],
         mask: Bool[jax.Array, "B T"],
     ) -> HiddenStates:
-        """An encoder's answer: what it chose of the embeddings, of every layer but the last (`kept`, as the scan gave
-        it), and of the last layer's final form."""
+        """An encoder's answer: what it chose of the embeddings, of every layer below the last (`kept`, as the stack
+        gave it; None if there is nothing), and of the last layer's final form."""
         state, positions = self.select(last, mask)
-        if kept is None:
+        if self.layers == "last":
             return HiddenStates(state[None], positions)
         first, _ = self.select(embedded, mask)
-        return HiddenStates(jnp.concatenate([first[None], kept[:-1], state[None]]), positions)
+        below = [] if kept is None else [kept]
+        return HiddenStates(jnp.concatenate([first[None], *below, state[None]]), positions)

@@ -1,8 +1,7 @@
-"""What every layer is made of, and how it is computed: products, dense layers, dropout, and the scan over layers."""
+"""What every layer is made of, and how it is computed: products, dense layers, dropout."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from jaxret.distributed import LAYERS, Reader
+from jaxret.distributed import Reader
 from jaxret.types import Tokens
 
 # What the backward pass computes again -> the names that are kept instead; None: all is kept.
@@ -129,30 +128,3 @@ def dropout(rate: float, rows: Rows) -> Callable[[jax.Array], jax.Array]:
     """`Dropout` of the texts of these rows; masks differ from call to call."""
     module: Any = Dropout(rate)
     return lambda x: module(x, rows)
-
-
-def scan_layers(
-    layer: type[nn.Module], length: int, compute: Compute, name: str = "layers", in_axes: Any = nn.broadcast
-) -> Any:
-    """`length` copies of `layer` as one module called `name`: parameters of all lie in one array with a leading layer
-    axis, so compile time does not grow with depth. in_axes: for each argument after the first (which the layers hand
-    on), 0 if every layer gets its own row of it; by default all get all.
-
-    Returns what makes the module from the fields of `layer`. Raises ValueError for a name by which nobody would know
-    that here are layers (`distributed.LAYERS`).
-    """
-    if not re.search(LAYERS, f"{name}/"):
-        raise ValueError(f"a stack of layers is called {name!r}; its name must be 'layers' or end with '_layers'")
-    if compute.read is not None:  # inside what is computed again: whole parameters of all layers are never held
-        layer = nn.map_variables(layer, "params", trans_in_fn=compute.read.layer)
-    kept = RECOMPUTE[compute.recompute]
-    if kept is not None:
-        layer = nn.remat(layer, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(*kept))
-    scanned = nn.scan(
-        layer,
-        variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=in_axes,
-        length=length,
-    )
-    return partial(scanned, name=name)

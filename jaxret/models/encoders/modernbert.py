@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -29,7 +30,8 @@ from jaxret.models.encoders.attention import (
     vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -134,7 +136,7 @@ class ModernBertMlmHead(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a sequence to itself, with rotary positions."""
+    """Multi-head attention of a sequence, or of its first positions, to itself, with rotary positions."""
 
     config: ModernBertConfig
     compute: Compute
@@ -143,23 +145,23 @@ class Attention(nn.Module):
     def __call__(
         self,
         hidden: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B T T"],
+        mask: Bool[jax.Array, "B Q T"],
         rows: Rows,
         positions: Int[jax.Array, " T"],
         rates: Float[jax.Array, " half"],
-    ) -> Float[jax.Array, "B T H"]:
-        c = self.config
+    ) -> Float[jax.Array, "B Q H"]:
+        c, asked = self.config, mask.shape[1]
         drop = dropout(c.attention_dropout, rows)
         thirds = jnp.split(linear(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
-        query = rotate(query, positions, rates) * (c.hidden_size // c.num_heads) ** -0.5
+        query = rotate(query[:, :asked], positions[:asked], rates) * (c.hidden_size // c.num_heads) ** -0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop)
         return drop(linear(c.hidden_size, c, self.compute, "output", c.num_layers)(mixed))
 
 
 class ModernBertLayer(nn.Module):
-    """One pre-norm layer; returns its output and what `keep` selects of it, as nn.scan wants them. Its own: `own`
-    [attention norm's scale, whether there is such a norm, window, rotary rates]."""
+    """One pre-norm layer; returns its output, at the `first` positions or all, and what `keep` selects of it. Its own:
+    `own` [attention norm's scale, whether there is such a norm, window, rotary rates]."""
 
     config: ModernBertConfig
     compute: Compute
@@ -174,12 +176,13 @@ class ModernBertLayer(nn.Module):
         rows: Rows,
         positions: Int[jax.Array, " T"],
         final_scale: Float[jax.Array, " H"],
-    ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
+        first: int | None = None,
+    ) -> tuple[Float[jax.Array, "B some H"], Float[jax.Array, "B K H"] | None]:
         c = self.config
-        near = jnp.abs(positions[:, None] - positions[None]) <= own["reach"]
+        near = jnp.abs(positions[:first, None] - positions[None]) <= own["reach"]
         normed = jnp.where(own["normed"], centred_norm(hidden, own["scale"], c.norm_eps), hidden)
         attention = Attention(c, self.compute, name="attention")
-        hidden = hidden + attention(normed, mask[:, None, :] & near, rows, positions, own["rates"])
+        hidden = hidden[:, :first] + attention(normed, mask[:, None, :] & near, rows, positions, own["rates"])
 
         wide = linear(2 * c.intermediate_size, c, self.compute, "wide")(Norm(c.norm_eps, name="mlp_norm")(hidden))
         raised, gate = jnp.split(wide, 2, axis=-1)
@@ -243,10 +246,10 @@ class ModernBert(nn.Module):
         positions = jnp.arange(mask.shape[1])
         if leading is not None:
             mask, positions = (repeat_first(row, len(leading)) for row in (mask, positions))
-        axes = (0, *(nn.broadcast,) * 4)
-        layers = scan_layers(ModernBertLayer, c.num_layers, self.compute, in_axes=axes)(c, self.compute, keep)
+        layers = Stack(partial(ModernBertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
         own = {"scale": self.later_layers(), **layer_constants(c)}
-        last, kept = layers(embedded, own, mask, dropout_rows(tokens, train), positions, self.final_norm)
+        shared = mask, dropout_rows(tokens, train), positions, self.final_norm
+        last, kept = layers(embedded, *shared, own=own, first=keep.first(mask.shape[1]))
         last = centred_norm(last, self.final_norm, c.norm_eps)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)

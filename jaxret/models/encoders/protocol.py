@@ -57,7 +57,7 @@ class EncoderConfig(Protocol):
 
 
 class Encoder(Protocol):
-    """A Linen module `Encoder(config, compute)`. Its layers are made by `scan_layers` of products and dropout as in
+    """A Linen module `Encoder(config, compute)`. Its layers are a `stack.Stack`, of products and dropout as in
     `layers.py`: there all that `compute` asks for is done. Every other parameter it may use as it finds it."""
 
     config: Any

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +20,8 @@ from jaxtyping import Bool, Float, Int
 
 from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows, scan_layers
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
 
@@ -104,7 +106,7 @@ class RMSNorm(nn.Module):
 
 
 class T5Layer(nn.Module):
-    """One pre-norm block; returns its output and what `keep` selects of it, as nn.scan wants them."""
+    """One pre-norm block; returns its output and what `keep` selects of it."""
 
     config: T5Config
     compute: Compute
@@ -178,7 +180,8 @@ class T5(nn.Module):
         c, embedded, rows = self.config, self.embed(tokens, train), dropout_rows(tokens, train)
         buckets = relative_buckets(tokens.ids.shape[1], c.buckets, c.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
-        layers = scan_layers(T5Layer, c.num_layers, self.compute)(c, self.compute, keep)
+        layers = Stack(partial(T5Layer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
+        # Without a [CLS] the mean or every token is asked for, so the last layer is like the others.
         last, kept = layers(embedded, tokens.mask, rows, bias, self.final_norm)
         last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), rows)
         return keep.collect(embedded, kept, last, tokens.mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -12,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Rows, dropout, dropout_rows, scan_layers
+from jaxret.models.encoders.layers import Compute, Rows, dropout, dropout_rows
+from jaxret.models.encoders.stack import Stack
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.types import Embeddings, HiddenStates, Tokens
 
@@ -116,13 +118,15 @@ class ImplicitInteraction(Head):
         ids, rows = self.pseudo_ids(text), dropout_rows(text.tokens, text.train)
         pseudo = text.encoder.embed(Tokens(ids, jnp.ones(ids.shape, bool), text.tokens.rows), text.train)  # [B,U,H]
 
-        read = scan_layers(ReconstructorLayer, self.reconstructor_layers, compute, "reconstructor_layers")
-        imagined, _ = read(c, compute)(pseudo, states, mask, rows)  # Z [B,U,H]
+        reader = partial(ReconstructorLayer, c, compute)
+        read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
+        imagined, _ = read(pseudo, states, mask, rows)  # Z [B,U,H]
         summary = jnp.mean(imagined, axis=1, keepdims=True) if self.variant == "released" else imagined
         together = jnp.concatenate([states, summary], axis=1)
         there = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
-        interact = scan_layers(BertLayer, self.interactor_layers, compute, "interactor_layers")
-        vectors, _ = interact(c, compute, Keep(1, layers="last"))(together, there, rows)
+        layer = partial(BertLayer, c, compute, Keep(1, layers="last"))
+        interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
+        vectors, _ = interact(together, there, rows, first=1)
         own_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
