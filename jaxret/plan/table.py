@@ -45,7 +45,7 @@ ROWS = (
     Row("v5e:4x4", SPLIT, 2.1, 1_360, TRAVEL),
     Row("v5e:2x2", CHEAP, 7.6, 875),
     Row("v5e:1x1", {**CHEAP, "train.chunk_size": 8}, 4.8, 0, ()),
-    Row("h100:1", CHEAP, 22.3, 0, ()),
+    Row("h100:1", CHEAP, 22, 0, ()),
     Row("v5e:4x4", {}, 0.9, 1, (), "encode"),
     Row("v5e:1x1", {}, 1.0, 0, (), "search"),
 )
