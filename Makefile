@@ -35,7 +35,7 @@ test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
 test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
-	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan/table_test.py $(ARGS)
+	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan/table_test.py tests/plan/kernels_test.py $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers
 	$(RUN) ruff check
@@ -78,7 +78,7 @@ $(VENV)/.ready-dev: requirements-dev.lock $(PACKAGE) | $(VENV)/bin/python
 
 .venv-plan/.ready-plan: requirements-dev.lock requirements-plan.txt $(PACKAGE)
 	@$(MAKE) --no-print-directory VENV=.venv-plan .venv-plan/.ready-dev
-	@echo "Installing requirements-plan.txt into .venv-plan (another 1.2 GB) ..."
+	@echo "Installing requirements-plan.txt into .venv-plan (another 2.3 GB) ..."
 	@.venv-plan/bin/python -m pip -qq --disable-pip-version-check install -r requirements-plan.txt
 	@touch $@
 

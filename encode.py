@@ -28,6 +28,7 @@ _TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that sev
 _PLATFORM = flags.DEFINE_string(
     "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
 )
+_ATTENTION = flags.DEFINE_string("attention", None, "plain, flash (TPU) or cudnn (GPU); default: as in training")
 _ON_ERROR = flags.DEFINE_enum(
     "on_error", "error", ["error", "skip", "keep"], "what to do with bad records (keep: empty passages)"
 )
@@ -35,6 +36,7 @@ _ON_ERROR = flags.DEFINE_enum(
 
 def main() -> None:
     from jaxret import distributed
+    from jaxret.models.encoders.fused import told
     from jaxret.retrieval.encode import encode_corpus
     from jaxret.runs.run import open_run
 
@@ -45,7 +47,9 @@ def main() -> None:
         _CHECKPOINT.value,
         passage_length=_PASSAGE_LENGTH.value,
         tokens_per_batch=_TOKENS_PER_BATCH.value,
+        attention=_ATTENTION.value,
     )
+    print(told(run.config.encoder.attention))
     result = encode_corpus(
         run,
         _CORPUS.value,

@@ -24,6 +24,7 @@ _MEASURES = flags.DEFINE_list(
 _PLATFORM = flags.DEFINE_string(
     "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
 )
+_ATTENTION = flags.DEFINE_string("attention", None, "plain, flash (TPU) or cudnn (GPU); default: as in training")
 _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     if _QUERY.value is not None:
         check_question(_QUERY.value)
     require_platform(_PLATFORM.value, "--platform")
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value)
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _QUERY.value is not None:
         answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value)
     else:

@@ -37,6 +37,10 @@ def get_config() -> ConfigDict:
     # What the backward pass computes again instead of keeping it: none, cheap (activations, attention weights, norms;
     # about half of the memory for 1 % more arithmetic) or layer (all of a layer; a third more).
     c.encoder.recompute = "cheap"
+    # By what attention is computed where a text attends to itself: plain, or a kernel that keeps no weights in memory:
+    # flash on TPUs, cudnn on NVIDIA GPUs (encoder.dtype bfloat16, no attention_dropout). BERT's kin only. No fallback.
+    c.encoder.attention = "plain"
+    c.encoder.attention_dropout = -1.0  # of attention weights; -1: what the checkpoint says
 
     # How hidden states become vectors: the family. It reads `token` and the keys of its own group, no others.
     c.head = ConfigDict()

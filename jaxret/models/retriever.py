@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
+from jaxret.models.encoders.fused import PLATFORMS
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
@@ -96,6 +97,11 @@ class Retriever:
         """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
         return Retriever(self.module.clone(pooled=False))
 
+    @property
+    def _plain(self) -> RetrieverModule:
+        """With plain attention: XLA can split it over devices by itself, and its shapes are known everywhere."""
+        return self.module.clone(compute=replace(self.module.compute, attention="plain"))
+
     def reading(self, read: Reader) -> Retriever:
         """The same retriever for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
         return Retriever(self.module.clone(compute=replace(self.module.compute, read=read)))
@@ -142,13 +148,13 @@ class Retriever:
 
     def hidden_states(self, params: Params, tokens: Tokens, side: Side) -> HiddenStates:
         """Every hidden state of the side's encoder [L+1,B,T,H]; for looking into a model, not for retrieval."""
-        return self.module.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
+        return self._plain.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
         """Random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         keys = {"params": key, "dropout": key}
-        return self.module.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
+        return self._plain.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
 
 
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
@@ -161,11 +167,15 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
                 f"encoder.layers is {config.encoder.layers}; the encoder in {directory} has {shapes.num_layers}"
             )
         shapes = replace(shapes, num_layers=config.encoder.layers)
-    options = {
+    options: dict[str, Any] = {
         "mlm_head": "mlm_head" in make_head(config, shapes).needs(),
         "normalize_intermediate": config.encoder.normalize_intermediate,
     }
     there = {field.name for field in fields(shapes)}
+    if (rate := config.encoder.attention_dropout) >= 0:
+        if "attention_dropout" not in there:
+            raise ValueError(f"encoder.attention_dropout is {rate}; {directory} has one dropout for everything: use -1")
+        options["attention_dropout"] = rate
     return replace(shapes, **{name: value for name, value in options.items() if name in there})
 
 
@@ -185,9 +195,14 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
     dtype = choose(DTYPES, "encoder.dtype", config.encoder.dtype)
     choose(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
+    choose(PLATFORMS, "encoder.attention", config.encoder.attention)
+    if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):
+        raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
+    if config.encoder.attention == "cudnn" and dtype == jnp.float32:
+        raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
     module = RetrieverModule(
         config=shapes,
-        compute=Compute(dtype, config.encoder.recompute),
+        compute=Compute(dtype, config.encoder.recompute, attention=config.encoder.attention),
         tied=config.encoder.tied,
         head=head,
         pooling=pooling,

@@ -233,7 +233,20 @@ def product_flops(module: Module) -> int:
     for times, computation, instruction in module.instructions():
         if times and instruction.opcode in PRODUCTS:
             total += times * _product(module.computations[computation], instruction)
+        elif times and instruction.opcode == "custom-call":
+            total += times * _kernel(instruction)
     return total
+
+
+def _kernel(call: Instruction) -> int:
+    """FLOPs of a kernel that XLA does not look into: a kernel of Pallas says them, cuDNN's attention the shape of its
+    scores. Its backward pass counts as the four products of plain attention's."""
+    if "__cudnn$fmha" not in call.rest:
+        return int(_attribute(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', call.rest) or 0)
+    scores = _attribute(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', call.rest)
+    (_, result), *_ = arrays(call.shape)
+    products = 4 if "Backward" in _attribute(r'custom_call_target="([^"]*)"', call.rest) else 2
+    return products * 2 * math.prod(int(n) for n in re.findall(r"\d+", scores)) * result[-1]
 
 
 def _product(computation: dict[str, Instruction], product: Instruction) -> int:

@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxret.distributed import make_mesh
+from jaxret.models.encoders.fused import require_kernel
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, changed
 from jaxret.plan.chips import Topology, parse_topology
@@ -54,7 +55,10 @@ class Plan:
         """The plan for these chips. Raises ValueError for a config that could not be trained on them, CompileError if
         the compiler gives no program."""
         head = {"verb": self.verb, "config": self.name, "encoder": self.encoder[1], "topology": str(topology or "")}
+        head["attention"] = self.config.encoder.attention
         notes = []
+        if self.verb != "search" and topology:
+            require_kernel(self.config.encoder.attention, topology.chip.platform)
         if self.verb == "train":
             self._check(self.config, topology)  # what is wrong is told before anything is read or compiled
             notes += [self.data.note] if self.data.note else []
@@ -79,12 +83,15 @@ class Plan:
         return compile_for(chips, programs.job(self.verb, config, self.directory, shapes, self.k))
 
     def _values(self, topology: Topology | None, compiled: Compiled | None) -> Values:
+        config = self.config
+        if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
+            config = changed(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
-            return plan_encoding(self.config, self.directory, self.passages, topology, compiled)
+            return plan_encoding(config, self.directory, self.passages, topology, compiled)
         if self.verb == "search":
             sizes = self.passages, self.queries, self.k
-            return plan_searching(self.config, self.directory, *sizes, topology, compiled)
-        values = plan_training(self.config, self.directory, self.data.shapes, topology, compiled)
+            return plan_searching(config, self.directory, *sizes, topology, compiled)
+        values = plan_training(config, self.directory, self.data.shapes, topology, compiled)
         values["data"] = self.data.values()
         if topology and self.data.steps is not None:
             values |= {"utilization": self.utilization, "hours": self._hours(values, topology, self.data.steps)}

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from jaxret.models.encoders.fused import told
 from jaxret.plan.chips import GIB, GPU_FRACTION, Topology
 from jaxret.plan.flops import PARTS, PHASES
 
@@ -35,6 +36,7 @@ def gib(value: int | float) -> str:
 def report(values: Values, topology: Topology | None) -> str:
     """All that is known, a few lines for each question."""
     lines = [headline(values, topology), f"encoder: {values['encoder']}", f"batch: {batch(values)}"]
+    lines += [told(values["attention"])] if values["verb"] != "search" else []
     for part in (_parameters, _flops, _memory, _collectives, _time, _run, _storage):
         found = list(part(values, topology))
         if found:

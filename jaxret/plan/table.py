@@ -35,17 +35,27 @@ COMMON = {"tokens.query_length": 32, "encoder.dtype": "bfloat16"}
 ALL = {"encoder.recompute": "none"}
 CHEAP = {"encoder.recompute": "cheap"}
 SPLIT = {**CHEAP, "mesh.fsdp": 4}
+FLASH = {"encoder.attention": "flash"}
+CUDNN = {"encoder.attention_dropout": 0.0, "encoder.attention": "cudnn"}
+LONG = {"tokens.passage_length": 512}
 TRAVEL = ("all-gather", "all-reduce", "reduce-scatter")  # weights are gathered, gradients added up and scattered
 ROWS = (
-    Row("v5e:4x4", ALL, 6.9, 875),
-    Row("v5e:4x4", {**ALL, "mesh.reduce_dtype": "bfloat16"}, 6.9, 445),
-    Row("v5e:4x4", {**ALL, "mesh.fsdp": 4}, 4.8, 1_050, TRAVEL),
-    Row("v5e:4x4", CHEAP, 4.4, 875),
-    Row("v5e:4x4", {**CHEAP, "train.chunk_size": 16}, 4.4, 881),
-    Row("v5e:4x4", SPLIT, 2.1, 1_360, TRAVEL),
+    Row("v5e:4x4", ALL, 6.6, 875),
+    Row("v5e:4x4", {**ALL, **FLASH}, 5.7, 875),
+    Row("v5e:4x4", {**ALL, **LONG}, 11.8, 875),
+    Row("v5e:4x4", {**ALL, **LONG, **FLASH}, 8.0, 875),
+    Row("v5e:4x4", {**ALL, "mesh.reduce_dtype": "bfloat16"}, 6.6, 445),
+    Row("v5e:4x4", {**ALL, "mesh.fsdp": 4}, 4.6, 1_050, TRAVEL),
+    Row("v5e:4x4", CHEAP, 4.3, 875),
+    Row("v5e:4x4", {**CHEAP, **LONG}, 5.5, 875),
+    Row("v5e:4x4", {**CHEAP, **LONG, **FLASH}, 5.0, 875),
+    Row("v5e:4x4", {**CHEAP, "train.chunk_size": 16}, 4.3, 881),
+    Row("v5e:4x4", SPLIT, 2.0, 1_360, TRAVEL),
     Row("v5e:2x2", CHEAP, 7.6, 875),
-    Row("v5e:1x1", {**CHEAP, "train.chunk_size": 8}, 4.8, 0, ()),
+    Row("v5e:1x1", {**CHEAP, "train.chunk_size": 8}, 4.5, 0, ()),
     Row("h100:1", CHEAP, 22, 0, ()),
+    Row("h100:8", {**ALL, **LONG, "encoder.attention_dropout": 0.0}, 99, 875),
+    Row("h100:8", {**ALL, **LONG, **CUDNN}, 99, 875),
     Row("v5e:4x4", {}, 0.9, 1, (), "encode"),
     Row("v5e:1x1", {}, 1.0, 0, (), "search"),
 )

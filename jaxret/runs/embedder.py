@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from jaxret.distributed import Program, by_row, place_rows, replicated, shardings
+from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
 from jaxret.types import Ragged, Tokens
@@ -89,19 +90,23 @@ class Embedder:
         return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
     def program(self, side: Side) -> Program:
-        """The program that encodes a batch, compiled once per shape."""
+        """The program that encodes a batch, compiled once per shape; each device has texts of its own."""
         key = self.retriever, self.mesh, side
         if key not in self.compiled:
             retriever = self.retriever
+            read = Reader(retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1)
 
             def encode(params: Any, tokens: Tokens) -> jax.Array:
-                found = retriever.encode(params, tokens, side)
+                found = retriever.reading(read).encode(read.entry(params), tokens, side)
                 # A short text may lack some of its V vectors; the first one again changes no maximum.
                 return jnp.where(found.mask[..., None], found.vectors, found.vectors[:, :1])
 
+            places = shardings(self.mesh, self.params)
+            specs = jax.tree.map(lambda place: place.spec, places)
+            own = jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
             self.compiled[key] = Program(
-                encode,
-                in_shardings=(shardings(self.mesh, self.params), by_row(self.mesh)),
+                own,
+                in_shardings=(places, by_row(self.mesh)),
                 out_shardings=replicated(self.mesh),
             )
         return self.compiled[key]

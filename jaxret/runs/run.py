@@ -23,6 +23,7 @@ from jaxret.checkpoint import CheckpointError, Checkpoints, digest
 from jaxret.contract import ContractError
 from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.distributed import make_mesh, shardings
+from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract, require_same, understood
@@ -141,15 +142,19 @@ def open_run(
     query_length: int | None = None,
     passage_length: int | None = None,
     tokens_per_batch: int | None = None,
+    attention: str | None = None,
 ) -> Run:
-    """Opens a run at its `best` or `last` checkpoint, or at the step given. Lengths and batches may be others than in
-    training.
+    """Opens a run at its `best` or `last` checkpoint, or at the step given. Lengths, batches and what computes
+    attention may be others than in training.
 
     Raises FileNotFoundError if the folder is no run, CheckpointError if it has no such checkpoint, ContractError if its
-    files were changed since training, ValueError for a length that the encoder cannot have.
+    files were changed since training, ValueError for a length that the encoder cannot have, and for an attention that
+    does not run here.
     """
     folder = Workdir(workdir)
     config = stored_config(folder)
+    if attention is not None:
+        config.encoder.attention = attention
     try:
         retriever = build_retriever(config, encoder_config(config, folder.encoder))
         tokenizer = load_tokenizer(config, folder.encoder, retriever)
@@ -168,6 +173,7 @@ def open_run(
             raise ValueError(f"tokens_per_batch is {tokens_per_batch}; it must be at least 1")
         config.encode.tokens_per_batch = tokens_per_batch
     devices = jax.local_devices()
+    require_kernel(config.encoder.attention, devices[0].platform)
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
     abstract = jax.eval_shape(retriever.init, jax.random.key(0))
     placed = jax.tree.map(

@@ -11,6 +11,8 @@ from jaxret.models.heads import HEADS
 # Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
     "data.store": "",
+    "encoder.attention": "plain",
+    "encoder.attention_dropout": -1.0,
     "encoder.recompute": "none",
     "mesh.initialization_timeout": 300,
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked

@@ -16,6 +16,7 @@ from jaxret.contract import ContractError, require_equal
 from jaxret.data.batches import TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, require_platform
+from jaxret.models.encoders.fused import require_kernel, told
 from jaxret.models.encoders.pretrained import resolve
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract
@@ -82,7 +83,9 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
     changes = require_same_run(workdir, config) if begun else {}
     retriever = build_retriever(config, encoder_config(config, encoder))
     check_model(config, retriever)
+    require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    say(told(config.encoder.attention))
     for option in reference_options(config, retriever):
         say(f"as a published implementation does it, not its paper: {option}")
     if (

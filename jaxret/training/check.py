@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.contract import flatten
+from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import DTYPES, Retriever
@@ -62,6 +63,10 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
+    if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
+        raise ValueError(
+            f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for what the checkpoint says"
+        )
     if config.optimizer.learning_rate <= 0:
         raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
     if config.encode.dtype not in VECTOR_DTYPES:
@@ -101,6 +106,7 @@ def check_model(config: ConfigDict, retriever: Retriever) -> None:
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     check_lengths(config, retriever)
+    require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
     loss_settings(config, retriever)
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
     jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something

@@ -11,8 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.retriever import Retriever, with_pretrained
-from tests.tiny import BERT, DUAL_ENCODER, MLR, SCALAR_MIX, SELF_CONTRASTIVE, make_params, make_retriever, make_tokens
+from tests.tiny import (
+    BERT,
+    DUAL_ENCODER,
+    MLR,
+    MODERNBERT,
+    SCALAR_MIX,
+    SELF_CONTRASTIVE,
+    T5,
+    make_params,
+    make_retriever,
+    make_tokens,
+)
 
 ROWS, LENGTH = 5, 7
 
@@ -137,6 +149,8 @@ def test_bfloat16_gives_float32_that_is_near() -> None:
         ({"head.name": "colbert"}, r"head.name is 'colbert'; it must be one of last_layer, layers"),
         ({"pooling": "max"}, r"pooling is 'max'; it must be one of none, average, scalar_mix, self_contrastive"),
         ({"encoder.dtype": "float16"}, r"encoder.dtype is 'float16'; it must be one of float32, bfloat16"),
+        ({"encoder.attention": "fused"}, r"encoder.attention is 'fused'; it must be one of plain, cudnn, flash"),
+        ({"encoder.attention": "cudnn"}, r"encoder.attention is 'cudnn', which multiplies bfloat16"),
         ({"pooling": "average"}, r"pooling is 'average', but head 'last_layer' gives one vector: use 'none'"),
         (MLR | {"head.layers.chosen": (2,), "pooling": "scalar_mix"}, r"head 'layers' gives one vector"),
         (MLR | {"head.layers.chosen": (0, 1)}, r"the last one, 2, must be among them"),
@@ -146,6 +160,24 @@ def test_bfloat16_gives_float32_that_is_near() -> None:
 def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_retriever(overrides)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [(T5, "T5 adds a bias of positions to its scores"), (MODERNBERT, "ModernBERT's layers see through windows of th")],
+)
+def test_what_a_kernel_cannot_do_is_refused(encoder: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"encoder.attention is 'flash', but {message}"):
+        make_retriever({"encoder.attention": "flash", "head.token": "mean"}, encoder)
+
+
+def test_a_kernel_runs_where_it_runs() -> None:
+    for attention, platform in (("flash", "tpu"), ("cudnn", "gpu"), ("cudnn", "cuda"), ("plain", "cpu")):
+        require_kernel(attention, platform)
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+        require_kernel("flash", "cpu")
+    with pytest.raises(ValueError, match=r"encoder.attention is 'cudnn', which runs on a GPU, and here is a TPU"):
+        require_kernel("cudnn", "tpu")
 
 
 def shapes_in(jaxpr: Any) -> set[tuple[int, ...]]:

@@ -83,6 +83,7 @@ def values(fits: bool | None) -> dict[str, Any]:
         "verb": "train",
         "config": "c.py",
         "encoder": "e",
+        "attention": "plain",
         "batch": {"queries": 1, "query_length": 2, "documents": 3, "passage_length": 4},
         "flops": [{"part": "queries", "phase": "forward", "precision": "bfloat16", "flops": 1234567}],
         "flops_total": 1234567,

@@ -34,6 +34,31 @@ def test_products_are_those_of_the_mathematics() -> None:
     assert hlo.product_flops(hlo.parse(PROGRAM)) == LAYERS * 3 * layer + 2 * loss  # the value of the loss is not asked
 
 
+@pytest.mark.parametrize(
+    ("call", "flops"),
+    [
+        (
+            'bf16[4,256,768]{2,1,0} custom-call(%p), custom_call_target="tpu_custom_call", backend_config='
+            '{"custom_call_config": {"cost_estimate": {"transcendentals": "0", "flops": "123"}}}',
+            123,
+        ),
+        (
+            '(bf16[4,12,256,64]{3,1,2,0}, u8[0]{0}) custom-call(%p), custom_call_target="__cudnn$fmhaSoftmax", '
+            'backend_config={"cudnn_fmha_backend_config": {"algorithm": {"tuning_knobs": {"17": "1"}}, '
+            '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["4", "12", "256", "128"]}}}',
+            2 * 2 * 4 * 12 * 256 * 128 * 64,
+        ),
+        ('f32[4]{0} custom-call(%p), custom_call_target="AllocateBuffer"', 0),
+    ],
+)
+def test_a_kernel_says_how_much_it_computes(call: str, flops: int) -> None:
+    text = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  ROOT %r = {call}\n}}\n"
+    assert hlo.product_flops(hlo.parse(text)) == flops
+    if "Softmax" in call:
+        backward = text.replace("fmhaSoftmax", "fmhaSoftmaxBackward")
+        assert hlo.product_flops(hlo.parse(backward)) == 2 * flops
+
+
 def test_memory_goes_by_the_names_of_arguments_and_adds_up() -> None:
     found = memory(BUFFERS, hlo.parse(PROGRAM))
     weights = LAYERS * SIZE * SIZE * 4

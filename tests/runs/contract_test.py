@@ -75,6 +75,7 @@ def test_it_names_files_ids_and_the_whole_encoder(encoder: Path) -> None:
         (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.lexical_dim": 10}, False),
         (AGGRETRIEVER, AGGRETRIEVER | {"head.lexical.chunk": 4}, True),  # memory
         (MLR, MLR | {"encoder.recompute": "cheap"}, True),
+        (MLR, MLR | {"encoder.attention": "flash"}, True),
         (MLR, MLR | {"head.all_tokens.projection": 4, "head.implicit.mask_id": 9}, True),  # of other families
         (COLBERT, COLBERT | {"head.all_tokens.projection": 4}, False),
         (I3, I3 | {"head.implicit.mask_id": 9}, False),

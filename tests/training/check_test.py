@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -39,6 +40,11 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
         ({"data.store": __file__}, r"data.store is .*check_test.py, which is a file; give a folder"),
         ({"train.epochs": -1.0}, r"train.epochs is -1.0"),
         ({"optimizer.learning_rate": 0.0}, r"optimizer.learning_rate is 0.0"),
+        (
+            {"encoder.attention_dropout": -0.5},
+            r"encoder.attention_dropout is -0.5; it must be from 0 to below 1",
+        ),
+        ({"encoder.attention_dropout": 1.0}, r"encoder.attention_dropout is 1.0; it must be from 0 to below 1, or -1"),
         ({"encode.dtype": "bfloat16"}, r"encode.dtype is 'bfloat16'; it must be one of float32, float16"),
         ({"encode.shard_rows": 0}, r"encode.shard_rows is 0"),
         ({"encode.tokens_per_batch": -1}, r"encode.tokens_per_batch is -1"),
@@ -89,6 +95,13 @@ def test_pseudo_queries_that_nobody_reads() -> None:
     with pytest.raises(ValueError, match=r"data.pseudo_queries is set, but head 'last_layer' reads no pseudo-queries"):
         check_model(make_config(overrides), make_retriever(overrides))
     check_model(make_config(I3 | SHORT), make_retriever(I3))
+
+
+def test_cudnn_needs_the_dropout_of_weights_to_be_off() -> None:
+    overrides = SHORT | {"encoder.attention": "cudnn", "encoder.dtype": "bfloat16"}
+    with pytest.raises(ValueError, match=r"the encoder's rate is 0.1 .*: set encoder.attention_dropout=0"):
+        check_model(make_config(overrides), make_retriever(overrides))
+    check_model(make_config(overrides), make_retriever(overrides, replace(BERT, attention_dropout=0.0)))
 
 
 SHORT = {"tokens.query_length": 8, "tokens.passage_length": 12}

@@ -412,6 +412,12 @@ def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:
     for length in (2, 41):
         with pytest.raises(ValueError, match=rf"passage_length is {length}; it must be 3 to 40"):
             open_run(tmp_path / "run", passage_length=length)
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+        open_run(tmp_path / "run", attention="flash")
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+        train(tiny_config(root / "encoder", "", train__steps=0, encoder__attention="flash"), tmp_path / "other")
+    config = tiny_config(root / "encoder", "", train__steps=0, data__dev="", encoder__attention_dropout=0.0)
+    assert prepare(config, Workdir(tmp_path / "third"), progress=False).retriever.module.config.attention_dropout == 0
 
 
 @pytest.mark.parametrize("name", ["encoder/config.json", "config.json", "data.json", "contract.json"])

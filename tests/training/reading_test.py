@@ -18,6 +18,7 @@ from jaxret.models.encoders import bert
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.stack import Stack
+from jaxret.runs.embedder import Embedder
 from jaxret.types import Batch, Tokens
 from tests import tiny
 
@@ -100,6 +101,18 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     assert {k: v for k, v in again.items() if k[0] != "all_gather"} == {
         k: v for k, v in plain.items() if k[0] != "all_gather"
     }
+
+
+def test_encoding_gathers_weights_and_nothing_else() -> None:
+    """Each device has texts of its own here too."""
+    mesh, retriever = make_mesh(4), tiny.make_retriever({"encoder.tied": True})
+    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    places = jax.tree.leaves(shardings(mesh, params))
+    embedder = Embedder(retriever, params, mesh, 0, {"passage": 6}, 64)
+    traced = embedder.program("passage").trace(params, tiny.make_tokens(8, 6))
+    split = sum(4 * x.size for x, place in zip(jax.tree.leaves(params), places, strict=True) if place.spec)
+    assert split > 0
+    assert collectives(traced.jaxpr.jaxpr) == {("all_gather", "float32"): split}
 
 
 def test_a_stack_of_layers_has_a_name_by_which_it_is_known() -> None:

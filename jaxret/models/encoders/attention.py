@@ -4,15 +4,16 @@ place of the first token."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int, Shaped
 
-from jaxret.models.encoders.layers import Compute, product
+from jaxret.models.encoders.fused import fused
+from jaxret.models.encoders.layers import MASKED, Compute, Drop, product
 
-MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
 ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # BERT means the erf form; Flax's default is tanh
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
@@ -30,18 +31,32 @@ def attend(
     key: Float[jax.Array, "B T heads width"],
     value: Float[jax.Array, "B T heads width"],
     mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
-    drop: Callable[[jax.Array], jax.Array],
+    drop: Drop | Callable[[jax.Array], jax.Array],
     bias: Float[jax.Array, "heads Q T"] | None = None,
+    compute: Compute = Compute(),
 ) -> Float[jax.Array, "B Q W"]:
     """softmax(query·key + bias) over the keys that `mask` has (for all queries, or for each), in float32; `drop` is the
-    weights' dropout; heads are concatenated. A scale, where there is one, is the caller's: T5 has none."""
+    weights' dropout; heads are concatenated. A scale, where there is one, is the caller's: T5 has none.
+
+    Where a text attends to itself, by the kernel that `compute` names, if it names one. Raises ValueError for a mask
+    or a bias that kernels do not have.
+    """
+    if compute.attention != "plain" and query.shape[1] == key.shape[1]:
+        if mask.ndim == 3 or bias is not None or not isinstance(drop, Drop):
+            raise ValueError(f"encoder.attention={compute.attention!r} has no mask for each query, and no bias")
+        mixed = fused(query, key, value, mask, drop, compute)
+    else:
+        mixed = _plain(query, key, value, mask, drop, bias)
+    return checkpoint_name(mixed, "mixed").reshape(*mixed.shape[:2], -1)
+
+
+def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) -> Float[jax.Array, "B Q heads width"]:
     dtype = query.dtype
     scores = product("bqhw,bkhw->bhqk", query, key, dtype, jnp.float32)
     scores = scores if bias is None else scores + bias
     seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
-    mixed = checkpoint_name(product("bhqk,bkhw->bqhw", drop(weights), value, dtype, dtype), "mixed")
-    return mixed.reshape(*mixed.shape[:2], -1)
+    return product("bhqk,bkhw->bqhw", drop(weights), value, dtype, dtype)
 
 
 def rotate(

@@ -150,7 +150,7 @@ class Attention(nn.Module):
 
         query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
         drop = dropout(c.attention_dropout, rows)
-        mixed = attend(query, heads("key", states), heads("value", states), mask, drop)
+        mixed = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
         return dense(c.hidden_size, c, self.compute, "output")(mixed)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -15,6 +14,8 @@ from jaxtyping import Float, Int
 
 from jaxret.distributed import Reader
 from jaxret.types import Tokens
+
+MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
 
 # What the backward pass computes again -> the names that are kept instead; None: all is kept.
 RECOMPUTE: dict[str, tuple[str, ...] | None] = {
@@ -30,12 +31,15 @@ class Compute:
 
     dtype: of the operands of products, and of what lies between them; parameters, sums, norms and the stream of hidden
     states are float32. recompute: what the backward pass computes again, of RECOMPUTE. read: how the parameters of a
-    layer are read where devices hold parts of them (`jax.shard_map`); None: as they are.
+    layer are read where devices hold parts of them (`jax.shard_map`); None: as they are. attention: by what it is
+    computed, of `fused.PLATFORMS`. interpret: kernels are run by XLA, so that tests can run them on a CPU.
     """
 
     dtype: Any = jnp.float32
     recompute: str = "none"
     read: Reader | None = None
+    attention: str = "plain"
+    interpret: bool = False
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
@@ -119,12 +123,34 @@ class Dropout(nn.Module):
     def __call__(self, x: Float[jax.Array, "B ..."], rows: Rows) -> Float[jax.Array, "B ..."]:
         if rows is None or not self.rate:
             return x
-        key, keep = self.make_rng("dropout"), 1 - self.rate
-        kept = jax.vmap(lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), keep, x.shape[1:]))(rows)
+        keep = 1 - self.rate
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(self.keys(rows))
         return jnp.where(kept, x / keep, 0)
 
+    def keys(self, rows: Int[jax.Array, " B"]) -> jax.Array:
+        """A key for each text, other ones at every call."""
+        key = self.make_rng("dropout")
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
-def dropout(rate: float, rows: Rows) -> Callable[[jax.Array], jax.Array]:
+
+class Drop(NamedTuple):
     """`Dropout` of the texts of these rows; masks differ from call to call."""
-    module: Any = Dropout(rate)
-    return lambda x: module(x, rows)
+
+    module: Any
+    rows: Any
+
+    def __call__(self, x: Float[jax.Array, "B ..."]) -> Float[jax.Array, "B ..."]:
+        return self.module(x, self.rows)
+
+    @property
+    def rate(self) -> float:
+        return 0.0 if self.rows is None else self.module.rate
+
+    def keys(self) -> jax.Array:
+        """Of the masks of a call, one for each text."""
+        return self.module.keys(self.rows)
+
+
+def dropout(rate: float, rows: Rows) -> Drop:
+    """Makes a module: to be called where those are made."""
+    return Drop(Dropout(rate), rows)

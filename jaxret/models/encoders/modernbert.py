@@ -35,7 +35,10 @@ from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
-LACKS = {"positioned_masks": "ModernBERT's embeddings hold no positions, so its [MASK]s are all alike"}
+LACKS = {
+    "fused_attention": "ModernBERT's layers see through windows of their own",
+    "positioned_masks": "ModernBERT's embeddings hold no positions, so its [MASK]s are all alike",
+}
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class Attention(nn.Module):
         thirds = jnp.split(linear(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
         query = rotate(query[:, :asked], positions[:asked], rates) * (c.hidden_size // c.num_heads) ** -0.5
-        mixed = attend(query, rotate(key, positions, rates), value, mask, drop)
+        mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
         return drop(linear(c.hidden_size, c, self.compute, "output", c.num_layers)(mixed))
 
 

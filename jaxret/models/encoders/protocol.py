@@ -15,8 +15,9 @@ from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
 from jaxret.types import HiddenStates, Tokens
 
-# What a head may ask of an encoder, by name. An encoder that cannot says why (`EncoderConfig.lacks`).
+# What a head, or the config, may ask of an encoder, by name. An encoder that cannot says why (`EncoderConfig.lacks`).
 ABILITIES = (
+    "fused_attention",  # scores are products alone, and all that a token may not see is padding
     "cls",  # the first token is [CLS], whose state stands for the text
     "leading",  # `leading` may take the place of the first token
     "mlm_head",  # a pre-trained head of masked language modelling may come along

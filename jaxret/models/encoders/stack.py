@@ -50,17 +50,18 @@ class Stack(nn.Module):
         # loop may then end before the last layer, and neither the stack nor its gradient is ever copied to be cut.
         stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
 
-        def compute(hidden: jax.Array, row: Tree, each: Tree, **asked: int) -> tuple[jax.Array, Tree]:
+        def compute(hidden: jax.Array, row: Tree, each: Tree, first: int | None) -> tuple[jax.Array, Tree]:
             index, own, rngs = each
             params = _read(stack, row, index)
             if self.compute.read is not None:
                 params = self.compute.read.layer(params)
-            return self._apply(params, rngs, hidden, own, shared, **asked)
+            return self._apply(params, rngs, hidden, own, shared, first)
 
-        def layer(carry: Tree, each: Tree, in_loop: bool = True, **asked: int) -> tuple[Tree, Tree]:
+        def layer(carry: Tree, each: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
             row, gradient = _row(gradient, each[0])
-            hidden, kept = self._recomputed(partial(compute, **asked), in_loop)(hidden, row, each)
+            computed = self._recomputed(partial(compute, first=first), in_loop=first is None)
+            hidden, kept = computed(hidden, row, each)
             return (hidden, gradient), kept
 
         each = jnp.arange(self.length), own, self._keys("dropout")
@@ -70,7 +71,7 @@ class Stack(nn.Module):
             carry, kept = jax.lax.scan(layer, carry, jax.tree.map(lambda x: x[:looped], each))
         if first is None:
             return carry[0], jax.tree.map(lambda x: x[:-1], kept)
-        (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], each), in_loop=False, first=first)
+        (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], each), first)
         return hidden, kept
 
     def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
@@ -82,8 +83,11 @@ class Stack(nn.Module):
         policy = jax.checkpoint_policies.save_only_these_names(*kept)
         return jax.checkpoint(function, prevent_cse=not in_loop, policy=policy)
 
-    def _apply(self, params: Tree, rngs: Tree, hidden: jax.Array, own: Tree, shared: Tree, **asked: int) -> Any:
+    def _apply(
+        self, params: Tree, rngs: Tree, hidden: jax.Array, own: Tree, shared: Tree, first: int | None
+    ) -> tuple[jax.Array, Tree]:
         arguments = shared if own is None else (own, *shared)
+        asked = {} if first is None else {"first": first}
         return self.layer(parent=None).apply({"params": params}, hidden, *arguments, rngs=rngs, **asked)
 
     def _keys(self, name: str) -> dict[str, jax.Array]:

@@ -27,6 +27,7 @@ from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
     "cls": "T5 has no [CLS]",
+    "fused_attention": "T5 adds a bias of positions to its scores",
     "leading": "T5 has no [CLS] whose place they could take, and no position 0",
     "mlm_head": "T5 has no head of masked language modelling",
     "positioned_masks": "T5 has no [MASK], and its embeddings hold no positions",
@@ -134,7 +135,7 @@ class T5Layer(nn.Module):
         normed = RMSNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
         key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
-        mixed = attend(query, key, value, mask, drop, position_bias)
+        mixed = attend(query, key, value, mask, drop, position_bias, self.compute)
         hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(mixed))
 
         normed = RMSNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)

@@ -1,0 +1,141 @@
+"""The kernel for TPUs, run by XLA on a CPU: the values and gradients of plain attention, and the same dropout."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.distributed import by_row, make_mesh, shardings
+from jaxret.models.encoders import flash
+from jaxret.models.encoders.attention import attend
+from jaxret.models.encoders.flash import block_rows, heads_at_a_time, threefry
+from jaxret.models.encoders.fused import fused
+from jaxret.models.encoders.layers import Compute, Drop, Dropout
+from tests import tiny
+
+HEADS, WIDTH = 4, 8
+FLASH = Compute(attention="flash", interpret=True)
+
+
+def dropped(rate: float, rows: int) -> Drop:
+    """A module's dropout with a key of its own."""
+    return Drop(Dropout(rate).bind({}, rngs={"dropout": jax.random.key(1)}), jnp.arange(rows))
+
+
+def value_and_gradients(compute: Compute, dtype: Any, length: int, mask: jax.Array, rate: float) -> Any:
+    """Of a weighted sum of what attention gives, and that itself."""
+    random = np.random.default_rng(0)
+    shape = len(mask), length, HEADS, WIDTH
+    inputs = tuple(jnp.asarray(2 * random.normal(size=shape), dtype) for _ in range(3))
+    weights = jnp.asarray(random.normal(size=(len(mask), length, HEADS * WIDTH)), jnp.float32)
+
+    def total(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mixed = attend(query, key, value, mask, dropped(rate, len(mask)), compute=compute)
+        return jnp.sum(mixed.astype(jnp.float32) * weights), mixed
+
+    gradients, mixed = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*inputs)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), (mixed, gradients))
+
+
+def lengths_mask(length: int, *lengths: int) -> jax.Array:
+    return jnp.arange(length) < jnp.array(lengths)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "rate", "tolerance"),
+    [
+        (jnp.float32, 20, 0.0, 1e-5),
+        (jnp.float32, 20, 0.3, 1e-5),
+        (jnp.bfloat16, 20, 0.3, 2**-7),
+        (jnp.float32, 70, 0.3, 1e-5),  # several blocks of queries, padded
+    ],
+)
+def test_flash_is_plain(
+    dtype: Any, length: int, rate: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, with padding, a text that is nothing but padding, and the weights that dropout takes."""
+    monkeypatch.setattr(flash, "BLOCK", 64)
+    mask = lengths_mask(length, length, 7, 1, 0)
+    found = value_and_gradients(FLASH, dtype, length, mask, rate)
+    expected = value_and_gradients(Compute(), dtype, length, mask, rate)
+    assert tiny.distance(found, expected) <= tolerance
+    for wrong, other in ((jnp.ones_like(mask), rate), (mask, rate + 0.1)):
+        control = value_and_gradients(FLASH, dtype, length, wrong, other)
+        assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
+
+
+def test_random_bits_are_those_of_jax() -> None:
+    keys = jax.random.split(jax.random.key(3), 5)
+    raw = jax.lax.bitcast_convert_type(jax.random.key_data(keys), jnp.int32)
+    drawn = jax.vmap(lambda key: jax.random.bits(key, (3, 7)))(keys)
+    place = jnp.arange(21, dtype=jnp.int32).reshape(3, 7)
+    found = jax.vmap(lambda key: threefry(key[0], key[1], place))(raw)
+    np.testing.assert_array_equal(jax.lax.bitcast_convert_type(found, jnp.uint32), drawn)
+
+
+def test_blocks() -> None:
+    assert [heads_at_a_time(*shape) for shape in ((12, 64), (12, 32), (16, 64), (8, 128), (6, 96), (2, 8))] == [
+        *(2, 4, 2, 1, 6, 2)
+    ]
+    assert [block_rows(n) for n in (5, 200, 256, 320, 512, 8192)] == [5, 200, 256, 160, 256, 256]
+
+
+def gradient(overrides: dict[str, Any], attention: str, devices: int, fsdp: int) -> tuple[float, Any]:
+    mesh = make_mesh(fsdp, jax.devices()[:devices])
+    encoder = dataclasses.replace(tiny.BERT, num_layers=3)
+    objective = tiny.make_objective(overrides, mesh, encoder)
+    module = objective.retriever.module
+    compute = dataclasses.replace(module.compute, attention=attention, interpret=True)
+    retriever = dataclasses.replace(objective.retriever, module=module.clone(compute=compute))
+    objective = dataclasses.replace(objective, retriever=retriever)
+    params = tiny.make_params(objective.retriever)
+    params = jax.device_put(params, shardings(mesh, params))
+    batch = jax.device_put(tiny.make_batch(8, pseudo_queries="pseudo" in str(overrides)), by_row(mesh))
+    loss = jax.value_and_grad(lambda p, b: objective(p, b, jax.random.key(3)).loss)
+    return jax.device_get(jax.jit(loss)(params, batch))
+
+
+@pytest.mark.parametrize(
+    ("family", "fsdp", "recompute"),
+    [
+        (tiny.DUAL_ENCODER, 4, "cheap"),
+        pytest.param(tiny.MVR, 1, "none", marks=pytest.mark.exhaustive),
+        pytest.param(tiny.I3, 1, "layer", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_step_on_eight_devices(
+    family: dict[str, Any], fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout and all, inside the scan, its recomputation and the shard_map: what plain attention gives there. Types of
+    what varies over devices are not checked, for which JAX's interpreter of kernels is not made; without them
+    gradients are not those of one device. Where kernels are compiled they are checked (tests/plan)."""
+    one, _ = gradient(family, "plain", 1, 1)
+    monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
+    overrides = family | {"encoder.recompute": recompute}
+    value, expected = gradient(overrides, "plain", 8, fsdp)
+    found_value, found = gradient(overrides, "flash", 8, fsdp)
+    assert abs(found_value - one) <= 2e-6 * max(abs(one), 1)
+    assert abs(found_value - value) <= 2e-6 * max(abs(value), 1)
+    assert tiny.relative_error(found, expected) <= 2e-6
+    other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", 8, fsdp)
+    assert abs(other - value) > 1e-5, "control: other rounding, another loss"
+
+
+def test_cudnn_drops_no_weights() -> None:
+    query = jnp.zeros((2, 4, 2, 8), jnp.bfloat16)
+    drop = Drop(Dropout(0.1), jnp.arange(2))
+    with pytest.raises(ValueError, match=r"'cudnn', which has no dropout of attention weights, and the"):
+        fused(query, query, query, jnp.ones((2, 4), bool), drop, Compute(jnp.bfloat16, attention="cudnn"))
+
+
+def test_kernels_have_no_mask_for_each_query_and_no_bias() -> None:
+    query, mask, drop = jnp.zeros((1, 4, 2, 8)), jnp.ones((1, 4, 4), bool), Drop(Dropout(0.1), None)
+    for of, bias in ((mask, None), (mask[:, 0], jnp.zeros((2, 4, 4)))):
+        with pytest.raises(ValueError, match=r"encoder\.attention='flash' has no mask for each query, and no bias"):
+            attend(query, query, query, of, drop, bias, FLASH)

@@ -1,0 +1,75 @@
+"""Kernels of attention, compiled for chips that are not there: to machine code, with the memory they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxret.plan.chips import parse_topology
+from jaxret.plan.compiled import ENVIRONMENT, missing
+from tests.pipeline import REPOSITORY, environment
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jaxret.models.encoders.attention import attend
+from jaxret.models.encoders.layers import Compute, Drop, Dropout
+from jaxret.plan.chips import parse_topology
+
+name, attention, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+description = parse_topology(name).description()
+if "chips_per_host_bounds" in description:
+    description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
+place = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(**description).devices[0])
+
+def temporaries(attention, length, heads, width, dtype, rate):
+    def loss(query, key, value, mask, random):
+        drop = Drop(Dropout(rate).bind({}, rngs={"dropout": jax.random.wrap_key_data(random)}), jnp.arange(len(query)))
+        compute = Compute(jnp.dtype(dtype), attention=attention)
+        return jnp.sum(attend(query, key, value, mask, drop, compute=compute).astype(jnp.float32) ** 2)
+
+    def array(*shape, dtype=dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    heads_of = array(16, length, heads, width)
+    arguments = heads_of, heads_of, heads_of, array(16, length, dtype="bool"), array(2, dtype="uint32")
+    compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arguments).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+print(json.dumps([[temporaries(kind, *case) for kind in ("plain", attention)] for case in cases]))
+"""
+SHAPES = [(512, 12, 64, "bfloat16", 0.1), (256, 12, 32, "bfloat16", 0.0), (40, 16, 64, "float32", 0.1)]
+
+
+def temporaries(chips: str, attention: str, cases: list[tuple[int, int, int, str, float]]) -> list[list[int]]:
+    """Of plain attention and of the kernel, in bytes, for each case (length, heads, width, type, dropout)."""
+    if problem := missing(parse_topology(chips)):
+        pytest.skip(problem)
+    arguments = [sys.executable, "-c", PROGRAM, chips, attention, json.dumps(cases)]
+    variables = {**environment(), **ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+    done = subprocess.run(arguments, cwd=REPOSITORY, env=variables, capture_output=True, text=True)
+    if "cuDNN not found" in done.stderr:
+        pytest.skip("cuDNN is not installed: pip install -r requirements-plan.txt, in an environment of its own")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chips", ["v4:1x1x1", "v5e:1x1", "v5p:1x1x1", "v6e:1x1"])
+def test_flash_compiles_and_keeps_no_weights(chips: str) -> None:
+    (plain, kernel), *_ = temporaries(chips, "flash", SHAPES if chips == "v5e:1x1" else SHAPES[:1])
+    assert plain > 100 * 2**20
+    assert kernel < 2**20
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chips", ["h100:1", "h200:1"])
+def test_cudnn_compiles_and_keeps_no_weights(chips: str) -> None:
+    ((plain, kernel),) = temporaries(chips, "cudnn", [(512, 12, 64, "bfloat16", 0.0)])
+    assert plain > 100 * 2**20
+    assert kernel < 40 * 2**20, "what XLA and cuDNN need to work"
