@@ -417,7 +417,8 @@ def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
         train(tiny_config(root / "encoder", "", train__steps=0, encoder__attention="flash"), tmp_path / "other")
     config = tiny_config(root / "encoder", "", train__steps=0, data__dev="", encoder__attention_dropout=0.0)
-    assert prepare(config, Workdir(tmp_path / "third"), progress=False).retriever.module.config.attention_dropout == 0
+    shapes: Any = prepare(config, Workdir(tmp_path / "third"), progress=False).retriever.module.config
+    assert shapes.attention_dropout == 0
 
 
 @pytest.mark.parametrize("name", ["encoder/config.json", "config.json", "data.json", "contract.json"])
