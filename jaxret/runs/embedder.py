@@ -98,8 +98,10 @@ class Embedder:
 
             def encode(params: Any, tokens: Tokens) -> jax.Array:
                 found = retriever.reading(read).encode(read.entry(params), tokens, side)
-                # A short text may lack some of its V vectors; the first one again changes no maximum.
-                return jnp.where(found.mask[..., None], found.vectors, found.vectors[:, :1])
+                # A short text may lack some of its V vectors; the first one again changes no maximum. It is taken by
+                # its number: of two expressions XLA makes two computations, whose last bits may differ.
+                there = jnp.where(found.mask, jnp.arange(found.mask.shape[1]), 0)
+                return jnp.take_along_axis(found.vectors, there[..., None], axis=1)
 
             places = shardings(self.mesh, self.params)
             specs = jax.tree.map(lambda place: place.spec, places)
