@@ -56,7 +56,7 @@ ROWS = (
     Row("h100:1", CHEAP, 22, 0, ()),
     Row("h100:8", {**CHEAP, **LONG, "encoder.attention_dropout": 0.0}, 8.3, 875),
     Row("h100:8", {**CHEAP, **LONG, **CUDNN}, 7.5, 875),
-    Row("v5e:4x4", {}, 0.9, 1, (), "encode"),
+    Row("v5e:4x4", {}, 1.0, 1, (), "encode"),
     Row("v5e:1x1", {}, 1.0, 0, (), "search"),
 )
 
