@@ -121,6 +121,7 @@ def start(folder: Path, began: float) -> None:
     from jaxret.training import loop
 
     seconds: dict[str, float] = {}
+    before: dict[str, int] = {}
     read, step = loop.read_texts, loop.Trainer.batch
 
     def reading(job: Any) -> Any:
@@ -132,6 +133,7 @@ def start(folder: Path, began: float) -> None:
 
     def first(self: Any, number: int) -> Any:
         seconds.setdefault("steps", time.time() - began)
+        before.update({name: before.get(name, kib) for name, kib in peak.items()})
         return step(self, number)
 
     loop.read_texts, loop.Trainer.batch = reading, first  # type: ignore[method-assign, assignment]
@@ -145,7 +147,9 @@ def start(folder: Path, began: float) -> None:
         f"ten steps and a checkpoint later {time.time() - began:.1f} s; the last 5 steps took "
         f"{lines[-1]['seconds_per_step']:.3f} s each, data_wait {lines[-1]['data_wait']:.3f}"
     )
-    print(f"peak anonymous memory {peak['RssAnon'] / 2**20:.2f} GiB; with mapped files {peak['VmRSS'] / 2**20:.2f} GiB")
+    for what, found in (("up to the first batch", before), ("over all", peak)):
+        anonymous, mapped = found["RssAnon"] / 2**20, found["VmRSS"] / 2**20
+        print(f"peak memory {what}: {anonymous:.2f} GiB anonymous; with mapped files {mapped:.2f} GiB")
 
 
 def main() -> None:

@@ -122,7 +122,8 @@ def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable
 
 def encoding(tiny: Tiny) -> Begin:
     def begin(folder: Path, **faults: Any) -> list[Script]:
-        flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}"]
+        store = tiny.root / "stores" / folder.name  # of its own: kills come while it is made, too
+        flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}", f"--store={store}"]
         return [start("encode.py", *flags, **faults)]
 
     return begin
