@@ -19,7 +19,7 @@ from jaxret.storage import read_json
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
 # What may change on resuming: no result depends on it, except for the schedule, and which checkpoint validation finds
-# best. That is said then.
+# best. That is said then; what a longer run makes of each optimizer.decay is in docs/training.md.
 SCHEDULE = ("train.steps", "train.epochs")
 _FREE = (
     r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(attention|recompute|download|ignore)"

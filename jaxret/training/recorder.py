@@ -69,7 +69,7 @@ class Criterion:
     """By which metric a checkpoint is compared: `metric`, and from a number of steps on another, if there is one.
 
     So MLR's and DPR's runs chose: by NLL, late by average rank. DPR then forgets the best so far, as is done here;
-    MLR's code goes on comparing, an average rank with an NLL (docs/methods.md).
+    MLR's code goes on comparing, an average rank with an NLL (docs/training.md).
     """
 
     metric: str

@@ -387,7 +387,7 @@ def test_the_moving_average_is_what_is_validated_and_used(
     assert final_state(workdir, config) == final_state(root / "ema_whole", config)
     assert lines(workdir) == lines(root / "ema_whole")
     state, plain = state_at(workdir, config), state_at(whole[0], config_of(root))
-    assert relative_error(state.params, plain.params) <= 1e-5, "training is as without"
+    assert relative_error(state.params, plain.params) <= 1e-4, "training is as without, but for rounding"
     run = open_run(workdir, "last")
     jax.tree.map(np.testing.assert_array_equal, run.params, state.ema)
     folder = root / "data"
@@ -424,7 +424,14 @@ def test_several_batches_make_a_step_and_it_is_resumed_between_steps(
     config = config_of(root, train__accumulate=2, train__checkpoint_every=1, data__dev="")
     train(config, root / "accumulated", progress=False)
     with monkeypatch.context() as patch:
-        interrupt(patch, 7, crash)  # the second batch of the fourth step
+        draw = BatchPlan.training_batch
+
+        def drawing(self: BatchPlan, data: Any, number: int, part: tuple[int, int] = (0, 1)) -> Any:
+            if number == 7:  # the second batch of the fourth step
+                crash()
+            return draw(self, data, number, part)
+
+        patch.setattr(BatchPlan, "training_batch", drawing)
         with pytest.raises(KeyboardInterrupt):
             train(config, root / "accumulated_again", progress=False)
     result = train(config, root / "accumulated_again", progress=False)

@@ -273,7 +273,9 @@ def stacked(*seeds: int) -> Batch:
 
 
 def gradients_of(mesh: str, family: str, batch: Batch, number: int, count: int) -> tuple[Any, Any]:
-    objective, key = make_objective(FAMILIES[family], mesh_of(mesh)), jax.random.key(9)
+    """Of several batches, those of the tied family in chunks where the mesh allows it."""
+    chunk_size = QUERIES // 2 if count > 1 and family == "self_contrastive" else 0
+    objective, key = make_objective(FAMILIES[family], mesh_of(mesh), chunk_size=chunk_size), jax.random.key(9)
     placed = shard_batch(objective.mesh, batch, stacked=count > 1)
     params = make_params(objective.retriever)
     return host(jax.jit(lambda p, b, n: loss_and_gradients(objective, p, b, key, n, count))(params, placed, number))
