@@ -122,9 +122,16 @@ def get_config() -> ConfigDict:
     c.optimizer.head_learning_rate = 0.0  # of the parameters below; 0: the same
     # A pattern of parameter paths: the layers of heads, but for what projects to the vocabulary.
     c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
-    c.optimizer.decay = "linear"  # to 0 at the end, or none
+    # After warm-up: linear or cosine, to 0 at the end, or none (the rate stays). A run that is lengthened goes on with
+    # the rate that the longer one has at that step: linear and cosine rise again, none stays unless warm-up, a fraction
+    # of more steps, is not over yet.
+    c.optimizer.decay = "linear"
     c.optimizer.warmup_fraction = 0.05  # of all steps
     c.optimizer.warmup_steps = -1  # if >= 0, used instead of the fraction
+    # A moving average of the weights, ema * average + (1 - ema) * weights after every step, from the first weights on:
+    # it is what is validated, saved as the checkpoint's parameters, encoded and searched with. 0: none. About the last
+    # 1 / (1 - ema) steps count, so 0.999 is for runs of many thousands.
+    c.optimizer.ema = 0.0
     c.optimizer.frozen = ""  # a pattern of parameter paths that are not trained, as "encoder/"
     c.optimizer.b1 = 0.9
     c.optimizer.b2 = 0.999
@@ -136,13 +143,19 @@ def get_config() -> ConfigDict:
     c.optimizer.reference_processes = 1
 
     c.train = ConfigDict()
-    c.train.batch_size = 128  # queries per step, over all devices
+    c.train.batch_size = 128  # queries of a batch, over all devices
     c.train.epochs = 40.0
     c.train.steps = -1  # if >= 0, used instead of epochs; 0 writes the untrained encoder as a checkpoint
     c.train.start_from = ""  # the workdir of a finished run of the same model, to begin with its best checkpoint
     # Gradient caching: queries encoded at a time, over all devices, with their documents; 0 is all at once. Rounded up
     # to what divides the batch and gives every device a part. Validation encodes in the same chunks.
     c.train.chunk_size = 0
+    # Batches whose mean gradient makes one step, that is one update: each with in-batch negatives of its own, while the
+    # chunks above share those of the whole batch. One is held in memory at a time, and nothing is computed twice.
+    c.train.accumulate = 1
+    # A step whose loss, gradient or update is not finite: 0 stops the run and says where; else up to so many of the
+    # whole run change nothing but the number of the step, and are counted in metrics.jsonl; the next one stops the run.
+    c.train.skip_nonfinite = 0
     c.train.log_every = 10  # steps
     c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: once an epoch
 
@@ -151,9 +164,17 @@ def get_config() -> ConfigDict:
     # What to retrieve from: all relevant dev passages, filled up to this number with their hard negatives, then with
     # training passages.
     c.validation.pool_size = 2000
-    # Which checkpoint is best: RR@10, Success@5, Success@20 over the pool; nll or average_rank inside a batch, the rank
-    # as MLR's published code has it.
+    # A whole corpus to retrieve from instead, at every validation: a BEIR folder, corpus.jsonl or psgs.tsv, judged by
+    # the judgements of data.dev; or "train": all training and dev passages. Its vectors are kept
+    # nowhere: passages are encoded and scored a batch at a time, on the devices.
+    c.validation.corpus = ""
+    # Which checkpoint is best: RR@10, Success@5, Success@20, with a corpus also nDCG@10 and R@100; nll or average_rank
+    # inside a batch, the rank as MLR's published code has it (128 queries with two documents each).
     c.validation.metric = "RR@10"
+    # Another metric from a validation on at which so many epochs are done; "": none. From there the best checkpoint is
+    # the best by the new one, however good those before were: two metrics are not compared.
+    c.validation.then = ""
+    c.validation.then_from = 32.0
 
     # Separate seeds, so that one can be varied alone.
     c.seed = ConfigDict()

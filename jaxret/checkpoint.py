@@ -9,7 +9,7 @@ checkpoint (by a validation metric) and the last one are kept.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from jaxret.storage import read_json, sha256_json
 
 Tree = Any
 
+CRITERION = "criterion"  # beside a checkpoint's metrics: the name of the one that it is compared by
 _REMEDY = "delete the folder and continue from another checkpoint"
 
 
@@ -67,7 +68,7 @@ def digests(tree: Tree) -> dict[str, str]:
     return {name: np.asarray(value).tobytes().hex() for name, value in _digests(tree).items()}
 
 
-def _seal(step: int, metrics: Mapping[str, float] | None, leaves: Mapping[str, str]) -> str:
+def _seal(step: int, metrics: Mapping[str, Any] | None, leaves: Mapping[str, str]) -> str:
     return sha256_json({"step": step, "metrics": metrics, "digests": leaves})
 
 
@@ -79,16 +80,22 @@ def digest(tree: Tree) -> str:
 class Checkpoints:
     """The checkpoints of one run, in `<workdir>/checkpoints/<step>/`.
 
-    best_metric: name of the validation metric that chooses the best; `maximize` says which way. Without a metric only
-    the last checkpoint is kept, and it is also the best. writing: clears away what an interrupted save left; not for
-    those who read while another process may be saving. Raises CheckpointError naming the first that is damaged.
+    best_metric: name of the validation metric that chooses the best, unless a checkpoint was saved with a `criterion`
+    of its own; less_is_better: those of which less is. Checkpoints are compared with those of the newest one's
+    criterion, as values of two metrics say nothing about each other. Without a metric only the last checkpoint is
+    kept, and it is also the best. writing: clears away what an interrupted save left; not for those who read while
+    another process may be saving. Raises CheckpointError naming the first that is damaged.
     """
 
     def __init__(
-        self, directory: str | Path, best_metric: str | None = None, maximize: bool = True, writing: bool = True
+        self,
+        directory: str | Path,
+        best_metric: str | None = None,
+        less_is_better: Collection[str] = (),
+        writing: bool = True,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._metric, self._maximize = best_metric, maximize
+        self._metric, self._less_is_better = best_metric, less_is_better
         self._saving: int | None = None  # the step of a save that nobody waited for yet
         self.half_written = sorted(path.name for path in self.directory.glob("*.orbax-checkpoint-tmp*"))
         if writing and jax.process_index() == 0:
@@ -103,9 +110,14 @@ class Checkpoints:
             cleanup_tmp_directories=writing,
         )
 
-    def _rank(self, metrics: Mapping[str, float]) -> float:
-        value = float(metrics[self._metric or ""])
-        return value if self._maximize else -value
+    def _criterion(self, metrics: Mapping[str, Any]) -> str:
+        """The name of the metric by which a checkpoint is compared with others."""
+        return str(metrics.get(CRITERION, self._metric))
+
+    def _rank(self, metrics: Mapping[str, Any]) -> float:
+        criterion = self._criterion(metrics)
+        value = float(metrics[criterion])
+        return -value if criterion in self._less_is_better else value
 
     def _require_sealed(self, folder: Path) -> None:
         """Raises CheckpointError unless step, metrics and digests are as they were saved."""
@@ -149,17 +161,28 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step of the best checkpoint, of equal ones the newest (the one Orbax keeps); the last one where nothing
         was measured."""
-        measured = [c for c in self._checkpointer.checkpoints if self._metric and c.metrics]
+        measured = {c.step: c.metrics for c in self._checkpointer.checkpoints if self._metric and c.metrics}
         if not measured:
             return self.last()
-        return int(max(measured, key=lambda c: (self._rank(c.metrics), c.step)).step)  # type: ignore[arg-type]
+        newest = self._criterion(measured[max(measured)])
+        ranks = {step: self._rank(m) for step, m in measured.items() if self._criterion(m) == newest}
+        return int(max(ranks, key=lambda step: (ranks[step], step)))
 
-    def save(self, step: int, params: Tree, progress: Tree, metrics: Mapping[str, float] | None = None) -> None:
-        """Starts an asynchronous save; the arrays are copied to the host before it returns. Raises CheckpointError if
-        the save before it failed."""
+    def save(
+        self,
+        step: int,
+        params: Tree,
+        progress: Tree,
+        metrics: Mapping[str, float] | None = None,
+        criterion: str | None = None,
+    ) -> None:
+        """Starts an asynchronous save; the arrays are copied to the host before it returns. criterion: which of the
+        metrics says how good it is, if not `best_metric`. Raises CheckpointError if the save before it failed."""
         self.wait()
         items = {"params": params, "progress": progress}
-        values = {k: float(v) for k, v in metrics.items()} if metrics else None
+        values: dict[str, Any] | None = {k: float(v) for k, v in metrics.items()} if metrics else None
+        if values and criterion:
+            values[CRITERION] = criterion
         found = digests(items)
         custom = {"digests": found, "seal": _seal(step, values, found)}
         with self._reported(step):
@@ -167,6 +190,11 @@ class Checkpoints:
                 step, items, metrics=values, custom_metadata=custom, force=True
             )
         self._saving = step
+
+    def holds(self, step: int, name: str) -> bool:
+        """Whether a checkpoint has an array of this name, as "progress/step". Its metadata was read at the start."""
+        metadata = read_json(self.directory / str(step) / "_CHECKPOINT_METADATA")["custom_metadata"]
+        return name in metadata.get("digests", {})
 
     def poll(self) -> None:
         """Raises CheckpointError if the save under way has failed; does not wait for it."""

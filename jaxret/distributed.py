@@ -132,9 +132,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def by_row(mesh: Mesh) -> NamedSharding:
-    """The first axis (queries, documents) is split over all devices."""
-    return NamedSharding(mesh, P(ROWS))
+def by_row(mesh: Mesh, stacked: bool = False) -> NamedSharding:
+    """The first axis (queries, documents) is split over all devices; of stacked batches, the second."""
+    return NamedSharding(mesh, P(None, ROWS) if stacked else P(ROWS))
 
 
 def rule(name: str) -> P:
@@ -220,9 +220,9 @@ def _read_backward(axis: int | None, dtype: Any, reduce_dtype: Any, _: None, g: 
 _read.defvjp(_read_forward, _read_backward)
 
 
-def shard_batch(mesh: Mesh, batch: Tree) -> Tree:
+def shard_batch(mesh: Mesh, batch: Tree, stacked: bool = False) -> Tree:
     """Host arrays holding this process's rows -> global arrays split by row over the mesh."""
-    sharding = by_row(mesh)
+    sharding = by_row(mesh, stacked)
     return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), batch)
 
 

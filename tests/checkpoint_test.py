@@ -85,20 +85,43 @@ def test_the_last_is_kept(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
 
-@pytest.mark.parametrize(("maximize", "best"), [(True, 4), (False, 1)])
-def test_the_best_and_the_last_are_kept(maximize: bool, best: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("less_is_better", "best"), [((), 4), (("nll", "RR@10"), 1)])
+def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: int, tmp_path: Path) -> None:
     values = [0.1, 0.5, 0.3, 0.5, 0.2]  # the best value twice: the newer one stays
-    with Checkpoints(tmp_path, "RR@10", maximize) as checkpoints:
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:
         assert checkpoints.last() is checkpoints.best() is None
         for step, value in enumerate(values, 1):
             checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
             checkpoints.wait()
             assert checkpoints.last() == step
-    with Checkpoints(tmp_path, "RR@10", maximize) as checkpoints:  # as another process sees it
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # as another process sees it
         assert (checkpoints.best(), checkpoints.last()) == (best, 5)
         params, _ = checkpoints.restore(best, abstract(placed(HOST)))
         assert same(params, HOST)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted({str(best), "5"})
+
+
+def test_values_of_two_metrics_are_never_compared(tmp_path: Path) -> None:
+    """From the first checkpoint on that another metric judges, those before are out, however good; also where a file of
+    before says nothing of a criterion. A process that opens the folder later finds the same."""
+    measured = [  # nll, average rank, by which, what is then best
+        (0.2, 9.0, None, 1),
+        (0.3, 8.0, "nll", 1),
+        (0.1, 7.0, "nll", 3),
+        (0.9, 5.0, "average_rank", 4),
+        (0.05, 6.0, "average_rank", 4),
+        (0.8, 4.0, "average_rank", 6),
+    ]
+    less = ("nll", "average_rank")
+    for step, (nll, rank, criterion, best) in enumerate(measured, 1):
+        with Checkpoints(tmp_path, "nll", less) as checkpoints:
+            metrics = {"nll": nll, "average_rank": rank}
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), metrics, criterion)
+            checkpoints.wait()
+            assert checkpoints.best() == best
+        with Checkpoints(tmp_path, "nll", less, writing=False) as checkpoints:
+            assert checkpoints.best() == best
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["6"]
 
 
 def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:

@@ -224,6 +224,9 @@ def test_recipes_have_the_papers_values() -> None:
         ], name
         assert c.optimizer.name == ("lamb" if file == "i3_msmarco" else "adamw")
         assert set(c.seed.values()) == {12345}
+        if file in ("mlr_open_qa", "mlr_mined"):  # its code: by NLL, and by average rank when epoch > 30, from 0
+            v = c.validation
+            assert (v.metric, v.then, v.then_from, v.batch_size) == ("nll", "average_rank", 32, 128)
     assert shipped("recipes/mlr_open_qa", "bert").head.layers.chosen == (10, 12)
     assert shipped("recipes/mlr_open_qa", "bert_all_layers").head.layers.chosen == tuple(range(1, 13))
     viewers = shipped("recipes/mvr_open_qa", "bert")

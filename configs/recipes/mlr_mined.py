@@ -17,4 +17,5 @@ def get_config(stage: str = "stage1") -> ConfigDict:
     c.loss.local_weight = 0.1
     c.optimizer.learning_rate = 5e-6
     c.train.epochs = EPOCHS[stage]
+    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
     return c

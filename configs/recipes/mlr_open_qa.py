@@ -23,4 +23,5 @@ def get_config(system: str = "bert") -> ConfigDict:
         c = use_t5(c)
         c.pooling = "none"
         c.loss.local_weight = 0.0
+    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
     return c

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxret.data.records import Example, Passage
@@ -176,6 +177,27 @@ class BatchPlan:
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a training step."""
         return self.batch(data, self.examples_of(step, len(data)), step, part)
+
+
+def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
+    """Host batches of one size as one, [batches, ...], texts padded to the longest; of one batch, that batch."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def longest(side: str) -> list[Tokens]:
+        tokens = [getattr(batch, side) for batch in batches]
+        length = max(some.ids.shape[1] for some in tokens)
+        pads = [((0, 0), (0, length - some.ids.shape[1])) for some in tokens]
+        return [
+            replace(some, ids=np.pad(some.ids, pad, constant_values=pad_id), mask=np.pad(some.mask, pad))
+            for some, pad in zip(tokens, pads, strict=True)
+        ]
+
+    padded = [
+        replace(batch, queries=queries, documents=documents)
+        for batch, queries, documents in zip(batches, longest("queries"), longest("documents"), strict=True)
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 
 
 @functools.lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxret.plan.chips import Topology
+from jaxret.chips import Topology
 
 Change = dict[str, Any]
 

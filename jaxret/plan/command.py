@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 if TYPE_CHECKING:  # neither imports JAX here: a mistake in the flags is told at once
-    from jaxret.plan.chips import Topology
+    from jaxret.chips import Topology
     from jaxret.plan.job import Plan
 
 VERBS = ("train", "encode", "search", "table")
@@ -48,7 +48,7 @@ def main(verb: str) -> None:
     os.environ.pop("XLA_FLAGS", None)
     if _CONFIG.value is None:
         raise ValueError("--config must be given (--help lists the flags)")
-    from jaxret.plan.chips import parse_topology
+    from jaxret.chips import parse_topology
     from jaxret.plan.table import ROWS, markdown
 
     config, name = _CONFIG.value, config_flags.get_config_filename(flags.FLAGS["config"])

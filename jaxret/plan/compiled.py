@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxret.plan.chips import Topology
+from jaxret.chips import Topology
 from jaxret.plan.hlo import Collective, Module, collectives, parse, product_flops
 
 LIMIT = 900  # seconds; a BERT-base step takes half a minute on two cores
@@ -153,7 +153,7 @@ def memory(assignment: str, module: Module) -> dict[str, int]:
         if instruction.opcode == "parameter":
             found = re.search(r'op_name="([^"]*)"', instruction.rest)
             names[re.match(r"parameter\((\d+)\)", instruction.rest)[1]] = found[1] if found else ""  # type: ignore[index]
-    sizes = {"parameters": 0, "moments": 0, "inputs": 0, "results": 0, "temporaries": 0}
+    sizes = {"parameters": 0, "moments": 0, "moving average": 0, "inputs": 0, "results": 0, "temporaries": 0}
     for size, what in _ALLOCATION.findall(assignment):
         color = re.search(r"\bcolor (\d+)", what)
         if color and color[1] != "0":  # memory on the chip
@@ -169,4 +169,6 @@ def _argument(name: str) -> str:
     """ "arguments[0].opt_state[2].mu['head']" -> "moments"."""
     if "opt_state" in name:
         return "moments"
+    if re.search(r"\bema\b", name):
+        return "moving average"
     return "parameters" if re.search(r"\bparams\b|\[0\]\[", name.replace("\\", "")) else "inputs"

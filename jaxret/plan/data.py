@@ -64,7 +64,8 @@ def read_data(config: ConfigDict, directory: Path, retriever: Retriever, say: Ca
 def from_examples(config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes) -> Data:
     """Looks at SAMPLE batches of the run, evenly spread."""
     steps = _steps(config, data)
-    sample = np.unique(np.linspace(0, max(steps or 1, 1) - 1, SAMPLE).astype(int))
+    batches = max(steps or 1, 1) * config.train.accumulate
+    sample = np.unique(np.linspace(0, batches - 1, SAMPLE).astype(int))
     real = padded = 0
     for step in sample:
         batch = plan.training_batch(data, int(step))

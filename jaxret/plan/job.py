@@ -11,11 +11,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from jaxret.chips import Topology, parse_topology
 from jaxret.distributed import make_mesh
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, changed
-from jaxret.plan.chips import Topology, parse_topology
 from jaxret.plan.compiled import Compiled, compile_for, missing
 from jaxret.plan.data import Data, read_data
 from jaxret.plan.plan import arithmetic, plan_encoding, plan_searching, plan_training

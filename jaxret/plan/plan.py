@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxret import flops as counting
+from jaxret.chips import Topology
 from jaxret.models.retriever import Retriever
-from jaxret.plan import flops as counting
 from jaxret.plan import programs
-from jaxret.plan.chips import Topology
 from jaxret.plan.compiled import Compiled
 from jaxret.retrieval.dense import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer

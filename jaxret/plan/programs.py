@@ -23,7 +23,7 @@ from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.step import TrainState, make_objective, make_train_step
+from jaxret.training.step import make_objective, make_rule, make_train_step, new_state
 from jaxret.types import Batch, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
@@ -98,16 +98,14 @@ def training(config: ConfigDict, directory: Path, shapes: Shapes, devices: Seque
     mesh = make_mesh(config.mesh.fsdp, list(devices))
     retriever = checked(config, directory, mesh)
     optimizer, _ = make_optimizer(config.optimizer, 1000)
-
-    def first(key: jax.Array) -> TrainState:
-        params = retriever.init(key)
-        return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
-
-    state = jax.eval_shape(first, jax.random.key(0))
+    rule = make_rule(config)
+    state = jax.eval_shape(lambda key: new_state(retriever.init(key), optimizer, rule), jax.random.key(0))
     state = placed(state, shardings(mesh, state))
-    batch = abstract_batch(shapes, by_row(mesh))
-    program = make_train_step(make_objective(config, retriever, mesh), optimizer, state, jax.random.key(0))
+    batch = abstract_batch(shapes, by_row(mesh, stacked=rule.accumulate > 1), rule.accumulate)
+    program = make_train_step(make_objective(config, retriever, mesh), optimizer, state, jax.random.key(0), rule)
     there = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
+    if rule.ema:
+        there["moving average"] = bytes_on_device(state.ema)
     return Planned(program, (state, batch), there)
 
 
@@ -172,18 +170,22 @@ def placed(tree: Any, places: Any) -> Any:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def abstract_tokens(rows: int, length: int, where: NamedSharding) -> Tokens:
-    ids, mask = (jax.ShapeDtypeStruct((rows, length), dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
+def abstract_tokens(rows: int, length: int, where: NamedSharding, stacked: tuple[int, ...] = ()) -> Tokens:
+    shape = (*stacked, rows, length)
+    ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
     return Tokens(ids, mask)
 
 
-def abstract_batch(shapes: Shapes, where: NamedSharding) -> Batch:
+def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batch:
+    """The batch of an update: several are stacked."""
+    stacked = (count,) if count > 1 else ()
+
     def ids(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+        return jax.ShapeDtypeStruct((*stacked, *shape), jnp.int32, sharding=where)
 
     return Batch(
-        queries=abstract_tokens(shapes.queries, shapes.query_length, where),
-        documents=abstract_tokens(shapes.documents, shapes.passage_length, where),
+        queries=abstract_tokens(shapes.queries, shapes.query_length, where, stacked),
+        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, stacked),
         positives=ids(shapes.queries),
         document_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from jaxret.chips import GIB, GPU_FRACTION, Topology
+from jaxret.flops import PARTS, PHASES
 from jaxret.models.encoders.fused import told
-from jaxret.plan.chips import GIB, GPU_FRACTION, Topology
-from jaxret.plan.flops import PARTS, PHASES
 
 Values = dict[str, Any]
 

@@ -19,10 +19,11 @@ from jaxret.storage import read_json
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
 # What may change on resuming: no result depends on it, except for the schedule, and which checkpoint validation finds
-# best. That is said then.
+# best. That is said then; what a longer run makes of each optimizer.decay is in docs/training.md.
 SCHEDULE = ("train.steps", "train.epochs")
 _FREE = (
-    r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(attention|recompute|download|ignore)|train\.(chunk_size|log_every|checkpoint_every)"
+    r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(attention|recompute|download|ignore)"
+    r"|train\.(chunk_size|log_every|checkpoint_every|skip_nonfinite)"
     r"|data\.(train|dev|store)"  # where the text is; data.json says whether it is the same
 )
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint

@@ -220,7 +220,7 @@ def with_lengths(
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
     """The checkpoints of a run, with its rule for which is best."""
     metric = config.validation.metric if config.data.dev else None
-    return Checkpoints(workdir.checkpoints, metric, maximize=metric not in LESS_IS_BETTER, writing=writing)
+    return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing=writing)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> int:

@@ -17,7 +17,13 @@ ABSENT: dict[str, Any] = {
     "mesh.initialization_timeout": 300,
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
     "mesh.platform": "",
+    "optimizer.ema": 0.0,
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
+    "train.accumulate": 1,
+    "train.skip_nonfinite": 0,
+    "validation.corpus": "",
+    "validation.then": "",
+    "validation.then_from": 32.0,
     **{f"head.{name}.{key}": value for name, head in HEADS.items() for key, value in head.ABSENT.items()},
 }
 # Old key -> where its value is now; several where families shared it.

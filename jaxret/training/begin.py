@@ -25,7 +25,8 @@ from jaxret.runs.run import load_tokenizer, require_stored_contract
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.training.check import check, check_model, reference_options
-from jaxret.training.examples import data_record, load_examples
+from jaxret.training.examples import data_record, load_corpus, load_examples
+from jaxret.training.validation import Collection
 
 Say = Callable[[str], None]
 
@@ -64,6 +65,7 @@ class Texts:
     contract: dict[str, Any]
     train: TrainingSet | None
     dev: TrainingSet | None
+    corpus: Collection | None  # to validate with, if it is a file's
 
     @property
     def record(self) -> dict[str, Any]:
@@ -104,12 +106,12 @@ def read_texts(job: Job) -> Texts:
     if job.begun:
         require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")
     train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.say) for name in ("train", "dev"))
-    texts = Texts(tokenizer, contract, train, dev)
     if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
         remedy = "A run can only be resumed on the data it began with."
         given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
-        require_equal(recorded, texts.record, str(job.workdir.data), given or "no data", remedy)
-    return texts
+        require_equal(recorded, data_record(train, dev), str(job.workdir.data), given or "no data", remedy)
+    corpus = load_corpus(job.config, dev, tokenizer, job.progress, job.say)
+    return Texts(tokenizer, contract, train, dev, corpus)
 
 
 def tell_changes(job: Job) -> None:
@@ -117,4 +119,4 @@ def tell_changes(job: Job) -> None:
     for key, (before, now) in job.changes.items():
         job.say(f"{key} was {before!r} and is {now!r} from here on")
     if any(key.startswith("validation.") for key in job.changes):
-        job.say("validation has changed: checkpoints before and after are compared by measures that are not the same")
+        job.say("validation has changed: its values before and after are of measures that are not the same")

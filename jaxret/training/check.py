@@ -16,20 +16,28 @@ from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import DTYPES, Retriever
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.validation import METRICS
+from jaxret.training.validation import CORPUS_MEASURES, METRICS, POOL_MEASURES
 from jaxret.types import VECTOR_DTYPES
 
 LEAST = {  # what a number must at least be; a head checks its own
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
     **dict.fromkeys(("tokens.length_multiple", "encode.shard_rows", "encode.tokens_per_batch", "train.log_every"), 1),
-    **dict.fromkeys(("train.batch_size", "validation.batch_size", "optimizer.reference_processes"), 1),
+    **dict.fromkeys(
+        ("train.batch_size", "train.accumulate", "validation.batch_size", "optimizer.reference_processes"), 1
+    ),
     **dict.fromkeys(("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives"), 0),
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
-    **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "warmup_fraction")), 0),
+    **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
+    **dict.fromkeys(("train.skip_nonfinite", "validation.then_from"), 0),
     **dict.fromkeys((f"seed.{key}" for key in ("init", "data", "dropout", "negatives")), 0),
 }
-BELOW = {"optimizer.b1": 1, "optimizer.b2": 1, **{key: 2**32 for key in LEAST if key.startswith("seed.")}}
+BELOW = {
+    "optimizer.b1": 1,
+    "optimizer.b2": 1,
+    "optimizer.ema": 1,
+    **{key: 2**32 for key in LEAST if key.startswith("seed.")},
+}
 
 
 def check_numbers(config: ConfigDict) -> None:
@@ -59,8 +67,13 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
             raise ValueError(
                 f"{key}.batch_size is {batch}; it must be a multiple of the number of devices, {mesh.size}"
             )
-    if config.validation.metric not in METRICS:
-        raise ValueError(f"validation.metric is {config.validation.metric!r}; it must be one of {', '.join(METRICS)}")
+    for key, metric, more in (("metric", config.validation.metric, ()), ("then", config.validation.then, ("",))):
+        if metric not in (*METRICS, *more):
+            raise ValueError(f"validation.{key} is {metric!r}; it must be one of {', '.join(METRICS)}")
+        if metric in CORPUS_MEASURES and metric not in POOL_MEASURES and not config.validation.corpus:
+            raise ValueError(f"validation.{key} is {metric!r}; it is measured on a corpus: set validation.corpus")
+    if config.validation.corpus and not config.data.dev:
+        raise ValueError("validation.corpus is set, but data.dev is empty: there are no queries to retrieve for")
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
@@ -93,8 +106,8 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
         f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
             config.optimizer.clip_norm > 0 and config.optimizer.reference_processes != 1
         ),
-        "validation.metric=average_rank (inside a dev batch, so it depends on validation.batch_size)": (
-            bool(config.data.dev) and config.validation.metric == "average_rank"
+        "the best checkpoint by average_rank (inside a dev batch, so it depends on validation.batch_size)": (
+            bool(config.data.dev) and "average_rank" in (config.validation.metric, config.validation.then)
         ),
     }
     return [*retriever.module.head.reference_options(), *(name for name, on in options.items() if on)]

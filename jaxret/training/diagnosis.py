@@ -11,6 +11,8 @@ from jaxret.checkpoint import path_name
 from jaxret.training.step import Objective
 from jaxret.types import Batch
 
+SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
+
 
 @jax.jit
 def _finite(tree: Any) -> list[jax.Array]:
@@ -43,4 +45,4 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, st
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := not_finite(gradients):
         return f"the gradient of {bad[0]} ({len(bad)} in all) is not finite, though the loss is"
-    return "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
+    return SOUND

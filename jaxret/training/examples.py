@@ -1,4 +1,4 @@
-"""Files -> tokenised examples, from their store, with what was skipped and cut printed before training."""
+"""Files -> tokenised examples, and what to retrieve from, from their stores; what was skipped and cut is printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxret.data.batches import TrainingSet
+from jaxret.data.formats import Policy, read_judgements, scan_corpus
+from jaxret.data.records import Judgement
 from jaxret.data.store import store_root
-from jaxret.data.tokenized import ExampleSource, stored_examples
+from jaxret.data.tokenized import ExampleSource, find_corpus, stored_corpus, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
+from jaxret.training.validation import CORPUS_MEASURES, Collection
+
+TRAINING_PASSAGES = "train"  # a validation.corpus that is at hand already
 
 
 def load_examples(
@@ -50,6 +56,37 @@ def load_examples(
     if report:
         say(f"  {report}")
     return data
+
+
+def load_corpus(
+    config: ConfigDict, dev: TrainingSet | None, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
+) -> Collection | None:
+    """validation.corpus, tokenised now or before, for the queries of the dev set, judged by its judgements; None if the
+    config names no file. Raises DataError for bad records, ValueError if no relevant passage is in it."""
+    path, source = config.validation.corpus, config.data.dev
+    if not path or path == TRAINING_PASSAGES or dev is None:
+        return None
+    root, policy = store_root(config.data.store), Policy(config.data.on_error)
+    texts = find_corpus(path, policy, tokenizer, root)
+    texts = texts or stored_corpus(path, scan_corpus(path, policy), policy, tokenizer, root, progress, say)
+    first: dict[str, int] = {}  # query -> its first example: there is one for each positive
+    for row, query in enumerate(dev.query_ids):
+        first.setdefault(query, row)
+    say(f"validation: {len(texts.passages):,} passages from {path}, {len(first):,} queries\n  {texts.truncation}")
+    judged = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
+    wanted = {j.passage_id for j in judged}
+    rows = {key: str(row) for row, key in enumerate(texts.ids) if key in wanted}
+    relevant = {j.passage_id for j in judged if j.relevance > 0}
+    missing = len(relevant - rows.keys())
+    if missing == len(relevant):
+        raise ValueError(f"validation.corpus is {path}, which has none of the relevant passages of {source}")
+    if missing:
+        say(f"  {missing:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
+    number = {query: str(place) for place, query in enumerate(first)}
+    judgements = tuple(
+        Judgement(number[j.query_id], rows.get(j.passage_id, f"absent {j.passage_id}"), j.relevance) for j in judged
+    )
+    return Collection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
 
 
 def data_record(train: TrainingSet | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 from importlib import metadata
@@ -59,10 +60,11 @@ class MetricsLog:
             self._board = SummaryWriter(str(self._folder), purge_step=resume_step + 1)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
-        """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each."""
+        """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each. What is not finite, as the
+        loss of a step that was skipped, is left out: JSON has no number for it."""
         if not self._active:
             return
-        named = {f"{prefix}{name}": float(value) for name, value in values.items()}
+        named = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
         with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
         with naming(self._folder):

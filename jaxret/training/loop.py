@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.data.batches import BatchPlan, TrainingSet, stack
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, shard_batch
 from jaxret.models.encoders.pretrained import Params
@@ -24,14 +24,24 @@ from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir
 from jaxret.training.begin import Job, Texts, prepare, read_texts, tell_changes
+from jaxret.training.examples import TRAINING_PASSAGES
 from jaxret.training.feed import Feed
 from jaxret.training.logging import MetricsLog
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.recorder import Inspector, Recorder, Stopwatch, require_finite
+from jaxret.training.ranking import Ranker
+from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite
 from jaxret.training.signals import stop_on_sigterm
+from jaxret.training.speed import Speed, ideal_seconds
 from jaxret.training.state import first_state, restore_state
-from jaxret.training.step import Objective, TrainState, make_eval_step, make_objective, make_train_step
-from jaxret.training.validation import Validation, make_pool
+from jaxret.training.step import (
+    Objective,
+    TrainState,
+    make_eval_step,
+    make_objective,
+    make_rule,
+    make_train_step,
+)
+from jaxret.training.validation import Collection, Validation, make_collection
 from jaxret.types import Batch
 
 
@@ -92,19 +102,20 @@ def _train(job: Job) -> TrainResult:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, in steps."""
+    """How long a run is, in steps, each an update from one or more batches."""
 
     total: int
     checkpoint_every: int
-    epochs_per_step: float
+    epochs_per_batch: float
 
 
 def schedule_steps(config: ConfigDict, data: TrainingSet | None) -> Length:
     """Steps or epochs of the config -> steps."""
-    an_epoch = len(data) / config.train.batch_size if data else math.inf
+    batches = len(data) / config.train.batch_size if data else math.inf  # of an epoch
+    an_epoch = batches / config.train.accumulate
     total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * an_epoch)
     every = config.train.checkpoint_every or (max(math.ceil(an_epoch), 1) if data else 1)
-    return Length(total, every, 1 / an_epoch)
+    return Length(total, every, 1 / batches)
 
 
 def resume(
@@ -127,7 +138,7 @@ def resume(
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
         )
     else:
-        state = restore_state(checkpoints, start, job.mesh, job.retriever, optimizer)
+        state = restore_state(checkpoints, start, job.mesh, job.retriever, optimizer, make_rule(job.config))
     require_finite(state, f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights")
     if checkpoints.half_written:
         job.say(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
@@ -135,7 +146,7 @@ def resume(
         job.say(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
     tell_changes(job)
     if any(key in job.changes for key in SCHEDULE):
-        rate = float(schedule(start or 0))
+        rate = float(schedule((start or 0) - int(state.skipped or 0)))
         job.say(f"the learning rate is planned anew over {length.total} steps: it goes on with {rate:.3g}")
     any_process(False)  # nobody reads the old config any more
     if jax.process_index() == 0:
@@ -155,6 +166,7 @@ class Trainer:
     schedule: optax.Schedule
     inspector: Inspector
     recorder: Recorder
+    speed: Speed
     checkpoints: Checkpoints
     log: MetricsLog
 
@@ -163,11 +175,14 @@ class Trainer:
         step, total, log_every = start or 0, self.length.total, self.job.config.train.log_every
         if start is None and total == 0:
             self.recorder.save(state, step, validate=True)
-        clock, stopping, alone = Stopwatch(step), False, jax.process_count() == 1
+        stopping, alone = False, jax.process_count() == 1
+        self.speed.restart()
         bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not self.job.progress)
         with stop_on_sigterm() as stop, bar, Feed(self.batch, step, total) as feed:
             while step < total and not stopping:
-                state, values = self.train_step(state, feed.take(step, state))
+                batch = feed.take(step, state)
+                state, values = self.train_step(state, batch)
+                self.speed.add(batch, values.pop("real_tokens"))
                 step += 1
                 self.checkpoints.poll()
                 # Read once a step: a signal in between waits for the next. Several processes agree where they log.
@@ -175,22 +190,31 @@ class Trainer:
                 bar.update()
                 if step % log_every == 0 or step == total:
                     self.inspector.require_healthy(state)
-                    rate = {"learning_rate": float(self.schedule(step - 1)), "seconds_per_step": clock.per_step(step)}
-                    rate["data_wait"] = feed.waited()
-                    self.log.write(step, {**{name: float(value) for name, value in values.items()}, **rate})
+                    found = {name: float(value) for name, value in values.items()} | self.rate(state, step)
+                    self.log.write(step, found | self.speed.read() | {"data_wait": feed.waited()})
                     bar.set_postfix(loss=f"{float(values['loss']):.4f}")
                 due = step % self.length.checkpoint_every == 0 or step == total
                 if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
                     self.recorder.save(state, step, validate=due)
-                    clock = Stopwatch(step)  # validation is not training time
+                    self.speed.restart()  # validation is not training time
                     feed.waited()
         return step
 
+    def rate(self, state: TrainState, step: int) -> dict[str, float]:
+        """The learning rate of the last update, and how many were skipped if any may be; those do not count for the
+        schedule, whose state they leave alone."""
+        if state.skipped is None:
+            return {"learning_rate": float(self.schedule(step - 1))}
+        skipped = int(state.skipped)
+        return {"learning_rate": float(self.schedule(max(step - skipped - 1, 0))), "skipped_steps": skipped}
+
     def batch(self, step: int) -> Batch:
-        """This process's part of a step's batch, on the mesh."""
+        """This process's part of a step's batch, on the mesh; of its batches, stacked, if it takes several."""
         assert self.data is not None  # else there are no steps
-        part = jax.process_index(), jax.process_count()
-        return shard_batch(self.job.mesh, self.plan.training_batch(self.data, step, part))
+        part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate
+        numbers = range(step * count, (step + 1) * count)
+        batches = [self.plan.training_batch(self.data, number, part) for number in numbers]
+        return shard_batch(self.job.mesh, stack(batches, self.data.pad_id), stacked=count > 1)
 
 
 def make_trainer(
@@ -205,25 +229,36 @@ def make_trainer(
 ) -> Trainer:
     """Compiles nothing yet."""
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
-    objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_step)
+    objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_batch)
     plan = batch_plan(config, job.retriever, config.train.batch_size)
-    inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints)
+    rule = make_rule(config)
+    inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints, rule)
     validate = None
     if texts.dev:
-        args = config, objective, state.params, texts.dev, texts.train, texts.tokenizer, job.progress
+        args = config, objective, state.params, texts.dev, texts.train, texts.tokenizer, texts.corpus, job.progress
         validate = make_validation(*args)
+    train_step = make_train_step(objective, optimizer, state, dropout_key, rule)
+    kind = job.mesh.devices.flat[0].device_kind
     return Trainer(
         job=job,
         length=length,
         data=texts.train,
         plan=plan,
-        train_step=make_train_step(objective, optimizer, state, dropout_key),
+        train_step=train_step,
         schedule=schedule,
         inspector=inspector,
-        recorder=Recorder(checkpoints, log, inspector, validate, job.say),
+        recorder=Recorder(checkpoints, log, inspector, validate, job.say, criterion(config, length)),
+        speed=Speed(ideal_seconds(train_step, state, job.mesh.size, kind)),
         checkpoints=checkpoints,
         log=log,
     )
+
+
+def criterion(config: ConfigDict, length: Length) -> Criterion:
+    """Epochs of the config -> steps. The last step of an epoch may end a little after it: rounded down."""
+    epochs_per_step = length.epochs_per_batch * config.train.accumulate
+    steps = math.floor(config.validation.then_from / epochs_per_step) if epochs_per_step else 0
+    return Criterion(config.validation.metric, config.validation.then, steps)
 
 
 def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> BatchPlan:
@@ -246,9 +281,13 @@ def make_validation(
     dev: TrainingSet,
     data: TrainingSet | None,
     tokenizer: TextTokenizer,
+    corpus: Collection | None = None,
     progress: bool = False,
 ) -> Validation:
+    """corpus: what to retrieve from, instead of a pool or all training passages."""
     embedder = make_embedder(objective.retriever, params, objective.mesh, tokenizer, config)
-    pool, places = make_pool(dev, data, config.validation.pool_size, config.seed.data)
+    pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
+    collection = corpus or make_collection(dev, data, pool_size, config.seed.data)
     plan = batch_plan(config, objective.retriever, config.validation.batch_size)
-    return Validation(dev, pool, places, plan, make_eval_step(objective, params), embedder, progress)
+    ranker = Ranker(embedder, collection.depth)
+    return Validation(dev, collection, plan, make_eval_step(objective, params), ranker, progress)

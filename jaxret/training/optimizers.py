@@ -1,9 +1,10 @@
-"""AdamW and LAMB with linear warm-up and decay, and clipping by global norm."""
+"""AdamW and LAMB with linear warm-up, a decay, and clipping by global norm."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,19 +15,23 @@ from ml_collections import ConfigDict
 
 from jaxret.checkpoint import path_name
 
+# What becomes of the learning rate after warm-up, over the steps that are left; all of optimizer.decay.
+DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
+    "linear": lambda peak, steps: optax.linear_schedule(peak, 0.0, steps),
+    "cosine": optax.cosine_decay_schedule,  # peak (1 + cos(pi t)) / 2, t from 0 to 1 (Loshchilov & Hutter 2017, eq. 5)
+    "none": lambda peak, steps: optax.constant_schedule(peak),
+}
 
-def linear_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """0 at the first update, `peak` after `warmup_steps`, 0 again at `total_steps`."""
-    up = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))
-    down = optax.linear_schedule(peak, 0.0, max(total_steps - warmup_steps, 1))
-    return optax.join_schedules([up, down], [warmup_steps]) if warmup_steps else down
 
-
-def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
-    """`peak`, after a linear warm-up."""
-    constant = optax.constant_schedule(peak)
-    up = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))
-    return optax.join_schedules([up, constant], [warmup_steps]) if warmup_steps else constant
+def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
+    """0 at the first update, `peak` after `warmup_steps`, and then as DECAYS has it: to 0 at `total_steps`, or `peak`.
+    Raises ValueError for an unknown decay."""
+    if decay not in DECAYS:
+        raise ValueError(f"optimizer.decay is {decay!r}; it must be one of {', '.join(DECAYS)}")
+    down = DECAYS[decay](peak, max(total_steps - warmup_steps, 1))
+    if not warmup_steps:
+        return down
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), down], [warmup_steps])
 
 
 def decay_mask(params: Any) -> Any:
@@ -95,12 +100,7 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
     """Config -> (optimizer, learning-rate schedule). Raises ValueError for an unknown name."""
     c = config
     warmup = c.warmup_steps if c.warmup_steps >= 0 else round(c.warmup_fraction * total_steps)
-    if c.decay == "linear":
-        schedule = linear_schedule(c.learning_rate, warmup, total_steps)
-    elif c.decay == "none":
-        schedule = constant_schedule(c.learning_rate, warmup)
-    else:
-        raise ValueError(f"optimizer.decay is {c.decay!r}; it must be linear or none")
+    schedule = make_schedule(c.decay, c.learning_rate, warmup, total_steps)
     adam = optax.scale_by_adam(b1=c.b1, b2=c.b2, eps=c.eps)
     moments = {
         "adamw": (adam, optax.identity()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import jax
@@ -11,9 +10,10 @@ from jaxret.checkpoint import Checkpoints
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.distributed import place_rows
 from jaxret.training.begin import Say
-from jaxret.training.diagnosis import diagnose, not_finite
+from jaxret.training.diagnosis import SOUND, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
-from jaxret.training.step import Objective, TrainState
+from jaxret.training.state import saved
+from jaxret.training.step import Objective, Rule, TrainState
 from jaxret.training.validation import Validation
 
 
@@ -36,24 +36,48 @@ class Inspector:
     data: TrainingSet | None
     dropout_key: jax.Array
     checkpoints: Checkpoints
+    rule: Rule
 
     def require_healthy(self, state: TrainState) -> None:
         """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
         if bool(state.healthy):
             return
         assert self.data is not None  # there was a step
-        step = int(state.step)
-        batch = self.plan.training_batch(self.data, step)
-        key = jax.random.fold_in(self.dropout_key, step)
-        batch = place_rows(self.objective.mesh, batch)
-        where = diagnose(self.objective, state.params, batch, key, state.step)
-        queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(step, len(self.data))[:8])
+        step, count = int(state.step), self.rule.accumulate
+        for number in range(step * count, (step + 1) * count):  # the first batch of the update that is to blame
+            batch = place_rows(self.objective.mesh, self.plan.training_batch(self.data, number))
+            key = jax.random.fold_in(self.dropout_key, number)
+            where = diagnose(self.objective, state.params, batch, key, number)
+            if where != SOUND:
+                break
+        queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(number, len(self.data))[:8])
         last = self.checkpoints.last()
         good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
             f"step {step + 1}: {where}. The batch begins with queries {queries}. {good}; "
-            f"a lower optimizer.learning_rate or encoder.dtype=float32 may help"
+            f"a lower optimizer.learning_rate or encoder.dtype=float32 may help{self._skipping(state)}"
         )
+
+    def _skipping(self, state: TrainState) -> str:
+        if state.skipped is None:
+            return ", and train.skip_nonfinite=N goes on without up to N such steps"
+        return f"; {int(state.skipped)} step(s) were skipped before, as many as train.skip_nonfinite allows"
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """By which metric a checkpoint is compared: `metric`, and from a number of steps on another, if there is one.
+
+    So MLR's and DPR's runs chose: by NLL, late by average rank. DPR then forgets the best so far, as is done here;
+    MLR's code goes on comparing, an average rank with an NLL (docs/training.md).
+    """
+
+    metric: str
+    then: str = ""
+    then_from: int = 0  # steps
+
+    def at(self, step: int) -> str:
+        return self.then if self.then and step >= self.then_from else self.metric
 
 
 @dataclass
@@ -65,28 +89,17 @@ class Recorder:
     inspector: Inspector
     validate: Validation | None
     say: Say
+    criterion: Criterion
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
         """A checkpoint of `state`, never of a broken one; with validation, if asked and there is a dev set."""
         self.inspector.require_healthy(state)
         require_finite(state, f"step {step}")
-        metrics = None
+        metrics = criterion = None
         if self.validate and validate:
-            metrics = self.metrics = self.validate(state.params)
+            metrics = self.metrics = self.validate(state.weights)
+            criterion = self.criterion.at(step)
             self.log.write(step, self.metrics, "validation/")
             self.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
-        progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
-        self.checkpoints.save(step, state.params, progress, metrics)
-
-
-class Stopwatch:
-    """Seconds per step since the last reading."""
-
-    def __init__(self, step: int) -> None:
-        self._time, self._step = time.perf_counter(), step
-
-    def per_step(self, step: int) -> float:
-        seconds = (time.perf_counter() - self._time) / max(step - self._step, 1)
-        self._time, self._step = time.perf_counter(), step
-        return seconds
+        self.checkpoints.save(step, *saved(state), metrics, criterion)

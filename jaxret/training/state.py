@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, 
 from jaxret.models.retriever import Retriever, with_pretrained
 from jaxret.runs.run import open_run
 from jaxret.training.begin import Job, Texts
-from jaxret.training.step import TrainState
+from jaxret.training.step import Rule, TrainState, make_rule, new_state
 
 
 def place(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -51,7 +52,7 @@ def first_state(
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
     require_same_start(job, other.checkpoint, f"the best checkpoint of {source}")
-    return state_of(job.mesh, jax.device_get(other.params), optimizer), {"start": other.checkpoint}
+    return state_of(job.mesh, jax.device_get(other.params), optimizer, make_rule(config)), {"start": other.checkpoint}
 
 
 def require_same_start(job: Job, start: Mapping[str, Any], name: str) -> None:
@@ -84,26 +85,44 @@ def init_state(
         return {name: part for name, part in retriever.init(key).items() if not name.endswith("encoder")}
 
     rest = jax.jit(drawn, out_shardings={n: places[n] for n in shapes if not n.endswith("encoder")})(key)
-    return state_of(mesh, with_pretrained({**shapes, **rest}, pretrained), optimizer)
+    return state_of(mesh, with_pretrained({**shapes, **rest}, pretrained), optimizer, make_rule(config))
 
 
-def state_of(mesh: Mesh, params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+def state_of(mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: Rule = Rule()) -> TrainState:
     """A new run's state around the parameters given, which may lie anywhere."""
     params = jax.tree.map(place, params, shardings(mesh, params))
-    opt_places = shardings(mesh, jax.eval_shape(optimizer.init, params))
-    opt_state = jax.jit(optimizer.init, out_shardings=opt_places)(params)
-    scalars = jax.device_put((jnp.int32(0), jnp.array(True)), replicated(mesh))
-    return TrainState(params, opt_state, *scalars)
+
+    def others(params: Params) -> TrainState:
+        return replace(new_state(params, optimizer, rule), params=None)
+
+    places = shardings(mesh, jax.eval_shape(others, params))
+    return replace(jax.jit(others, out_shardings=places)(params), params=params)
+
+
+def saved(state: TrainState) -> tuple[Params, dict[str, Any]]:
+    """What a checkpoint holds: the parameters that are used from then on, and all else. Where there is a moving average
+    it is what is used, and the parameters that training goes on with stand beside it as `trained`."""
+    progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
+    if state.ema is not None:
+        progress["trained"] = state.params
+    if state.skipped is not None:
+        progress["skipped"] = state.skipped
+    return state.weights, progress
 
 
 def restore_state(
-    checkpoints: Checkpoints, step: int, mesh: Mesh, retriever: Retriever, optimizer: optax.GradientTransformation
+    checkpoints: Checkpoints,
+    step: int,
+    mesh: Mesh,
+    retriever: Retriever,
+    optimizer: optax.GradientTransformation,
+    rule: Rule = Rule(),
 ) -> TrainState:
-    """The state of a checkpoint, placed on this mesh."""
+    """The state of a checkpoint, placed on this mesh. Whether updates may be skipped can have changed since."""
+    counted = checkpoints.holds(step, "progress/skipped")
 
     def shapes(key: jax.Array) -> TrainState:
-        params = retriever.init(key)
-        return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.array(True))
+        return new_state(retriever.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
     placed = jax.tree.map(
@@ -111,6 +130,8 @@ def restore_state(
         abstract,
         shardings(mesh, abstract),
     )
-    rest = {"opt_state": placed.opt_state, "step": placed.step, "healthy": placed.healthy}
-    params, rest = checkpoints.restore(step, placed.params, rest)
-    return TrainState(params, rest["opt_state"], rest["step"], rest["healthy"])
+    weights, rest = checkpoints.restore(step, *saved(placed))
+    ema = weights if rule.ema else None
+    none_yet = jax.device_put(jnp.int32(0), replicated(mesh))
+    skipped = rest.get("skipped", none_yet) if rule.skip_nonfinite else None
+    return TrainState(rest.get("trained", weights), rest["opt_state"], rest["step"], rest["healthy"], ema, skipped)

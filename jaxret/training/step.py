@@ -27,13 +27,51 @@ Inputs = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
 
 @struct.dataclass
 class TrainState:
-    """Everything a run is. Once a loss or gradient is not finite, `healthy` is False and nothing changes any more:
-    params and step stay those before the bad step, so that it can be looked into."""
+    """Everything a run is. Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and
+    nothing changes any more: params and step stay those before the bad step, so that it can be looked into."""
 
     params: Params
     opt_state: optax.OptState
-    step: jax.Array  # int32 [], updates made
+    step: jax.Array  # int32 [], updates made or skipped
     healthy: jax.Array  # bool []
+    ema: Params | None = None  # the moving average of params, if there is one
+    skipped: jax.Array | None = None  # int32 [], if updates may be skipped
+
+    @property
+    def weights(self) -> Params:
+        """What validation, encoding and search use."""
+        return self.params if self.ema is None else self.ema
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an update is made, beside the optimizer.
+
+    accumulate: batches whose mean gradient it takes. ema: decay of the moving average of parameters, 0 for none; after
+    every update it is ema * average + (1 - ema) * params. It begins with the first weights: those of a pre-trained
+    encoder mean something, so there is no zero whose bias would have to be corrected (as timm's ModelEma, and torch's
+    AveragedModel with get_ema_avg_fn). skip_nonfinite: how many updates of a run may be skipped for not being finite.
+    """
+
+    accumulate: int = 1
+    ema: float = 0.0
+    skip_nonfinite: int = 0
+
+
+def make_rule(config: ConfigDict) -> Rule:
+    return Rule(config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite)
+
+
+def new_state(params: Params, optimizer: optax.GradientTransformation, rule: Rule) -> TrainState:
+    """The state before the first update."""
+    return TrainState(
+        params,
+        optimizer.init(params),
+        jnp.int32(0),
+        jnp.array(True),
+        jax.tree.map(jnp.copy, params) if rule.ema else None,
+        jnp.int32(0) if rule.skip_nonfinite else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -45,6 +83,7 @@ class Objective:
     mesh: Mesh
     chunk_size: int = 0  # queries encoded at a time, with their documents; 0: all
     reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
+    from_copies: bool = False  # parameters are given as `copies` makes them
 
     def chunks(self, queries: int) -> int:
         """How many passes `queries` are encoded in: of `chunk_size` queries, or a little more, so that every pass is as
@@ -74,17 +113,12 @@ class Objective:
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
         """Queries and documents, each device its own rows, and all parameters as `Reader` says: no text travels."""
         chunks = self.chunks(len(batch.positives))
-        module = self.retriever.module
-        read = Reader(
-            module.compute.dtype,
-            self.reduce_dtype,
-            at_once=chunks > 1 or module.tied,
-            split=self.mesh.shape["fsdp"] > 1,
-        )
+        read = self.reader(at_once=chunks > 1 or self.retriever.module.tied or self.from_copies)
         retriever = self.retriever.reading(read)
 
         def own(params: Params, inputs: Inputs, key: jax.Array) -> tuple[Embeddings, Embeddings]:
-            params, device = read.entry(params), jax.lax.axis_index(ROWS)
+            params = jax.tree.map(lambda x: x[0], params) if self.from_copies else read.entry(params)
+            device = jax.lax.axis_index(ROWS)
 
             def side(side: Side, key: jax.Array) -> Embeddings:
                 def encode(tokens: Tokens, labels: jax.Array | None) -> Embeddings:
@@ -99,9 +133,28 @@ class Objective:
             return side("query", query_key), side("passage", document_key)
 
         inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
-        places = jax.tree.map(lambda place: place.spec, shardings(self.mesh, params))
+        places = P(ROWS) if self.from_copies else self.specs(params)
         mapped = jax.shard_map(own, mesh=self.mesh, in_specs=(places, P(ROWS), P()), out_specs=P(ROWS))
         return mapped(params, inputs, key)
+
+    def reader(self, at_once: bool) -> Reader:
+        """at_once: whether layers are used several times, see Reader."""
+        return Reader(self.retriever.module.compute.dtype, self.reduce_dtype, at_once, self.mesh.shape["fsdp"] > 1)
+
+    def specs(self, params: Params) -> Any:
+        """Where the parameters lie, for shard_map."""
+        return jax.tree.map(lambda place: place.spec, shardings(self.mesh, params))
+
+    def copies(self, params: Params) -> Params:
+        """Every parameter whole, [devices, ...]: each device has its own copy, and their gradients are added up when
+        this is differentiated. For an objective with `from_copies`, which can so be called several times while
+        parameters and gradients travel once."""
+        read = self.reader(at_once=True)
+
+        def own(params: Params) -> Params:
+            return jax.tree.map(lambda x: x[None], read.entry(params))
+
+        return jax.shard_map(own, mesh=self.mesh, in_specs=(self.specs(params),), out_specs=P(ROWS))(params)
 
     def similarities(self, q: Embeddings, d: Embeddings, part: slice) -> jax.Array:
         """S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late interaction."""
@@ -118,40 +171,82 @@ def make_objective(config: ConfigDict, retriever: Retriever, mesh: Mesh, epochs_
     return Objective(retriever, settings, mesh, config.train.chunk_size, DTYPES[config.mesh.reduce_dtype])
 
 
+def loss_and_gradients(
+    objective: Objective, params: Params, batch: Batch, dropout_key: jax.Array, step: jax.Array, count: int
+) -> tuple[LossTerms, Params]:
+    """The loss of an update and its gradients: means over `count` batches, stacked [count, ...] if they are several.
+
+    Each batch has its own in-batch negatives, unlike the chunks of gradient caching, which share theirs. They are the
+    batches step * count and on of the run: dropout's masks, and what changes with the epoch, are as if each were an
+    update. The activations of one are held at a time.
+    """
+
+    def loss(params: Params, batch: Batch, number: jax.Array, objective: Objective) -> tuple[jax.Array, LossTerms]:
+        terms = objective(params, batch, jax.random.fold_in(dropout_key, number), number)
+        return terms.loss, terms
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    if count == 1:
+        (_, terms), gradients = gradient(params, batch, step, objective)
+        return terms, gradients
+    copies, add_up = jax.vjp(objective.copies, params)
+    one = replace(objective, from_copies=True)
+
+    def add(total: Params, inputs: tuple[Batch, jax.Array]) -> tuple[Params, LossTerms]:
+        (_, terms), gradients = gradient(copies, *inputs, one)
+        return jax.tree.map(jnp.add, total, gradients), terms
+
+    zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, copies), by_row(objective.mesh))
+    total, terms = jax.lax.scan(add, zeros, (batch, step * count + jnp.arange(count)))
+    (gradients,) = add_up(jax.tree.map(lambda x: x / count, total))
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), terms), gradients
+
+
 def make_train_step(
-    objective: Objective, optimizer: optax.GradientTransformation, state: TrainState, dropout_key: jax.Array
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    dropout_key: jax.Array,
+    rule: Rule = Rule(),
 ) -> Program:
     """(state, batch) -> (state, metrics), compiled once per batch shape; the old state's memory is reused.
 
-    state: concrete or abstract, for its shardings.
+    state: concrete or abstract, for its shardings. The batch is stacked [accumulate, ...] if the rule accumulates.
     """
 
-    def loss(params: Params, batch: Batch, key: jax.Array, step: jax.Array) -> tuple[jax.Array, LossTerms]:
-        terms = objective(params, batch, key, step)
-        return terms.loss, terms
-
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        key = jax.random.fold_in(dropout_key, state.step)
-        (_, terms), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key, state.step)
+        found = loss_and_gradients(objective, state.params, batch, dropout_key, state.step, rule.accumulate)
+        terms, gradients = found
         norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))
-        healthy = state.healthy & finite
-        moved = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, healthy)
-        kept = TrainState(state.params, state.opt_state, state.step, healthy)
-        new = jax.tree.map(lambda after, before: jnp.where(healthy, after, before), moved, kept)
+        params = optax.apply_updates(state.params, updates)
+        ema = jax.tree.map(lambda e, w: e + (1 - rule.ema) * (w - e), state.ema, params) if rule.ema else None
+        moved = replace(state, params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
+        new = jax.tree.map(
+            lambda after, before: jnp.where(state.healthy & finite, after, before), moved, left_alone(state, rule)
+        )
         metrics = {"loss": terms.loss, "in_batch_accuracy": terms.accuracy, "gradient_norm": norm}
         metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
+        metrics["real_tokens"] = jnp.sum(batch.queries.mask) + jnp.sum(batch.documents.mask)
         return new, metrics
 
     mesh = objective.mesh
     state_shardings = shardings(mesh, state)
     return Program(
         train_step,
-        in_shardings=(state_shardings, by_row(mesh)),
+        in_shardings=(state_shardings, by_row(mesh, stacked=rule.accumulate > 1)),
         out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=0,
     )
+
+
+def left_alone(state: TrainState, rule: Rule) -> TrainState:
+    """The state after an update that is not made: skipped and counted, or, if that may not be, no longer healthy."""
+    if state.skipped is None:
+        return replace(state, healthy=jnp.array(False))
+    skips = state.healthy & (state.skipped < rule.skip_nonfinite)
+    return replace(state, step=state.step + skips, skipped=state.skipped + skips, healthy=skips)
 
 
 def make_eval_step(objective: Objective, params: Params) -> Program:

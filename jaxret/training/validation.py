@@ -1,4 +1,4 @@
-"""Is it getting better: in-batch loss on the dev set, and retrieval of the dev positives from a small pool."""
+"""Is it getting better: in-batch loss on the dev set, and retrieval from a small pool or a whole corpus."""
 
 from __future__ import annotations
 
@@ -12,26 +12,42 @@ from tqdm import tqdm
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.records import Judgement
 from jaxret.distributed import Program, place_rows
-from jaxret.evaluation.metrics import evaluate
-from jaxret.runs.embedder import Embedder
+from jaxret.evaluation.metrics import evaluate, parse_measure
 from jaxret.runs.run import LESS_IS_BETTER
+from jaxret.training.ranking import Ranker
 from jaxret.types import Ragged
 
 POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
-METRICS = (*LESS_IS_BETTER, *POOL_MEASURES)
+CORPUS_MEASURES = (*POOL_MEASURES, "nDCG@10", "R@100")
+METRICS = (*LESS_IS_BETTER, *CORPUS_MEASURES)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What is retrieved from, and for whom: tokens of queries and passages, and judgements of passage row by query
+    number (an id that is no row is of a passage that is not here)."""
+
+    queries: Ragged
+    passages: Ragged
+    judgements: tuple[Judgement, ...]
+    measures: tuple[str, ...]
+
+    @property
+    def depth(self) -> int:
+        """How many passages of a query the measures look at."""
+        return max(parse_measure(name).cutoff or 0 for name in self.measures)
 
 
 @dataclass
 class Validation:
-    """The dev set with its pool. Nothing is drawn at random between two validations, so their difference is the
-    model's."""
+    """The dev set, and the collection to retrieve from. Nothing is drawn at random between two validations, so their
+    difference is the model's."""
 
     dev: TrainingSet
-    pool: Ragged  # passages
-    places: np.ndarray  # int64 [dev passages]: the row of each in the pool, -1 where it is not in it
+    collection: Collection
     plan: BatchPlan
     eval_step: Program
-    embedder: Embedder
+    ranker: Ranker
     progress: bool = False
 
     def __call__(self, params: Any) -> dict[str, float]:
@@ -48,7 +64,7 @@ class Validation:
     def _in_batch(self, params: Any) -> dict[str, float]:
         total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}
         for rows in self._batches():
-            batch = place_rows(self.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
+            batch = place_rows(self.ranker.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())
             for name, mean in zip(total, (terms.terms["contrastive"], terms.rank, terms.accuracy), strict=True):
@@ -56,18 +72,21 @@ class Validation:
         return {name: value / len(self.dev) for name, value in total.items()}
 
     def _retrieve(self, params: Any) -> dict[str, float]:
-        embedder = self.embedder.with_params(params)
-        queries = embedder(self.dev.queries, "query", self.progress)
-        passages = embedder(self.pool, "passage", self.progress)
-        run, judgements = {}, []
-        for i in range(len(queries)):
-            best = np.maximum.reduceat(passages.flat @ queries[i].T, passages.offsets[:-1])  # [passages,U]
-            scores = best.sum(axis=1)
-            top = np.argsort(-scores, kind="stable")[:20]
-            run[str(i)] = [(str(row), float(scores[row])) for row in top]
-            known = self.dev.known_positives[i]
-            judgements += [Judgement(str(i), str(row), 1) for row in self.places[known[known >= 0]]]
-        return dict(evaluate(run, judgements, POOL_MEASURES).mean)
+        found = self.collection
+        run = self.ranker(params, found.queries, found.passages, self.progress)
+        return dict(evaluate(run, found.judgements, found.measures).mean)
+
+
+def make_collection(dev: TrainingSet, train: TrainingSet | None, size: int | None, seed: int) -> Collection:
+    """Every dev example and a pool; size None: with all training passages, and as a corpus is measured."""
+    whole = len(dev.passages) + (len(train.passages) if train else 0)
+    pool, places = make_pool(dev, train, whole if size is None else size, seed)
+    judgements = tuple(
+        Judgement(str(number), str(row), 1)
+        for number, known in enumerate(dev.known_positives)
+        for row in places[known[known >= 0]]
+    )
+    return Collection(dev.queries, pool, judgements, CORPUS_MEASURES if size is None else POOL_MEASURES)
 
 
 def make_pool(dev: TrainingSet, train: TrainingSet | None, size: int, seed: int) -> tuple[Ragged, np.ndarray]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxret.data.batches import BatchPlan, TrainingSet, tokenize_examples
+from jaxret.data.batches import BatchPlan, TrainingSet, stack, tokenize_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.types import Batch
@@ -196,3 +196,22 @@ def test_the_training_query_is_imagined_for_its_positive_alone(tmp_path: Path) -
         assert labels == river * length + [-1] * (6 - length), row
     second = plan.batch(data, examples, None, (1, 2)).pseudo_queries
     np.testing.assert_array_equal(second, batch.pseudo_queries[16:])  # type: ignore[index]
+
+
+def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
+    batches = [PLAN.training_batch(data, step) for step in range(6)]
+    widths = {batch.documents.ids.shape[1] for batch in batches}
+    assert len(widths) > 1, "control: there is something to pad"
+    whole = stack(batches, data.pad_id)
+    assert whole.documents.ids.shape == (6, 32, max(widths))
+    for number, batch in enumerate(batches):
+        for side in ("queries", "documents"):
+            found, expected = getattr(whole, side), getattr(batch, side)
+            length = expected.ids.shape[1]
+            np.testing.assert_array_equal(found.ids[number, :, :length], expected.ids)
+            np.testing.assert_array_equal(found.mask[number, :, :length], expected.mask)
+            assert (found.ids[number, :, length:] == data.pad_id).all()
+            assert not found.mask[number, :, length:].any()
+        for name in ("positives", "document_ids", "known_positives"):
+            np.testing.assert_array_equal(getattr(whole, name)[number], getattr(batch, name))
+    assert stack(batches[:1], data.pad_id) is batches[0]

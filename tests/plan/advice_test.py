@@ -7,8 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs.base import get_config
+from jaxret.chips import GIB, parse_topology
 from jaxret.plan.advice import advise, candidates, changed
-from jaxret.plan.chips import GIB, parse_topology
 
 ONE, FOUR = parse_topology("v5e:1x1"), parse_topology("v5e:2x2")
 

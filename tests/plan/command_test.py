@@ -94,7 +94,7 @@ def values(fits: bool | None) -> dict[str, Any]:
 
 
 def test_the_text_says_what_the_values_do() -> None:
-    from jaxret.plan.chips import parse_topology
+    from jaxret.chips import parse_topology
 
     chips = parse_topology("v5e:1x1")
     assert "c.py on v5e:1x1: fits, 1.00 GiB of 2.00 GiB, 1.00 GiB to spare" in report(values(True), chips)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jaxret.plan.chips import parse_topology
+from jaxret.chips import parse_topology
 from jaxret.plan.compiled import ENVIRONMENT, missing
 from tests.pipeline import REPOSITORY, environment
 
@@ -19,7 +19,7 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jaxret.models.encoders.attention import attend
 from jaxret.models.encoders.layers import Compute, Drop, Dropout
-from jaxret.plan.chips import parse_topology
+from jaxret.chips import parse_topology
 
 name, attention, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 description = parse_topology(name).description()

@@ -11,6 +11,7 @@ import pytest
 
 from configs.base import get_config
 from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.flops import count
 from jaxret.plan import programs
 from jaxret.plan.data import from_examples
 from jaxret.plan.plan import corpus_bytes, parameters
@@ -70,6 +71,18 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     split = 2 * 4 * (12 * (4 * 768**2 + 2 * 768 * 3072) + (30522 + 512 + 2) * 768)  # kernels and tables
     assert state["parameters"] == whole - split + split // share
     assert state["moments"] - 2 * state["parameters"] == 8  # two counters
+
+
+def test_an_average_takes_its_bytes_and_several_batches_their_products() -> None:
+    config = get_config()
+    directory = programs.ENCODERS / "bert-base-uncased"
+    shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
+    plain = programs.training(config, directory, shapes, jax.devices())
+    config.optimizer.ema, config.train.accumulate = 0.999, 3
+    planned = programs.training(config, directory, shapes, jax.devices())
+    assert planned.state == {**plain.state, "moving average": plain.state["parameters"]}
+    once, thrice = (sum(count(p.program.trace(*p.arguments)).values()) for p in (plain, planned))
+    assert thrice == 3 * once
 
 
 def test_a_plan_is_refused_as_training_would_be() -> None:

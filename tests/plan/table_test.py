@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.plan.chips import parse_topology
+from jaxret.chips import parse_topology
 from jaxret.plan.compiled import missing
 from jaxret.plan.table import COMMON, ROWS, Row, problems
 from tests.pipeline import REPOSITORY, command, environment

@@ -25,6 +25,9 @@ from tokenizers import Tokenizer
 
 from jaxret.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.contract import ContractError
+from jaxret.data.batches import BatchPlan, tokenize_examples
+from jaxret.data.formats import read_examples
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
@@ -34,14 +37,16 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, sha256_file
 from jaxret.training.begin import prepare
 from jaxret.training.feed import Feed
-from jaxret.training.loop import Trainer, TrainResult, train
+from jaxret.training.loop import Trainer, TrainResult, make_validation, schedule_steps, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import NotFiniteError, require_finite
 from jaxret.training.state import init_state, restore_state
-from jaxret.training.step import TrainState, make_train_step
+from jaxret.training.step import TrainState, make_rule, make_train_step
+from jaxret.training.step import make_objective as make_objective_of
 from tests.pipeline import (
     CLOCKS,
     REPOSITORY,
+    SPECIAL,
     command,
     environment,
     run_script,
@@ -57,6 +62,7 @@ from tests.tiny import (
     make_objective,
     make_params,
     make_retriever,
+    relative_error,
 )
 
 STEPS = 6  # with a checkpoint after 3
@@ -81,13 +87,18 @@ def whole(root: Path) -> tuple[Path, TrainResult]:
     return root / "whole", train(config_of(root), root / "whole", progress=False)
 
 
-def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[str, bytes]:
-    """Leaf -> bytes of the parameters and the optimiser's state in a checkpoint."""
+def state_at(workdir: Path, config: ConfigDict, step: int = STEPS) -> TrainState:
+    """That of a checkpoint."""
     bert, _ = load_pretrained(config.encoder.checkpoint)
     optimizer, _ = make_optimizer(config.optimizer, STEPS)
     with open_checkpoints(Workdir(workdir), config) as checkpoints:
-        state = restore_state(checkpoints, step, make_mesh(), build_retriever(config, bert), optimizer)
-    leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state, state.step))
+        retriever = build_retriever(config, bert)
+        return restore_state(checkpoints, step, make_mesh(), retriever, optimizer, make_rule(config))
+
+
+def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[str, bytes]:
+    """Leaf -> bytes of a checkpoint's state."""
+    leaves = jax.tree_util.tree_leaves_with_path(state_at(workdir, config, step))
     return {path_name(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
@@ -283,6 +294,166 @@ def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
         train(config, root / "unlogged", progress=False)
 
 
+@pytest.fixture(scope="module")
+def odd(root: Path) -> Path:
+    """The same, but the passage p7 has a word of its own whose vector, though finite, is too long for a layer norm."""
+    folder = root / "odd"
+    write_encoder(folder / "encoder")
+    shutil.copytree(root / "data", folder / "data")
+    lines = (folder / "data" / "corpus.jsonl").read_text().splitlines()
+    passages = [json.loads(line) for line in lines]
+    for passage in passages:
+        if passage["_id"] == "p7":
+            passage["text"] += " @"  # [UNK], which no other text has
+    (folder / "data" / "corpus.jsonl").write_text("".join(json.dumps(passage) + "\n" for passage in passages))
+    file = folder / "encoder" / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    weights[name][SPECIAL.index("[UNK]")] = 3e38
+    save_file(weights, file)
+    return folder
+
+
+SKIPS: dict[str, Any] = {"train__skip_nonfinite": 1, "data__dev": "", "optimizer__ema": 0.5}
+
+
+@pytest.fixture(scope="module")
+def skips(odd: Path) -> tuple[Path, int]:
+    """A run over that passage once, and the step that was skipped."""
+    train(config_of(odd, **SKIPS), odd / "skips", progress=False)
+    (bad,) = [line["step"] for line in lines(odd / "skips") if "loss" not in line]
+    return odd / "skips", int(bad)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(
+    skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also across an interruption; and the schedule waits for it."""
+    (workdir, bad), config = skips, config_of(odd, **SKIPS)
+    assert 1 < bad < STEPS
+    counts = [line["skipped_steps"] for line in lines(workdir)]
+    assert counts == [int(step >= bad) for step in range(1, STEPS + 1)]
+    _, schedule = make_optimizer(config.optimizer, STEPS)
+    made = [line["learning_rate"] for line in lines(workdir) if "loss" in line]
+    assert made == [float(schedule(step)) for step in range(STEPS - 1)], "the rates of five updates"
+    often = config_of(odd, train__checkpoint_every=1, **SKIPS)
+    with monkeypatch.context() as patch:
+        interrupt(patch, bad, crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(often, odd / "again", progress=False)
+    assert train(often, odd / "again", progress=False).resumed_from == bad
+    assert final_state(odd / "again", config) == final_state(workdir, config)
+    assert lines(odd / "again") == lines(workdir)
+
+
+def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
+    """In the second epoch; all that were skipped count, not those in a row."""
+    shutil.copytree(skips[0], tmp_path / "run")
+    longer = config_of(odd, train__steps=12, **SKIPS)
+    told = r"step (7|8|9|10|11|12): the embedding layer of .*; 1 step\(s\) were skipped before, as many as train.skip"
+    with pytest.raises(NotFiniteError, match=told):
+        train(longer, tmp_path / "run", progress=False)
+
+
+def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], odd: Path) -> None:
+    """And without again, once its checkpoint holds a count."""
+    (whole, bad), workdir = skips, odd / "stops"
+    changes = SKIPS | {"train__checkpoint_every": 1}
+    told = rf"step {bad}: the embedding layer of the passage encoder is not finite\..*train\.skip_nonfinite=N"
+    with pytest.raises(NotFiniteError, match=told):
+        train(config_of(odd, **changes | {"train__skip_nonfinite": 0}), workdir, progress=False)
+    assert lines(workdir)[-1]["step"] == bad - 1
+    assert train(config_of(odd, **changes), workdir, progress=False).resumed_from == bad - 1
+    found, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
+    assert (int(found.step), found.skipped) == (STEPS, 1)
+    assert relative_error(found.params, expected.params) <= 1e-5  # another program made its first steps
+    without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
+    assert train(without, workdir, progress=False).resumed_from == STEPS
+    assert state_at(workdir, without).skipped is None
+
+
+def test_the_moving_average_is_what_is_validated_and_used(
+    whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is resumed to the byte, while training itself is as without."""
+    config, workdir = config_of(root, optimizer__ema=0.5), root / "ema"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4, crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, workdir, progress=False)
+    result = train(config, workdir, progress=False)
+    assert result.resumed_from == 3
+    train(config, root / "ema_whole", progress=False)
+    assert final_state(workdir, config) == final_state(root / "ema_whole", config)
+    assert lines(workdir) == lines(root / "ema_whole")
+    state, plain = state_at(workdir, config), state_at(whole[0], config_of(root))
+    assert relative_error(state.params, plain.params) <= 1e-4, "training is as without, but for rounding"
+    run = open_run(workdir, "last")
+    jax.tree.map(np.testing.assert_array_equal, run.params, state.ema)
+    folder = root / "data"
+    dev, data = (tokenize_examples(read_examples(folder, split), run.tokenizer) for split in ("dev", "train"))
+    objective = make_objective_of(config, run.retriever, run.mesh)
+    validation = make_validation(config, objective, run.params, dev, data, run.tokenizer)
+    assert validation(state.ema)["nll"] == pytest.approx(result.metrics["nll"], rel=1e-6)
+    assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
+
+
+def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""
+    late = {"validation__metric": "nll", "validation__then": "average_rank", "validation__then_from": 0.5}
+    config, workdir = config_of(root, train__checkpoint_every=1, **late), root / "late"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 3, crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, workdir, progress=False)
+    train(config, workdir, progress=False)
+    found = {line["step"]: line for line in lines(workdir) if "validation/nll" in line}
+    with open_checkpoints(Workdir(workdir), config) as checkpoints:
+        best = checkpoints.best()
+        assert checkpoints.last() == STEPS
+    ranks = {step: found[step]["validation/average_rank"] for step in (3, 4, 5, 6)}
+    assert best == max(ranks, key=lambda step: (-ranks[step], step))
+    chosen = read_json(workdir / "checkpoints" / str(best) / "metrics" / "metrics")
+    assert chosen["criterion"] == "average_rank"
+
+
+def test_several_batches_make_a_step_and_it_is_resumed_between_steps(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption between two batches of a step costs the step, and changes nothing."""
+    config = config_of(root, train__accumulate=2, train__checkpoint_every=1, data__dev="")
+    train(config, root / "accumulated", progress=False)
+    with monkeypatch.context() as patch:
+        draw = BatchPlan.training_batch
+
+        def drawing(self: BatchPlan, data: Any, number: int, part: tuple[int, int] = (0, 1)) -> Any:
+            if number == 7:  # the second batch of the fourth step
+                crash()
+            return draw(self, data, number, part)
+
+        patch.setattr(BatchPlan, "training_batch", drawing)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, root / "accumulated_again", progress=False)
+    result = train(config, root / "accumulated_again", progress=False)
+    assert (result.resumed_from, result.step, result.programs) == (3, STEPS, 1)
+    assert final_state(root / "accumulated_again", config) == final_state(root / "accumulated", config)
+    assert lines(root / "accumulated_again") == lines(root / "accumulated")
+
+
+def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
+    data = tokenize_examples(
+        read_examples(root / "data", "train"), TextTokenizer.load(root / "encoder", 12, 24)
+    )  # 48 examples, 8 in a batch
+    for accumulate, total in ((1, 12), (2, 6), (5, 3)):
+        epochs = config_of(
+            root, train__steps=-1, train__epochs=2.0, train__accumulate=accumulate, train__checkpoint_every=0
+        )
+        found = schedule_steps(epochs, data)
+        assert (found.total, found.checkpoint_every) == (total, -(-6 // accumulate))
+        assert found.epochs_per_batch == 1 / 6
+        assert schedule_steps(config_of(root, train__accumulate=accumulate), data).total == STEPS, "updates"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -292,7 +463,7 @@ def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
         ("validation__metric", "MRR", r"validation\.metric is 'MRR'.*RR@10"),
         ("train__log_every", 0, r"train\.log_every is 0"),
         ("data__train", "", r"data\.train is empty"),
-        ("optimizer__decay", "cosine", r"optimizer\.decay is 'cosine'"),
+        ("optimizer__decay", "exponential", r"optimizer\.decay is 'exponential'"),
         ("head__name", "last", r"head\.name is 'last'"),
         ("head__token", "first", r"head\.token is 'first'"),
         ("encoder__dtype", "float16", r"encoder\.dtype is 'float16'"),

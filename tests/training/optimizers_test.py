@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxret.training.optimizers import decay_mask, linear_schedule, make_optimizer
+from jaxret.training.optimizers import DECAYS, decay_mask, make_optimizer, make_schedule
 from tests.tiny import SCALAR_MIX, make_config, make_retriever
 
 STEPS, WARMUP, PEAK = 20, 5, 1e-3
@@ -75,7 +75,7 @@ def test_learning_rates_are_those_of_the_golden_run(golden: dict[str, np.ndarray
 
 @pytest.mark.parametrize(("warmup", "total"), [(5, 20), (1, 2), (3, 100)])
 def test_the_schedule_is_exact_at_its_corners(warmup: int, total: int) -> None:
-    schedule = linear_schedule(PEAK, warmup, total)
+    schedule = make_schedule("linear", PEAK, warmup, total)
     assert float(schedule(0)) == 0.0
     assert float(schedule(warmup)) == np.float32(PEAK)
     assert float(schedule(total)) == 0.0
@@ -84,7 +84,7 @@ def test_the_schedule_is_exact_at_its_corners(warmup: int, total: int) -> None:
 
 
 def test_without_warm_up_the_first_update_has_the_peak() -> None:
-    schedule = linear_schedule(PEAK, 0, 10)
+    schedule = make_schedule("linear", PEAK, 0, 10)
     assert float(schedule(0)) == np.float32(PEAK)
     assert float(schedule(10)) == 0.0
 
@@ -195,6 +195,56 @@ def test_without_decay_the_rate_stays() -> None:
         make_config({"optimizer.decay": "none", "optimizer.warmup_fraction": 0.1}).optimizer, 20
     )
     np.testing.assert_allclose([float(schedule(s)) for s in (0, 1, 2, 10, 20)], [0, 1e-5, 2e-5, 2e-5, 2e-5], rtol=1e-6)
+
+
+def by_hand(decay: str, warmup: int, total: int) -> np.ndarray:
+    """The learning rates of all updates, and the one after the last, in float64."""
+    step = np.arange(total + 1, dtype=np.float64)
+    gone = (step - warmup) / (total - warmup)
+    after = {"linear": 1 - gone, "cosine": 0.5 * (1 + np.cos(np.pi * gone)), "none": np.ones(total + 1)}[decay]
+    return PEAK * np.where(step < warmup, step / max(warmup, 1), after)
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 10), (5, 20), (1, 2), (3, 100)])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_every_decay_is_its_formula(decay: str, warmup: int, total: int) -> None:
+    schedule = make_schedule(decay, PEAK, warmup, total)
+    found = np.array([float(schedule(step)) for step in range(total + 1)])
+    np.testing.assert_allclose(found, by_hand(decay, warmup, total), rtol=1e-5, atol=1e-10)
+    assert np.float32(found[total]) == (np.float32(PEAK) if decay == "none" else 0.0)
+    for other in DECAYS.keys() - {decay}:
+        if total - warmup > 1:
+            assert np.abs(found - by_hand(other, warmup, total)).max() > PEAK / 25, "control: another decay"
+
+
+@pytest.mark.parametrize(
+    ("decay", "theirs"),
+    [
+        ("linear", "get_linear_schedule_with_warmup"),
+        ("cosine", "get_cosine_schedule_with_warmup"),
+        ("none", "get_constant_schedule_with_warmup"),
+    ],
+)
+def test_schedules_are_those_of_transformers(decay: str, theirs: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    lengths = (WARMUP,) if decay == "none" else (WARMUP, STEPS)
+    scheduler, rates = getattr(transformers, theirs)(optimizer, *lengths), []
+    for _ in range(STEPS):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    _, schedule = make_optimizer(make_config(GOLDEN | {"optimizer.decay": decay}).optimizer, STEPS)
+    np.testing.assert_allclose([float(schedule(step)) for step in range(STEPS)], rates, rtol=1e-5, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("decay", "before", "now"), [("linear", 0.2, 0.6), ("cosine", 0.0954915, 0.6545085), ("none", 1, 1)]
+)
+def test_what_a_lengthened_run_goes_on_with(decay: str, before: float, now: float) -> None:
+    """At step 8 of 10, and of 20; without warm-up."""
+    rates = [float(make_schedule(decay, 1.0, 0, total)(8)) for total in (10, 20)]
+    assert rates == pytest.approx([before, now], rel=1e-5)
 
 
 @pytest.mark.parametrize("key", ["name", "decay"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,14 +14,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxret.distributed import make_mesh, shard_batch
+from jaxret.plan.hlo import collectives, parse
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import init_state
-from jaxret.training.step import TrainState, make_eval_step, make_train_step
+from jaxret.training.step import Rule, TrainState, loss_and_gradients, make_eval_step, make_train_step
 from jaxret.types import Batch, Tokens
 from tests.tiny import (
     DUAL_ENCODER,
     OPTIMIZER,
     SELF_CONTRASTIVE,
+    WITHOUT_DROPOUT,
     distance,
     make_batch,
     make_config,
@@ -45,14 +48,15 @@ def mesh_of(name: str) -> Any:
 class Trainer:
     """A step and the state it begins with, on one of the meshes."""
 
-    def __init__(self, family: str, mesh: str) -> None:
+    def __init__(self, family: str, mesh: str, rule: Rule = Rule()) -> None:
         config = make_config(FAMILIES[family] | OPTIMIZER)
         self.mesh = mesh_of(mesh)
         self.objective = make_objective(FAMILIES[family], self.mesh)
         self.optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
         pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
+        config.optimizer.ema, config.train.skip_nonfinite = rule.ema, rule.skip_nonfinite
         self.state = init_state(config, self.mesh, self.objective.retriever, pretrained, self.optimizer)
-        self.step = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9))
+        self.step = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9), rule)
 
     def batch(self, seed: int) -> Batch:
         return shard_batch(self.mesh, make_batch(QUERIES, GROUP, seed))
@@ -163,8 +167,7 @@ def poison(state: TrainState, value: float) -> TrainState:
     name = "query_encoder"
     scale = params[name]["embeddings"]["norm"]["scale"]
     params[name]["embeddings"]["norm"]["scale"] = jax.device_put(scale.at[0].set(value), scale.sharding)
-    rest = jax.tree.map(lambda x: x.copy(), (state.opt_state, state.step, state.healthy))
-    return TrainState(params, *rest)
+    return replace(jax.tree.map(lambda x: x.copy(), state), params=params)
 
 
 @pytest.mark.parametrize("mesh", ["1", "8x1"])
@@ -200,6 +203,133 @@ def test_an_unhealthy_state_stays_as_it_is_even_on_sound_batches() -> None:
     control, _ = trainer.step(jax.tree.map(lambda x: x.copy(), trainer.state), trainer.batch(0))
     assert int(control.step) == STEPS + 1
     assert distance(host(control.params), before.params) > 1e-4, "control: a healthy state moves"
+
+
+def test_what_may_be_skipped_changes_nothing_but_the_count() -> None:
+    """Twice; the third time the state is no longer healthy and stays as it is."""
+    trainer = Trainer("dual_encoder", "8x1", Rule(ema=0.5, skip_nonfinite=2))
+    trainer.run(2)
+    state = poison(trainer.state, np.inf)
+    before = host(state)
+    for skipped, step, healthy in ((1, 3, True), (2, 4, True), (2, 4, False), (2, 4, False)):
+        state, metrics = trainer.step(state, trainer.batch(0))
+        after = host(state)
+        assert not np.isfinite(float(metrics["loss"]))
+        assert (int(after.skipped), int(after.step), bool(after.healthy)) == (skipped, step, healthy)
+        for name in ("params", "opt_state", "ema"):
+            jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+
+
+def test_where_all_is_finite_the_rule_changes_nothing() -> None:
+    trainer = Trainer("dual_encoder", "8x1", Rule(skip_nonfinite=2))
+    (_, _, expected), found = trained("dual_encoder", "8x1"), trainer.run(STEPS)
+    state, wanted = found[-1][0], expected[-1][0]
+    assert (state.skipped, int(state.step), bool(state.healthy)) == (0, STEPS, True)
+    for tree, other in ((state.params, wanted.params), (state.opt_state, wanted.opt_state)):
+        assert relative_error(tree, other) <= TOLERANCE
+
+
+@pytest.mark.parametrize("mesh", ["1", "4x2"])
+def test_the_moving_average(mesh: str) -> None:
+    """By the formula, in float64, from the first weights on; it has no part in training."""
+    trainer = Trainer("dual_encoder", mesh, Rule(ema=0.7))
+    first, history = host(trainer.state), trainer.run(STEPS)
+    jax.tree.map(np.testing.assert_array_equal, first.ema, first.params)
+    weights = [first.params, *(state.params for state, _ in history)]
+    for decay, close in ((0.7, True), (0.8, False)):  # control: another decay
+        expected = jax.tree.map(lambda x: x.astype(np.float64), weights[0])
+        for later in weights[1:]:
+            expected = jax.tree.map(lambda e, w, d=decay: d * e + (1 - d) * w, expected, later)
+        assert (relative_error(history[-1][0].ema, expected) <= 1e-7) is close
+    _, _, without = trained("dual_encoder", mesh)
+    assert relative_error(history[-1][0].params, without[-1][0].params) <= TOLERANCE
+    kernels = [
+        w["query_encoder"]["layers"]["intermediate"]["kernel"] for w in (trainer.state.weights, trainer.state.params)
+    ]
+    assert kernels[0].sharding == kernels[1].sharding
+    assert trainer.state.weights is trainer.state.ema
+
+
+def test_the_moving_average_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    trainer = Trainer("dual_encoder", "1", Rule(ema=0.7))
+    weights = host(trainer.state).params["query_encoder"]["layers"]["intermediate"]["kernel"]
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.data = torch.tensor(weights)
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.7))
+    averaged.update_parameters(model)  # the first one copies
+    for state, _ in trainer.run(STEPS):
+        model.weight.data = torch.tensor(state.params["query_encoder"]["layers"]["intermediate"]["kernel"])
+        averaged.update_parameters(model)
+    found = trainer.state.weights["query_encoder"]["layers"]["intermediate"]["kernel"]
+    np.testing.assert_allclose(found, averaged.module.weight.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+COUNT = 3
+
+
+def stacked(*seeds: int) -> Batch:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(make_batch(QUERIES, GROUP, seed) for seed in seeds))
+
+
+def gradients_of(mesh: str, family: str, batch: Batch, number: int, count: int) -> tuple[Any, Any]:
+    """Of several batches, those of the tied family in chunks where the mesh allows it."""
+    chunk_size = QUERIES // 2 if count > 1 and family == "self_contrastive" else 0
+    objective, key = make_objective(FAMILIES[family], mesh_of(mesh), chunk_size=chunk_size), jax.random.key(9)
+    placed = shard_batch(objective.mesh, batch, stacked=count > 1)
+    params = make_params(objective.retriever)
+    return host(jax.jit(lambda p, b, n: loss_and_gradients(objective, p, b, key, n, count))(params, placed, number))
+
+
+@functools.cache
+def separately(family: str) -> tuple[Any, Any]:
+    """Loss and gradients of the batches 6, 7 and 8, one at a time on one device, and their means in float64."""
+    found = [gradients_of("1", family, make_batch(QUERIES, GROUP, seed), 6 + seed, 1) for seed in range(COUNT)]
+    return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float64) for x in leaves], axis=0), *found)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_accumulated_gradient_is_the_mean_of_its_batches(family: str, mesh: str) -> None:
+    """With dropout, whose masks are those of each batch as a step of its own."""
+    terms, gradients = gradients_of(mesh, family, stacked(0, 1, 2), 2, COUNT)
+    expected_terms, expected = separately(family)
+    assert float(terms.loss) == pytest.approx(float(expected_terms.loss), rel=TOLERANCE)
+    assert float(terms.rank) == pytest.approx(float(expected_terms.rank), rel=TOLERANCE)
+    assert relative_error(gradients, expected) <= TOLERANCE
+    assert distance(gradients, expected) <= LEAF_TOLERANCE
+    if mesh == "8x1":
+        for other, step in ((stacked(0, 1, 1), 2), (stacked(0, 1, 2), 3)):
+            _, control = gradients_of(mesh, family, other, step, COUNT)
+            assert relative_error(control, expected) > 1e-2, "control: another batch, other masks"
+
+
+def test_accumulated_batches_share_no_negatives() -> None:
+    """One batch of all their queries has another loss."""
+    objective = make_objective(DUAL_ENCODER, mesh_of("1"), WITHOUT_DROPOUT)
+    params, key = make_params(objective.retriever), jax.random.key(0)
+    loss = jax.jit(lambda batch: objective(params, batch, key).loss)
+    halves = [half(make_batch(QUERIES, GROUP), part) for part in (0, 1)]
+    apart = np.mean([float(loss(batch)) for batch in halves])
+    stack = jax.tree.map(lambda *leaves: np.stack(leaves), *halves)
+    terms, _ = jax.jit(lambda batch: loss_and_gradients(objective, params, batch, key, jnp.int32(0), 2))(stack)
+    assert float(terms.loss) == pytest.approx(apart, rel=1e-5)
+    assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control"
+
+
+@pytest.mark.parametrize("mesh", ["8x1", "4x2"])
+def test_gradients_of_several_batches_travel_once(mesh: str) -> None:
+    """A batch more moves the vectors of its documents and their gradients, and no parameter's."""
+    moved = []
+    for count in (2, 4):
+        trainer = Trainer("dual_encoder", mesh, Rule(accumulate=count))
+        batch = shard_batch(trainer.mesh, stacked(*range(count)), stacked=True)
+        program = trainer.step.trace(trainer.state, batch).lower().compile()
+        moved.append(sum(c.times * c.bytes for c in collectives(parse(program.as_text()), 8)))
+    parameters = sum(leaf.size * 4 for leaf in jax.tree.leaves(trainer.state.params))
+    vectors = QUERIES * GROUP * 16 * 4
+    assert moved[0] >= parameters, "control: gradients are counted"
+    assert moved[1] - moved[0] <= 2 * (2 * vectors + 1000) < parameters / 4
 
 
 def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from jaxret.data.batches import TrainingSet, tokenize_examples
-from jaxret.data.formats import read_examples
-from jaxret.runs.embedder import Embedder
+from jaxret.data.formats import read_corpus, read_examples, read_run, write_beir
+from jaxret.data.records import Judgement
+from jaxret.retrieval.encode import encode_corpus
 from jaxret.runs.run import Run
+from jaxret.tools.search_files import search_files
+from jaxret.training.examples import load_corpus
 from jaxret.training.loop import make_validation
 from jaxret.training.losses import LossSettings
+from jaxret.training.ranking import Ranker
 from jaxret.training.step import Objective
-from jaxret.training.validation import Validation, make_pool
+from jaxret.training.validation import CORPUS_MEASURES, Validation, make_collection, make_pool
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
 
@@ -40,17 +46,24 @@ def validation(run: Run) -> Validation:
 def vectors(run: Run, validation: Validation) -> tuple[np.ndarray, np.ndarray]:
     """Queries [E,D] and pool [P,D] in float64."""
     embedder = run.embedder()
-    queries, pool = embedder(validation.dev.queries, "query"), embedder(validation.pool, "passage")
+    found = validation.collection
+    queries, pool = embedder(found.queries, "query"), embedder(found.passages, "passage")
     return tuple(found.stacked()[:, 0].astype(np.float64) for found in (queries, pool))  # type: ignore[return-value]
+
+
+def by_query(validation: Validation) -> list[list[Judgement]]:
+    found = validation.collection
+    return [[j for j in found.judgements if j.query_id == str(query)] for query in range(len(found.queries))]
 
 
 def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
     found = validation(run.params)
     queries, pool = vectors(run, validation)
     reciprocal, top5, top20 = [], [], []
-    for query, known in zip(queries, validation.dev.known_positives, strict=True):
+    relevant = [{int(j.passage_id) for j in judgements} for judgements in by_query(validation)]
+    for query, rows in zip(queries, relevant, strict=True):
         order = np.argsort(-(pool @ query).astype(np.float32), kind="stable")
-        rank = 1 + min(int(np.flatnonzero(order == validation.places[row])[0]) for row in known if row >= 0)
+        rank = 1 + min(int(np.flatnonzero(order == row)[0]) for row in rows)
         reciprocal.append(1 / rank if rank <= 10 else 0)
         top5.append(rank <= 5)
         top20.append(rank <= 20)
@@ -65,7 +78,7 @@ def test_in_batch_loss(run: Run, validation: Validation) -> None:
     """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
-    pool = pool[validation.places]  # by dev passage: all of them are in it
+    pool = run.embedder()(dev.passages, "passage").stacked()[:, 0].astype(np.float64)
     losses, ranks = [], []
     for start in range(0, len(dev), plan.batch_size):
         rows = range(start, min(start + plan.batch_size, len(dev)))
@@ -85,14 +98,20 @@ def test_the_pool(run: Run, validation: Validation) -> None:
     folder = Path(run.config.data.train)
     train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
     dev = validation.dev
-    assert len(validation.pool) == 45
-    assert sorted(validation.places) == list(range(len(dev.passages)))
-    for row, place in enumerate(validation.places):
-        assert np.array_equal(validation.pool[place], dev.passages[row])
-    distinct = {validation.pool[row].tobytes() for row in range(len(validation.pool))}
+    again, places = make_pool(dev, train, 45, seed=run.config.seed.data)
+    assert len(again) == 45
+    assert sorted(places) == list(range(len(dev.passages)))
+    for row, place in enumerate(places):
+        assert np.array_equal(again[place], dev.passages[row])
+    distinct = {again[row].tobytes() for row in range(len(again))}
     assert len(distinct) == 45
-    again, _ = make_pool(dev, train, 45, seed=run.config.seed.data)
-    assert np.array_equal(again.flat, validation.pool.flat)
+    assert np.array_equal(again.flat, validation.collection.passages.flat)
+    for known, judgements in zip(dev.known_positives, by_query(validation), strict=True):
+        assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in known if row >= 0)
+    all_of_them = make_collection(dev, train, None, seed=1)
+    texts = {row.tobytes() for row in (*dev.passages, *train.passages)}
+    assert {row.tobytes() for row in all_of_them.passages} == texts
+    assert all_of_them.measures == CORPUS_MEASURES
     assert not np.array_equal(make_pool(dev, train, 45, seed=1)[0].flat, again.flat)
     relevant = {row for known in dev.known_positives for row in known if row >= 0}
     few, places = make_pool(dev, train, 5, seed=1)
@@ -126,15 +145,97 @@ def test_no_passage_is_twice_in_the_pool() -> None:
     assert [row.tolist() for row in alone] == [[7], [8, 5]]
 
 
-def test_of_equal_scores_the_first_comes_first(validation: Validation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lower row of the pool."""
+def test_of_equal_scores_the_first_comes_first(validation: Validation) -> None:
+    """The lower row, whatever the batch that it was in: all texts are equal, and long ones are encoded first."""
+    params = jax.tree.map(jnp.zeros_like, validation.ranker.embedder.params)
+    pool = Ragged.from_lists([[2] + [9] * (n % 5) + [3] for n in range(150)])
+    found = validation.ranker(params, validation.dev.queries, pool)
+    assert found.keys() == {str(query) for query in range(len(validation.dev))}
+    for ranking in found.values():
+        assert ranking == [(str(row), 0.0) for row in range(validation.ranker.depth)]
 
-    def all_the_same(self: Embedder, texts: Ragged, side: str, progress: bool = False) -> Ragged:
-        return Ragged(np.ones((len(texts), 2), np.float32), np.arange(len(texts) + 1))
 
-    monkeypatch.setattr(Embedder, "__call__", all_the_same)
-    dev = passages_only([7], [8])
-    pool = Ragged.from_lists([[n] for n in range(10, 18)])
-    for place in (0, 2, 6):
-        equal = replace(validation, dev=dev, pool=pool, places=np.array([place, -1]))
-        assert equal._retrieve(validation.embedder.params)["RR@10"] == pytest.approx(1 / (1 + place))
+def test_fewer_passages_than_are_asked_for(validation: Validation) -> None:
+    ranker = Ranker(validation.ranker.embedder, 50)
+    found = ranker(ranker.embedder.params, validation.dev.queries, validation.dev.passages.take(np.arange(7)))
+    for ranking in found.values():
+        assert sorted(row for row, _ in ranking) == [str(row) for row in range(7)]
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dual_encoder": {},
+    "several_vectors": {"head__name": "layers", "head__layers__chosen": (1, 3)},
+    "late_interaction": {"head__name": "all_tokens", "head__all_tokens__late": True, "head__all_tokens__projection": 6},
+    "lists": {"head__name": "all_tokens"},
+}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "dual_encoder",
+        "late_interaction",
+        pytest.param("several_vectors", marks=pytest.mark.exhaustive),
+        pytest.param("lists", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> None:
+    """The whole folder, on eight devices with split parameters: rankings and measures of encode.py and search.py."""
+    data = write_data(tmp_path / "data", train=30, dev=11)
+    overrides: dict[str, Any] = {"encoder__tied": False, "mesh__fsdp": 2, **FAMILIES[family]}
+    run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), data, **overrides)
+    config = ConfigDict(run.config)
+    config.data.dev, config.validation.corpus = str(data), str(data)
+    dev = tokenize_examples(read_examples(data, "dev"), run.tokenizer)
+    told: list[str] = []
+    corpus = load_corpus(config, dev, run.tokenizer, False, told.append)
+    assert corpus is not None
+    assert any(line.startswith(f"validation: 91 passages from {data}, 11 queries") for line in told)
+    objective = Objective(run.retriever, LossSettings(), run.mesh)
+    validation = make_validation(config, objective, run.params, dev, None, run.tokenizer, corpus)
+
+    encode_corpus(run, data, progress=False)
+    expected = search_files(run, str(data), str(data), "dev", 100, list(CORPUS_MEASURES), progress=False)
+    assert expected is not None
+    found = validation(run.params)
+    for name, value in expected.mean.items():
+        assert found[name] == pytest.approx(value, abs=1e-9), name
+    ids = [passage.id for passage in read_corpus(data)]
+    rankings = read_run(run.workdir.rankings("data.dev"))
+    mine = validation.ranker(run.params, corpus.queries, corpus.passages)
+    assert len(rankings) == len(mine) == 11
+    for number, query in enumerate(dict.fromkeys(dev.query_ids)):
+        same = [(ids[int(row)], score) for row, score in mine[str(number)]]
+        theirs = rankings[query]
+        scores = np.array([score for _, score in theirs])
+        rounding = 1e-5 * np.abs(scores).max()
+        np.testing.assert_allclose([score for _, score in same], scores, atol=rounding)
+        gaps = -np.diff(scores, prepend=np.inf, append=-np.inf) > 2 * rounding
+        clear = np.flatnonzero(gaps[1:] & gaps[:-1])  # no neighbour has nearly the same score
+        assert len(clear) > 50
+        assert [same[i][0] for i in clear] == [theirs[i][0] for i in clear]
+    moved = jax.tree.map(lambda leaf: leaf * 1.5, run.params)
+    assert validation(moved)["nDCG@10"] != pytest.approx(found["nDCG@10"], abs=1e-6), "control: another model"
+
+
+def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> None:
+    folder = Path(run.config.data.train)
+    told: list[str] = []
+    dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+    config = ConfigDict(run.config)
+    config.data.dev = str(folder)
+    passages = list(read_corpus(folder))
+    for kept, message in ((passages[:-1], "of 14 relevant passages are not in it"), (passages[:4], None)):
+        write_beir(tmp_path / str(len(kept)), kept, [], {})
+        config.validation.corpus = str(tmp_path / str(len(kept)))
+        if message is None:
+            with pytest.raises(ValueError, match=r"validation.corpus is .*/4, which has none of the relevant passages"):
+                load_corpus(config, dev, run.tokenizer, False, told.append)
+        else:
+            corpus = load_corpus(config, dev, run.tokenizer, False, told.append)
+            assert corpus is not None
+            absent = [j for j in corpus.judgements if not j.passage_id.isdecimal()]
+            assert message in told[-1] or not absent
+    for nothing in ("", "train"):
+        config.validation.corpus = nothing
+        assert load_corpus(config, dev, run.tokenizer, False, told.append) is None

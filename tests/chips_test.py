@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxret.plan.chips import CHIPS, GIB, PRECISIONS, parse_topology
+from jaxret.chips import CHIPS, GIB, PRECISIONS, parse_topology
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The chips that a plan knows, and how many of them: v5e:4x4, h100:8.
+"""The chips that are known, and how many of them a plan is for: v5e:4x4, h100:8.
 
 Sources: Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" (cloud.google.com/tpu/docs), NVIDIA's data
 sheets "H100 Tensor Core GPU" (SXM) and "H200 Tensor Core GPU" (SXM). Rates are without sparsity.
@@ -56,6 +56,25 @@ CHIPS = {
         _hopper("h200", 150_109_880_320, 4800.0),
     )
 }
+
+
+# What JAX calls a device -> the chip. H100s of another kind (PCIe, NVL) have other rates.
+KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+}
+
+
+def chip_of(kind: str) -> Chip | None:
+    """The chip that JAX calls so (Device.device_kind); None if its rates are not known here."""
+    return CHIPS[KINDS[kind]] if kind in KINDS else None
 
 
 # What XLA wants to know of a GPU that is not there (compute capability 9.0; its properties as CUDA and NVIDIA's

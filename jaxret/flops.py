@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
+
+from jaxret.chips import Chip
 
 PARTS = ("queries", "passages", "head", "loss", "optimizer")
 PHASES = ("forward", "backward", "recomputation")
@@ -44,6 +46,11 @@ def count(traced: Any) -> Flops:
     for times, stack, equation in _products(needed, 1, ""):
         found[_kind(stack, equation)] += times * product_flops(equation)
     return found
+
+
+def at_full_rate(flops: Mapping[Kind, int], chip: Chip) -> float:
+    """Seconds that the products take on one chip, each at the full rate of its precision."""
+    return sum((number / chip.rates[kind.precision] for kind, number in flops.items()), 0.0)
 
 
 def elementwise(function: Any, *arguments: Any) -> int:

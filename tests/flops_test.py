@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
+from jaxret import flops
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.bert import BertConfig
-from jaxret.plan import flops, hlo
+from jaxret.plan import hlo
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.step import TrainState, make_train_step
 from tests.tiny import (

@@ -1,0 +1,71 @@
+"""How fast a run is: what every line of its log says of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxret.chips import chip_of
+from jaxret.distributed import Program
+from jaxret.flops import at_full_rate, count
+from jaxret.types import Batch
+
+TIMED = ("seconds_per_step", "tokens_per_second", "padded_tokens_per_second", "mfu")  # what a clock says, in a log
+
+
+class Speed:
+    """Measures the steps since the last reading.
+
+    ideal: seconds that the products of a step would take on these chips, or None where they are not known. Tokens are
+    those of queries and passages on all devices, padded ones with their padding. MFU is the part of the time that the
+    model's products, forward and backward, take at the chips' full rate (Chowdhery et al. 2022, appendix B); what is
+    computed again does not count. The first reading has the compilation in it.
+    """
+
+    def __init__(self, ideal: Callable[[Batch], float] | None = None) -> None:
+        self._ideal = ideal
+        self.restart()
+
+    def restart(self) -> None:
+        self._start, self._steps, self._padded, self._best = time.perf_counter(), 0, 0, 0.0
+        self._real: list[jax.Array] = []  # still on the device: asking for them would wait for the step
+
+    def add(self, batch: Batch, real_tokens: jax.Array) -> None:
+        """A step that was started."""
+        self._steps += 1
+        self._real.append(real_tokens)
+        self._padded += batch.queries.ids.size + batch.documents.ids.size
+        if self._ideal:
+            self._best += self._ideal(batch)
+
+    def read(self) -> dict[str, float]:
+        """TIMED, mfu only where the chips are known; waits for the steps, and starts again."""
+        real = sum(float(tokens) for tokens in self._real)
+        seconds = time.perf_counter() - self._start
+        values = seconds / max(self._steps, 1), real / seconds, self._padded / seconds, self._best / seconds
+        self.restart()
+        return dict(zip(TIMED if self._ideal else TIMED[:-1], values))
+
+
+def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Callable[[Batch], float] | None:
+    """Batch -> seconds that the products of a step of the program take at the full rate of so many chips; None if chips
+    of this kind are not known. Counted once for each shape, from the trace that there is."""
+    chip = chip_of(kind)
+    if chip is None:
+        return None
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    known: dict[Any, float] = {}
+
+    def seconds(batch: Batch) -> float:
+        shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shape not in known:
+            products = {
+                kind: n for kind, n in count(program.trace(abstract, batch)).items() if kind.phase != "recomputation"
+            }
+            known[shape] = at_full_rate(products, chip) / devices
+        return known[shape]
+
+    return seconds
