@@ -367,7 +367,7 @@ def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], 
     found, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
     assert int(found.step) == STEPS
     assert found.skipped == 1
-    assert relative_error(found.params, expected.params) <= 1e-5  # another program made its first steps
+    assert relative_error(found.params, expected.params) <= 1e-4  # another program made its first steps
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
     assert state_at(workdir, without).skipped is None
