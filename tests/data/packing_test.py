@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxret.data.batches import BatchPlan, TrainingSet, tokenize_examples
+from jaxret.data.batches import BatchPlan, TrainingSet, stack, tokenize_examples
 from jaxret.data.formats import Policy, read_examples
-from jaxret.data.packing import Packer, Placed, choose, forth_and_back, lay, place, to_the_poorest
+from jaxret.data.packing import Packer, Placed, Side, choose, forth_and_back, lay, place, to_the_poorest
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.types import Batch
 from tests.data.batches_test import EXAMPLES, PLAN, example
@@ -176,3 +176,16 @@ def test_real_lengths(name: str, before: float, data_dir: Path, minilm_dir: Path
     assert len(programs) <= 4
     assert ratios[1] <= 1.08
     assert ratios[0] > before, "control: padded"
+
+
+def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
+    """Those of the batch with the most; then they are one stack."""
+    side = Side(length=16, slots=1, width=16, sizes=(2, 3, 4, 32))
+    plan = replace(PLAN, packer=Packer(1, replace(side, length=10), side))
+    batches = [plan.training_batch(data, step) for step in range(4)]
+    rows = [batch.documents.packing.rows for batch in batches if batch.documents.packing]
+    stacked = stack(batches, data.pad_id)
+    assert stacked.documents.packing is not None
+    assert stacked.documents.packing.rows == max(rows)
+    assert stacked.documents.packing.starts.shape == (4, 32)
+    assert stacked.documents.computed(1) == 4 * max(rows) * 16
