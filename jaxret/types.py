@@ -6,6 +6,7 @@ L layers, H hidden size, K kept positions, V vectors per text, D vector size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,13 +21,33 @@ Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
 
 
 @struct.dataclass
+class Packing:
+    """Where an encoder finds texts that it computes without their padding, side by side in `rows` rows of `width`
+    tokens on each device (and in each chunk). starts: where each text begins, these rows laid end to end; they rise,
+    and a text without tokens begins behind them all."""
+
+    starts: Int[Array, " B"]
+    rows: int = struct.field(pytree_node=False)
+    width: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
 class Tokens:
     """Padded token ids, texts on the first axis; padding is on the right. `rows` are those of the texts in the whole
-    batch, where these are a part of one: dropout's masks follow them."""
+    batch, where these are a part of one, or in another order: dropout's masks follow them. With `packing` an encoder
+    computes the same states in fewer tokens."""
 
     ids: Int[Array, "B T"]
     mask: Bool[Array, "B T"]
     rows: Int[Array, " B"] | None = None
+    packing: Packing | None = None
+
+    def computed(self, bins: int) -> int:
+        """How many tokens an encoder computes for these texts, of which each of `bins` parts is encoded on its own."""
+        if self.packing is None:
+            return self.ids.size
+        stacked = math.prod(self.packing.starts.shape[:-1])
+        return stacked * bins * self.packing.rows * self.packing.width
 
 
 @struct.dataclass

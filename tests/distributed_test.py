@@ -213,21 +213,22 @@ from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
 from tests.tiny import DUAL_ENCODER, SELF_CONTRASTIVE, run_steps
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
-print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, fsdp=8)))
+packed = run_steps(DUAL_ENCODER, fsdp=8, packed=True)
+print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, fsdp=8) + packed))
 """
 
 
 @pytest.mark.exhaustive
 def test_two_processes_are_one() -> None:
     """Loss and gradient norm of three steps with dropout, each process holding half of the rows; and with parameters
-    split over both, read layer by layer."""
-    expected = run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, fsdp=1)
+    split over both, read layer by layer; and with packed texts, that are padded in one."""
+    expected = run_steps(SELF_CONTRASTIVE, fsdp=2) + 2 * run_steps(DUAL_ENCODER, fsdp=1)
     address = free_address()
     done = together(*([sys.executable, "-c", WORKER, str(rank), address] for rank in range(2)))
     assert [status for status, _, _ in done] == [0, 0], done
     first, second = (json.loads(output.splitlines()[-1]) for _, output, _ in done)
     assert first == second, "both processes see the same global metrics"
-    assert len(expected) == len(first) == 6
+    assert len(expected) == len(first) == 9
     for found, wanted in zip(first, expected, strict=True):
         for name in ("loss", "gradient_norm"):
             assert abs(found[name] - wanted[name]) <= 2e-6 * wanted[name]

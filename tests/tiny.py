@@ -23,6 +23,7 @@ from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import init_state
 from jaxret.training.step import Objective, make_train_step
 from jaxret.types import Batch, Tokens
+from tests.packed import pack
 
 BERT = BertConfig(
     vocab_size=40, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=16, type_vocab_size=0
@@ -174,7 +175,7 @@ OPTIMIZER: dict[str, Any] = {
 }
 
 
-def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3) -> list[dict[str, float]]:
+def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3, packed: bool = False) -> list[dict[str, float]]:
     """The metrics of the first steps over all devices of all processes; each process brings its own rows."""
     config, mesh = make_config(overrides | OPTIMIZER), make_mesh(fsdp)
     objective = make_objective(overrides, mesh)
@@ -185,6 +186,8 @@ def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3) -> list[dict
     history = []
     for seed in range(steps):
         batch = make_batch(8, 2, seed)
+        if packed:
+            batch = pack(batch, mesh.size, objective.retriever.module.head)
         own = jax.tree.map(lambda x: np.split(x, jax.process_count())[jax.process_index()], batch)
         state, metrics = step(state, shard_batch(mesh, own))
         history.append(jax.tree.map(float, metrics))

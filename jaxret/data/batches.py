@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxret.data.packing import SAMPLE, USUAL, Packer, Placed, Side, choose
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokenizer import TextTokenizer, Truncation, joined
 from jaxret.storage import sha256_json_lists
-from jaxret.types import Batch, Ragged, Tokens
+from jaxret.types import Batch, Packing, Ragged, Tokens
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def tokenize_examples(
 @dataclass(frozen=True)
 class BatchPlan:
     """How examples become batches: `batch_size` queries over all processes, each with its positive and `negatives`
-    hard negatives, padded to a multiple of `length_multiple` tokens."""
+    hard negatives, padded to a multiple of `length_multiple` tokens. With a `packer` those of training are also laid
+    side by side for the encoder; they then come in its order, and say their rows."""
 
     batch_size: int
     negatives: int
@@ -110,6 +112,28 @@ class BatchPlan:
     pseudo_length: int = 0  # tokens of a pseudo-query, in a batch of a set that has them
     data_seed: int = 0
     negatives_seed: int = 0
+    packer: Packer | None = None
+
+    def packed(self, data: TrainingSet, bins: int, slots: tuple[int, int], hidden_size: int) -> BatchPlan:
+        """The same batches, packed for so many bins: widths and sizes from the lengths of some batches of the first
+        epoch. slots: of a query and of a passage."""
+        steps = -(-len(data) // self.batch_size)
+        sample = [self._lengths(data, int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLE).astype(int))]
+        queries, passages = zip(*sample)
+        longest = (
+            self._padded_length(int(data.queries.lengths.max()), self.max_query_length),
+            self._padded_length(int(data.passages.lengths.max()), self.max_passage_length),
+        )
+        sides = (
+            choose(lengths, length, count, bins, hidden_size, usual)
+            for lengths, length, count, usual in zip((queries, passages), longest, slots, USUAL.values())
+        )
+        return replace(self, packer=Packer(bins, *sides))
+
+    def _lengths(self, data: TrainingSet, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the queries and documents of a training batch; 0 for empty slots."""
+        examples = self.examples_of(step, len(data))
+        return lengths_of(data.queries, examples), lengths_of(data.passages, self.documents_of(data, examples, step))
 
     def examples_of(self, step: int, total: int) -> np.ndarray:
         """Rows of the examples of a step [batch_size]: an endless stream of epochs, each a new permutation."""
@@ -133,54 +157,85 @@ class BatchPlan:
             documents[i, 1 : 1 + size] = drawn
         return documents.reshape(-1)
 
-    def batch(self, data: TrainingSet, examples: np.ndarray, step: int | None, part: tuple[int, int] = (0, 1)) -> Batch:
+    def batch(
+        self,
+        data: TrainingSet,
+        examples: np.ndarray,
+        step: int | None,
+        part: tuple[int, int] = (0, 1),
+        packer: Packer | None = None,
+    ) -> Batch:
         """The rows of a batch that belong to process `part[0]` of `part[1]`, as host arrays.
 
-        Lengths are chosen from the whole batch, so every process compiles the same program. Example -1 is no query.
+        Lengths and places are chosen from the whole batch, so every process compiles the same program. Example -1 is no
+        query.
         """
         documents = self.documents_of(data, examples, step)
         index, count = part
         mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
         group = 1 + self.negatives
-        my_documents = documents[mine.start * group : mine.stop * group]
+        my_documents = slice(mine.start * group, mine.stop * group)
         real = np.where(examples >= 0, examples, 0)
         positives = np.where(examples >= 0, np.arange(len(examples)) * group, -1).astype(np.int32)
         known = np.where((examples >= 0)[:, None], data.known_positives[real], -1)
+        if packer is None:
+            query_tokens = self._tokens(data, data.queries, examples, mine, self.max_query_length)
+            tokens = self._tokens(data, data.passages, documents, my_documents, self.max_passage_length)
+        else:
+            places = packer(lengths_of(data.queries, examples), lengths_of(data.passages, documents))
+            query_tokens = packed_tokens(data.queries, examples, mine, packer.queries, places[0], data.pad_id)
+            tokens = packed_tokens(data.passages, documents, my_documents, packer.passages, places[1], data.pad_id)
+        encoded = np.arange(my_documents.start, my_documents.stop) if tokens.rows is None else tokens.rows
         return Batch(
-            queries=self._tokens(data, data.queries, examples, mine, self.max_query_length),
-            documents=self._tokens(
-                data, data.passages, documents, slice(mine.start * group, mine.stop * group), self.max_passage_length
-            ),
+            queries=query_tokens,
+            documents=tokens,
             positives=positives[mine],
-            document_ids=my_documents,
+            document_ids=documents[my_documents],
             known_positives=known[mine],
-            pseudo_queries=self._pseudo_queries(data, examples[mine], my_documents),
+            pseudo_queries=self._pseudo_queries(data, examples, documents, encoded),
         )
 
-    def _pseudo_queries(self, data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray | None:
-        """Token ids [N, pseudo_length] of each document's pseudo-query, -1 where there is none."""
+    def _pseudo_queries(
+        self, data: TrainingSet, examples: np.ndarray, documents: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray | None:
+        """Token ids [rows, pseudo_length] of the pseudo-queries of some documents, -1 where there is none."""
         if data.pseudo_queries is not None:
-            ids, mask = data.pseudo_queries.padded(documents, self.pseudo_length, -1)
+            ids, mask = data.pseudo_queries.padded(documents[rows], self.pseudo_length, -1)
         elif data.imagine_queries:
-            queries = np.full((len(examples), 1 + self.negatives), -1)
-            queries[:, 0] = examples
-            ids, mask = data.bare_queries.padded(queries.reshape(-1), self.pseudo_length, -1)
+            queries = np.full(len(documents), -1)
+            queries[:: 1 + self.negatives] = examples
+            ids, mask = data.bare_queries.padded(queries[rows], self.pseudo_length, -1)
         else:
             return None
         return np.where(mask, ids, -1)
 
+    def _padded_length(self, longest: int, limit: int) -> int:
+        return min(-(-longest // self.length_multiple) * self.length_multiple, limit)
+
     def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
-        longest = int(texts.lengths_of(rows[rows >= 0]).max())
-        length = min(-(-longest // self.length_multiple) * self.length_multiple, limit)
+        length = self._padded_length(int(texts.lengths_of(rows[rows >= 0]).max()), limit)
         return Tokens(*texts.padded(rows[mine], length, data.pad_id))
 
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a training step."""
-        return self.batch(data, self.examples_of(step, len(data)), step, part)
+        return self.batch(data, self.examples_of(step, len(data)), step, part, self.packer)
+
+
+def lengths_of(texts: Ragged, rows: np.ndarray) -> np.ndarray:
+    """0 for row -1, an empty slot."""
+    return np.where(rows >= 0, texts.lengths_of(np.maximum(rows, 0)), 0)
+
+
+def packed_tokens(texts: Ragged, rows: np.ndarray, mine: slice, side: Side, placed: Placed, pad_id: int) -> Tokens:
+    """A process's part of the texts of a batch, in the order of their places."""
+    order = placed.order[mine].astype(np.int32)
+    packing = Packing(placed.starts[mine].astype(np.int32), placed.rows, side.width)
+    return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
 
 
 def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
-    """Host batches of one size as one, [batches, ...], texts padded to the longest; of one batch, that batch."""
+    """Host batches of one size as one, [batches, ...], texts padded to the longest, or in as many rows as the most; of
+    one batch, that batch."""
     if len(batches) == 1:
         return batches[0]
 
@@ -188,8 +243,14 @@ def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
         tokens = [getattr(batch, side) for batch in batches]
         length = max(some.ids.shape[1] for some in tokens)
         pads = [((0, 0), (0, length - some.ids.shape[1])) for some in tokens]
+        rows = max(some.packing.rows if some.packing else 0 for some in tokens)
         return [
-            replace(some, ids=np.pad(some.ids, pad, constant_values=pad_id), mask=np.pad(some.mask, pad))
+            replace(
+                some,
+                ids=np.pad(some.ids, pad, constant_values=pad_id),
+                mask=np.pad(some.mask, pad),
+                packing=replace(some.packing, rows=rows) if some.packing else None,
+            )
             for some, pad in zip(tokens, pads, strict=True)
         ]
 

@@ -51,7 +51,7 @@ class RetrieverModule(nn.Module):
         encoder = self._encoder(side)
         head = self.head if self.tied else getattr(self, f"{side}_head")
         hidden = encoder(tokens, head.keep(side), train, head.leading(side))
-        embeddings = head(hidden, Text(side, tokens, encoder, train, labels))
+        embeddings = head(hidden, Text(side, replace(tokens, packing=None), encoder, train, labels))
         # Everything after the encoder is float32: scores of bf16 vectors would have ties where there are none.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))
         if side == "passage" and self.pooled:
@@ -65,7 +65,7 @@ class RetrieverModule(nn.Module):
         return self.encoder if self.tied else getattr(self, f"{side}_encoder")
 
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
-        return self._encoder(side)(tokens, Keep())
+        return self._encoder(side)(replace(tokens, packing=None), Keep())
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
         """Touches every parameter once; used to initialise."""

@@ -38,6 +38,7 @@ _UTILIZATION = flags.DEFINE_float(
 _ADVICE = flags.DEFINE_boolean("advice", True, "where a step does not fit, compile what might")
 _PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "of the corpus to encode or search", lower_bound=1)
 _QUERIES = flags.DEFINE_integer("queries", 1000, "to search for", lower_bound=1)
+_LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages, as 10,80, if data.train is not given")
 _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 
 
@@ -63,7 +64,10 @@ def main(verb: str) -> None:
         for line in markdown(plan_rows(config, name, tell)):
             print(line, flush=True)
         return
-    sizes = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
+    sizes: dict[str, Any] = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
+    if len(_LENGTHS.value) not in (0, 2):
+        raise ValueError(f"--lengths is {','.join(_LENGTHS.value)}; it must be two numbers, as 10,80")
+    sizes["lengths"] = tuple(map(float, _LENGTHS.value))
     plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
     show(plan, topologies)
 

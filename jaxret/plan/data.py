@@ -1,9 +1,9 @@
-"""What the training data makes of a run: its largest batch, its steps, and tokens real and padded."""
+"""What the training data makes of a run: its largest batch, its steps, and tokens real, padded and packed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +12,65 @@ from ml_collections import ConfigDict
 
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.formats import Policy, read_examples
+from jaxret.data.packing import Packer
 from jaxret.models.retriever import Retriever
 from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
-from jaxret.training.loop import batch_plan, schedule_steps
+from jaxret.training.grad_cache import count_chunks
+from jaxret.training.loop import batch_plan, packed, schedule_steps
+from jaxret.types import Batch, Ragged
 
 SAMPLE = 200  # batches looked at
 
 
 @dataclass(frozen=True)
+class Texts:
+    """data: the texts of the run, or others of such lengths; None if nothing is known of them. examples: the number of
+    them, None without data. note: why something is not known."""
+
+    data: TrainingSet | None
+    examples: Sized | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Data:
     """shapes: the largest batch. steps: of the run, None if the config does not say without data. examples: None
-    without data. padded, real: tokens of a batch on average, None if the texts could not be read as tokens. note: why
+    without data. real, padded, packed: tokens of a batch on average, and computed by the encoders without and with
+    tokens.packing; None if nothing is known of the texts. share: of the work of `shapes` that a batch is. note: why
     something is not known."""
 
     shapes: Shapes
     steps: int | None
     examples: int | None = None
     padded: float | None = None
+    packed: float | None = None
     real: float | None = None
+    share: float = 1.0
     note: str = ""
 
     def values(self) -> dict[str, Any]:
         """What JSON holds of it."""
-        return {name: getattr(self, name) for name in ("steps", "examples", "padded", "real", "note")}
+        return {name: value for name, value in asdict(self).items() if name not in ("shapes", "share")}
 
 
-def read_data(config: ConfigDict, directory: Path, retriever: Retriever, say: Callable[[str], None]) -> Data:
-    """Reads and tokenises config.data.train, if it is given and the tokenizer is at hand. Raises DataError for bad
-    records, as training would."""
-    longest = longest_batch(config, retriever)
+def read_texts(
+    config: ConfigDict,
+    directory: Path,
+    retriever: Retriever,
+    say: Callable[[str], None],
+    lengths: tuple[int | float, ...] = (),
+) -> Texts:
+    """Reads and tokenises config.data.train, if it is given and the tokenizer is at hand; else, if `lengths` says how
+    many tokens queries and passages have on average, draws some. Raises DataError for bad records, as training would.
+    """
     if not config.data.train:
-        return Data(longest, _steps(config, None), note="data.train is not given: texts are as long as they may be")
+        if not lengths:
+            return Texts(None, note="data.train is not given: texts are as long as they may be")
+        query, passage = lengths
+        note = f"lengths are drawn, with {query:g} and {passage:g} tokens on average (--lengths)"
+        return Texts(drawn(config, query, passage), note=note)
     try:
         tokenizer = load_tokenizer(config, directory, retriever)
     except (FileNotFoundError, ValueError) as error:
@@ -55,35 +81,81 @@ def read_data(config: ConfigDict, directory: Path, retriever: Retriever, say: Ca
             negatives_run=config.data.negatives_run or None,
         )
         note = f"texts are as long as they may be, because they could not be tokenised: {error}"
-        return Data(longest, _steps(config, examples), len(examples), note=note)
+        return Texts(None, examples, note)
     data = load_examples(config, "train", tokenizer, True, say)
-    assert data is not None
-    return from_examples(config, data, batch_plan(config, retriever, config.train.batch_size), longest)
+    return Texts(data, data)
 
 
-def from_examples(config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes) -> Data:
-    """Looks at SAMPLE batches of the run, evenly spread."""
-    steps = _steps(config, data)
-    batches = max(steps or 1, 1) * config.train.accumulate
-    sample = np.unique(np.linspace(0, batches - 1, SAMPLE).astype(int))
-    real = padded = 0
-    for step in sample:
-        batch = plan.training_batch(data, int(step))
-        for tokens in (batch.queries, batch.documents):
-            real += int(tokens.mask.sum())
-            padded += tokens.mask.size
-    multiple = plan.length_multiple
+def drawn(
+    config: ConfigDict, query_mean: int | float, passage_mean: int | float, examples: int = 10_000
+) -> TrainingSet:
+    """Texts whose lengths have a gamma distribution of shape 4, as passages of web pages about do; cut where the config
+    cuts. Nothing is in them."""
+    random = np.random.default_rng(0)
 
-    def up(texts: Any, limit: int) -> int:
-        return min(-(-int(texts.lengths.max()) // multiple) * multiple, limit)
+    def texts(mean: int | float, longest: int) -> Ragged:
+        lengths = np.clip(random.gamma(4, mean / 4, examples).astype(int), 3, longest)
+        return Ragged(np.zeros(int(lengths.sum()), np.int32), np.concatenate([[0], np.cumsum(lengths)]))
 
+    rows, negatives = np.arange(examples, dtype=np.int32), min(config.data.negatives, examples)
+    return TrainingSet(
+        queries=texts(query_mean, config.tokens.query_length),
+        passages=texts(passage_mean, config.tokens.passage_length),
+        positives=rows,
+        known_positives=rows[:, None],
+        negatives=Ragged(
+            random.integers(0, examples, examples * negatives, np.int32), np.arange(examples + 1) * negatives
+        ),
+        query_ids=(),
+        pad_id=0,
+        marker_ids=(),
+        digest="",
+    )
+
+
+def look(config: ConfigDict, retriever: Retriever, texts: Texts, devices: int) -> Data:
+    """What texts make of a run on so many devices."""
+    longest, steps = longest_batch(config, retriever), _steps(config, texts.examples)
+    examples = len(texts.examples) if texts.examples is not None else None
+    if texts.data is None:
+        return Data(longest, steps, examples, note=texts.note)
+    plan = batch_plan(config, retriever, config.train.batch_size)
+    bins = devices * count_chunks(plan.batch_size, config.train.chunk_size, devices)
+    packer = packed(plan, texts.data, retriever, bins).packer
+    assert packer is not None
+    found = from_batches(config, texts.data, plan, longest, steps, packer)
+    return replace(found, examples=examples, note=texts.note)
+
+
+def from_batches(
+    config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes, steps: int | None, packer: Packer
+) -> Data:
+    """Looks at SAMPLE batches of the run, evenly spread, both padded and packed."""
+    count = steps * config.train.accumulate if steps else len(data) // plan.batch_size
+    sample = np.unique(np.linspace(0, max(count, 1) - 1, SAMPLE).astype(int))
+    batches = [plan.training_batch(data, int(step)) for step in sample]
+    real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
+    padded = np.mean([sum(tokens.computed(1) for tokens in _texts(batch)) for batch in batches])
+    places = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
+    widths = packer.queries.width, packer.passages.width
+    in_rows = np.mean([packer.bins * sum(p.rows * width for p, width in zip(both, widths)) for both in places])
     shapes = replace(
         longest,
-        query_length=up(data.queries, longest.query_length),
-        passage_length=up(data.passages, longest.passage_length),
+        query_length=packer.queries.length,
+        passage_length=packer.passages.length,
         positives=data.known_positives.shape[1],
     )
-    return Data(shapes, steps, len(data), padded / len(sample), real / len(sample))
+    computed = padded
+    if config.tokens.packing:
+        most = [max(found.rows for found in side) for side in zip(*places)]
+        queries, passages = zip(most, widths)
+        shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
+    share = computed / shapes.computed(packer.bins)
+    return Data(shapes, steps, len(data), float(padded), float(in_rows), float(real), float(share))
+
+
+def _texts(batch: Batch) -> tuple[Any, Any]:
+    return batch.queries, batch.documents
 
 
 def _steps(config: ConfigDict, data: Sized | None) -> int | None:

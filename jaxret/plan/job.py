@@ -17,7 +17,7 @@ from jaxret.models.encoders.fused import require_kernel
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, changed
 from jaxret.plan.compiled import Compiled, compile_for, missing
-from jaxret.plan.data import Data, read_data
+from jaxret.plan.data import Data, Texts, look, read_texts
 from jaxret.plan.plan import arithmetic, plan_encoding, plan_searching, plan_training
 from jaxret.plan.table import COMMON, ROWS, Row
 
@@ -26,7 +26,8 @@ Values = dict[str, Any]
 
 @dataclass
 class Plan:
-    """What is asked. verb: train, encode or search; name: of the config; say: where progress goes."""
+    """What is asked. verb: train, encode or search; name: of the config; say: where progress goes; lengths: mean tokens
+    of queries and of passages, where there is no data."""
 
     verb: str
     config: ConfigDict
@@ -37,6 +38,7 @@ class Plan:
     passages: int = 1_000_000
     queries: int = 1000
     k: int = 100
+    lengths: tuple[int | float, ...] = ()
 
     @cached_property
     def encoder(self) -> tuple[Path, str]:
@@ -47,9 +49,17 @@ class Plan:
         return self.encoder[0]
 
     @cached_property
-    def data(self) -> Data:
+    def texts(self) -> Texts:
         retriever = programs.retriever_of(self.config, self.directory)
-        return read_data(self.config, self.directory, retriever, self.say)
+        return read_texts(self.config, self.directory, retriever, self.say, self.lengths)
+
+    def data(self, config: ConfigDict, topology: Topology | None) -> Data:
+        """Of this config, or one with other keys, on these chips: where rows are packed depends on both."""
+        retriever = programs.retriever_of(config, self.directory)
+        return look(config, retriever, self.texts, self._devices(config, topology))
+
+    def _devices(self, config: ConfigDict, topology: Topology | None) -> int:
+        return topology.devices if topology else max(config.mesh.fsdp, 1)
 
     def on(self, topology: Topology | None) -> Values:
         """The plan for these chips. Raises ValueError for a config that could not be trained on them, CompileError if
@@ -61,7 +71,7 @@ class Plan:
             require_kernel(self.config.encoder.attention, topology.chip.platform)
         if self.verb == "train":
             self._check(self.config, topology)  # what is wrong is told before anything is read or compiled
-            notes += [self.data.note] if self.data.note else []
+            notes += [self.texts.note] if self.texts.note else []
         compiled = None
         if topology and (problem := missing(topology)):
             notes.append(problem)
@@ -74,12 +84,12 @@ class Plan:
         return values
 
     def _check(self, config: ConfigDict, topology: Topology | None) -> None:
-        devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1)]
+        devices = jax.devices()[: self._devices(config, topology)]
         programs.checked(config, self.directory, make_mesh(config.mesh.fsdp, devices))
 
     def _compile(self, config: ConfigDict, topology: Topology) -> Compiled:
         chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if self.verb == "search" else topology
-        shapes = self.data.shapes if self.verb == "train" else None
+        shapes = self.data(config, topology).shapes if self.verb == "train" else None
         return compile_for(chips, programs.job(self.verb, config, self.directory, shapes, self.k))
 
     def _values(self, topology: Topology | None, compiled: Compiled | None) -> Values:
@@ -91,18 +101,13 @@ class Plan:
         if self.verb == "search":
             sizes = self.passages, self.queries, self.k
             return plan_searching(config, self.directory, *sizes, topology, compiled)
-        values = plan_training(config, self.directory, self.data.shapes, topology, compiled)
-        values["data"] = self.data.values()
-        if topology and self.data.steps is not None:
-            values |= {"utilization": self.utilization, "hours": self._hours(values, topology, self.data.steps)}
+        data = self.data(config, topology)
+        values = plan_training(config, self.directory, data.shapes, topology, compiled)
+        values["data"] = data.values()
+        if topology and data.steps is not None:  # a batch shorter than the longest costs in proportion to its tokens
+            seconds = arithmetic(values["flops"], topology) / self.utilization * data.share * data.steps
+            values |= {"utilization": self.utilization, "hours": seconds / 3600}
         return values
-
-    def _hours(self, values: Values, topology: Topology, steps: int) -> float:
-        """Of all steps; a batch shorter than the longest costs in proportion to its padded tokens."""
-        shapes = self.data.shapes
-        longest = shapes.queries * shapes.query_length + shapes.documents * shapes.passage_length
-        share = self.data.padded / longest if self.data.padded is not None else 1.0
-        return arithmetic(values["flops"], topology) / self.utilization * share * steps / 3600
 
     def _advice(self, topology: Topology) -> list[Values]:
         def needs(config: ConfigDict) -> int:
@@ -119,4 +124,5 @@ def plan_rows(config: ConfigDict, name: str, say: Callable[[str], None]) -> Iter
         topology = parse_topology(row.topology)
         if problem := missing(topology):
             raise ValueError(problem)
-        yield row, Plan(row.verb, changed(config, COMMON | row.options), name, say, advice=False).on(topology)
+        plan = Plan(row.verb, changed(config, COMMON | row.options), name, say, advice=False, lengths=row.lengths)
+        yield row, plan.on(topology)

@@ -24,7 +24,7 @@ from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.step import make_objective, make_rule, make_train_step, new_state
-from jaxret.types import Batch, Tokens
+from jaxret.types import Batch, Packing, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
 SAME_SHAPES = {
@@ -35,7 +35,8 @@ SAME_SHAPES = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """The largest batch of a step. positives: known ones of a query at most; pseudo: tokens of a pseudo-query."""
+    """The largest batch of a step. positives: known ones of a query at most; pseudo: tokens of a pseudo-query. Packed:
+    (rows, width) of every chunk of a device; JSON makes lists of them."""
 
     queries: int
     documents: int
@@ -43,6 +44,14 @@ class Shapes:
     passage_length: int
     positives: int = 1
     pseudo: int = 0
+    packed_queries: Sequence[int] | None = None
+    packed_passages: Sequence[int] | None = None
+
+    def computed(self, bins: int) -> int:
+        """Tokens of all the encoders' rows, where a batch is encoded in `bins` parts."""
+        if self.packed_queries and self.packed_passages:
+            return bins * (math.prod(self.packed_queries) + math.prod(self.packed_passages))
+        return self.queries * self.query_length + self.documents * self.passage_length
 
 
 class Planned(NamedTuple):
@@ -170,10 +179,20 @@ def placed(tree: Any, places: Any) -> Any:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def abstract_tokens(rows: int, length: int, where: NamedSharding, stacked: tuple[int, ...] = ()) -> Tokens:
-    shape = (*stacked, rows, length)
+def abstract_tokens(
+    texts: int,
+    length: int,
+    where: NamedSharding,
+    stacked: tuple[int, ...] = (),
+    packed: Sequence[int] | None = None,
+) -> Tokens:
+    """packed: (rows, width)."""
+    shape = (*stacked, texts, length)
     ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
-    return Tokens(ids, mask)
+    if packed is None:
+        return Tokens(ids, mask)
+    place = jax.ShapeDtypeStruct(shape[:-1], jnp.int32, sharding=where)
+    return Tokens(ids, mask, place, Packing(place, *packed))
 
 
 def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batch:
@@ -184,8 +203,8 @@ def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batc
         return jax.ShapeDtypeStruct((*stacked, *shape), jnp.int32, sharding=where)
 
     return Batch(
-        queries=abstract_tokens(shapes.queries, shapes.query_length, where, stacked),
-        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, stacked),
+        queries=abstract_tokens(shapes.queries, shapes.query_length, where, stacked, shapes.packed_queries),
+        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, stacked, shapes.packed_passages),
         positives=ids(shapes.queries),
         document_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),

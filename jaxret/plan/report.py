@@ -66,10 +66,14 @@ def headline(values: Values, topology: Topology | None) -> str:
 def batch(values: Values) -> str:
     found = values["batch"]
     if values["verb"] == "train":
-        return (
+        text = (
             f"{found['queries']} queries of {found['query_length']} tokens, "
             f"{found['documents']} passages of {found['passage_length']}"
         )
+        if found.get("packed_queries"):
+            sizes = ("{} x {}".format(*found[f"packed_{side}"]) for side in ("queries", "passages"))
+            text += f", packed by each device and chunk into rows: {' and '.join(sizes)} tokens"
+        return text
     if values["verb"] == "encode":
         return f"{found['passages']} passages of {found['passage_length']} tokens"
     return f"{found['queries']} queries on blocks of {found['vectors']:,} vectors, the best {found['k']}"
@@ -150,9 +154,10 @@ def _run(values: Values, topology: Topology | None) -> Iterator[str]:
     if data["examples"] is not None:
         yield f"data: {data['examples']:,} examples"
     if data["real"] is not None:
-        ratio = data["padded"] / data["real"]
-        tokens = f"{number(data['real'])} real, {number(data['padded'])} padded"
-        yield f"tokens a step: {tokens}: {ratio:.2f} computed for each"
+        real, padded, packed = (data[name] for name in ("real", "padded", "packed"))
+        yield f"tokens a step: {number(real)} real, {number(padded)} padded: {padded / real:.2f} computed for each"
+        ratio, saved = packed / real, 1 - packed / padded
+        yield f"with tokens.packing: {number(packed)}, {ratio:.2f} computed for each: {saved:.0%} less to encode"
     if data["steps"] is not None:
         yield f"steps: {data['steps']:,}"
         if topology is not None:

@@ -14,7 +14,8 @@ LARGE = 1e6  # bytes: kinds of collectives that move less in a step are not look
 
 class Row(NamedTuple):
     """gib, megabytes: of a device at most; the latter are results of all collectives of a step. kinds: of collectives
-    that may move more than LARGE. verb: train, encode or search; options: of the config."""
+    that may move more than LARGE. verb: train, encode or search; options: of the config; lengths: tokens of queries and
+    of passages on average, (): all are as long as they may be."""
 
     topology: str
     options: dict[str, Any]
@@ -22,11 +23,13 @@ class Row(NamedTuple):
     megabytes: int | float
     kinds: tuple[str, ...] = ("all-reduce",)
     verb: str = "train"
+    lengths: tuple[int | float, ...] = ()
 
     @property
     def name(self) -> str:
         """ "train v5e:4x4 dtype=bfloat16"."""
         settings = [f"{key.rpartition('.')[2]}={value}" for key, value in self.options.items()]
+        settings += [f"lengths={','.join(f'{mean:g}' for mean in self.lengths)}"] if self.lengths else []
         return " ".join([self.verb, self.topology, *settings])
 
 
@@ -38,6 +41,7 @@ SPLIT = {**CHEAP, "mesh.fsdp": 4}
 FLASH = {"encoder.attention": "flash"}
 CUDNN = {"encoder.attention_dropout": 0.0, "encoder.attention": "cudnn"}
 LONG = {"tokens.passage_length": 512}
+MS_MARCO = (10, 80)  # tokens of its queries and passages on average
 TRAVEL = ("all-gather", "all-reduce", "reduce-scatter")  # weights are gathered, gradients added up and scattered
 ROWS = (
     Row("v5e:4x4", ALL, 6.6, 875),
@@ -52,6 +56,7 @@ ROWS = (
     Row("v5e:4x4", {**CHEAP, "train.chunk_size": 16}, 4.3, 881),
     Row("v5e:4x4", SPLIT, 2.0, 1_360, TRAVEL),
     Row("v5e:2x2", CHEAP, 7.5, 875),
+    Row("v5e:4x4", {**CHEAP, "tokens.packing": True}, 4.3, 875, lengths=MS_MARCO),
     Row("v5e:1x1", {**CHEAP, "train.chunk_size": 8}, 4.5, 0, ()),
     Row("h100:1", CHEAP, 22, 0, ()),
     Row("h100:8", {**CHEAP, **LONG, "encoder.attention_dropout": 0.0}, 8.3, 875),

@@ -18,6 +18,7 @@ ABSENT: dict[str, Any] = {
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
     "mesh.platform": "",
     "optimizer.ema": 0.0,
+    "tokens.packing": False,
     "optimizer.head_parameters": r"^(\w+_)?head/(?!vocabulary)",
     "train.accumulate": 1,
     "train.skip_nonfinite": 0,

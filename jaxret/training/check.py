@@ -80,6 +80,11 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(
             f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for what the checkpoint says"
         )
+    if config.tokens.packing and config.encoder.attention != "plain":
+        raise ValueError(
+            f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
+            "texts of a row apart; use 'plain', or tokens.packing=False"
+        )
     if config.optimizer.learning_rate <= 0:
         raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
     if config.encode.dtype not in VECTOR_DTYPES:

@@ -16,6 +16,14 @@ from jaxret.types import Embeddings
 Tree = TypeVar("Tree")
 
 
+def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
+    """How many passes `queries` are encoded in: of `chunk_size` queries (0: all), or a little more, so that every pass
+    is as long as the others and every device has part of each. One query on each of 8 devices is 8 at a time."""
+    wanted = min(chunk_size or queries, queries)
+    fitting = (n for n in range(wanted, queries) if queries % n == 0 and n % devices == 0)
+    return queries // next(fitting, queries)
+
+
 def split(tree: Tree, chunks: int) -> Tree:
     """[B,...] -> [chunks, B/chunks, ...]."""
     return jax.tree.map(lambda x: x.reshape(chunks, x.shape[0] // chunks, *x.shape[1:]), tree)

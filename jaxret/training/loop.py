@@ -231,6 +231,9 @@ def make_trainer(
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
     objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_batch)
     plan = batch_plan(config, job.retriever, config.train.batch_size)
+    if texts.train and config.tokens.packing:
+        plan = packed(plan, texts.train, job.retriever, objective.bins(plan.batch_size))
+        job.say(str(plan.packer))
     rule = make_rule(config)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints, rule)
     validate = None
@@ -248,7 +251,7 @@ def make_trainer(
         schedule=schedule,
         inspector=inspector,
         recorder=Recorder(checkpoints, log, inspector, validate, job.say, criterion(config, length)),
-        speed=Speed(ideal_seconds(train_step, state, job.mesh.size, kind)),
+        speed=Speed(ideal_seconds(train_step, state, job.mesh.size, kind), objective.bins(plan.batch_size)),
         checkpoints=checkpoints,
         log=log,
     )
@@ -272,6 +275,12 @@ def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> Bat
         data_seed=config.seed.data,
         negatives_seed=config.seed.negatives,
     )
+
+
+def packed(plan: BatchPlan, data: TrainingSet, retriever: Retriever, bins: int) -> BatchPlan:
+    """The same batches, packed for so many chunks of devices."""
+    head = retriever.module.head
+    return plan.packed(data, bins, (head.slots("query"), head.slots("passage")), head.hidden_size)
 
 
 def make_validation(

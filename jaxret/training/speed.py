@@ -20,13 +20,14 @@ class Speed:
     """Measures the steps since the last reading.
 
     ideal: seconds that the products of a step would take on these chips, or None where they are not known. Tokens are
-    those of queries and passages on all devices, padded ones with their padding. MFU is the part of the time that the
-    model's products, forward and backward, take at the chips' full rate (Chowdhery et al. 2022, appendix B); what is
-    computed again does not count. The first reading has the compilation in it.
+    those of queries and passages on all devices, padded ones all that the encoders compute, of batches that they
+    compute in `bins` parts. MFU is the part of the time that the model's products, forward and backward, take at the
+    chips' full rate (Chowdhery et al. 2022, appendix B); what is computed again does not count. The first reading has
+    the compilation in it.
     """
 
-    def __init__(self, ideal: Callable[[Batch], float] | None = None) -> None:
-        self._ideal = ideal
+    def __init__(self, ideal: Callable[[Batch], float] | None = None, bins: int = 1) -> None:
+        self._ideal, self._bins = ideal, bins
         self.restart()
 
     def restart(self) -> None:
@@ -37,7 +38,7 @@ class Speed:
         """A step that was started."""
         self._steps += 1
         self._real.append(real_tokens)
-        self._padded += batch.queries.ids.size + batch.documents.ids.size
+        self._padded += batch.queries.computed(self._bins) + batch.documents.computed(self._bins)
         if self._ideal:
             self._best += self._ideal(batch)
 
@@ -60,7 +61,7 @@ def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Call
     known: dict[Any, float] = {}
 
     def seconds(batch: Batch) -> float:
-        shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        shape = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shape not in known:
             products = {
                 kind: n for kind, n in count(program.trace(abstract, batch)).items() if kind.phase != "recomputation"

@@ -17,7 +17,7 @@ from jaxret.distributed import ROWS, Program, Reader, by_row, replicated, shardi
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import DTYPES, Retriever
 from jaxret.scoring import late_interaction, similarities
-from jaxret.training.grad_cache import encode_in_chunks
+from jaxret.training.grad_cache import count_chunks, encode_in_chunks
 from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, loss_settings, total_loss
 from jaxret.types import Batch, Embeddings, Tokens
 
@@ -86,11 +86,17 @@ class Objective:
     from_copies: bool = False  # parameters are given as `copies` makes them
 
     def chunks(self, queries: int) -> int:
-        """How many passes `queries` are encoded in: of `chunk_size` queries, or a little more, so that every pass is as
-        long as the others and every device has part of each. One query on each of 8 devices is 8 at a time."""
-        wanted = min(self.chunk_size or queries, queries)
-        fitting = (n for n in range(wanted, queries) if queries % n == 0 and n % self.mesh.size == 0)
-        return queries // next(fitting, queries)
+        """How many passes `queries` are encoded in."""
+        return count_chunks(queries, self.chunk_size, self.mesh.size)
+
+    def bins(self, queries: int) -> int:
+        """How many parts of a batch are encoded on their own: the chunks of all devices."""
+        return self.mesh.size * self.chunks(queries)
+
+    def padding(self, batch: Batch) -> Any:
+        """Tokens that the encoders compute for each real one."""
+        texts, bins = (batch.queries, batch.documents), self.bins(batch.positives.shape[-1])
+        return sum(tokens.computed(bins) for tokens in texts) / sum(jnp.sum(tokens.mask) for tokens in texts)
 
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
@@ -125,8 +131,9 @@ class Objective:
                     return retriever.encode(params, tokens, side, train, key, labels)
 
                 tokens, labels = inputs[side]
-                count = len(tokens.ids)
-                tokens = replace(tokens, rows=device * count + jnp.arange(count))
+                if tokens.rows is None:
+                    count = len(tokens.ids)
+                    tokens = replace(tokens, rows=device * count + jnp.arange(count))
                 return encode_in_chunks(encode, (tokens, labels), chunks)
 
             query_key, document_key = jax.random.split(key)
@@ -135,7 +142,16 @@ class Objective:
         inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
         places = P(ROWS) if self.from_copies else self.specs(params)
         mapped = jax.shard_map(own, mesh=self.mesh, in_specs=(places, P(ROWS), P()), out_specs=P(ROWS))
-        return mapped(params, inputs, key)
+        q, d = mapped(params, inputs, key)
+        return self.in_order(q, batch.queries), self.in_order(d, batch.documents)
+
+    def in_order(self, embeddings: Embeddings, tokens: Tokens) -> Embeddings:
+        """Texts that were dealt out to devices by length come back to their rows of the batch."""
+        if tokens.rows is None:
+            return embeddings
+        everywhere = jax.lax.with_sharding_constraint(embeddings, replicated(self.mesh))
+        place = jnp.argsort(tokens.rows)
+        return jax.tree.map(lambda x: x[place], everywhere)
 
     def reader(self, at_once: bool) -> Reader:
         """at_once: whether layers are used several times, see Reader."""
@@ -227,6 +243,7 @@ def make_train_step(
             lambda after, before: jnp.where(state.healthy & finite, after, before), moved, left_alone(state, rule)
         )
         metrics = {"loss": terms.loss, "in_batch_accuracy": terms.accuracy, "gradient_norm": norm}
+        metrics["padding"] = objective.padding(batch)
         metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
         metrics["real_tokens"] = jnp.sum(batch.queries.mask) + jnp.sum(batch.documents.mask)
         return new, metrics

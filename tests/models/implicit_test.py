@@ -13,6 +13,7 @@ from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import Attention, BertLayer
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
+from jaxret.models.encoders.layout import Layout
 from jaxret.models.heads.head import Text
 from jaxret.models.heads.implicit import ImplicitInteraction, ReconstructorLayer
 from jaxret.types import HiddenStates, Tokens
@@ -102,7 +103,8 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     imagined, _ = layer.apply({"params": one["reconstructor_layers"]}, pseudo, state, there, None)
     together = jnp.concatenate([state, imagined.mean(axis=1, keepdims=True)], axis=1)
     interactor = BertLayer(WITHOUT_DROPOUT, Compute(), Keep(1, layers="last"))
-    expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, jnp.ones((ROWS, 2), bool), None)
+    both = Layout(jnp.ones((ROWS, 2), bool))
+    expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, both, None)
     found = encode(retriever, params, tokens).vectors
     np.testing.assert_allclose(found[:, 0], expected[:, 0], atol=1e-5)
 

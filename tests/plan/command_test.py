@@ -99,6 +99,10 @@ def test_the_text_says_what_the_values_do() -> None:
     chips = parse_topology("v5e:1x1")
     assert "c.py on v5e:1x1: fits, 1.00 GiB of 2.00 GiB, 1.00 GiB to spare" in report(values(True), chips)
     assert "whether it fits was not computed" in report(values(None), chips)
+    rows = {"packed_queries": (2, 32), "packed_passages": (3, 256)}
+    packed = values(True)
+    packed["batch"] |= rows
+    assert "into rows: 2 x 32 and 3 x 256 tokens" in report(packed, chips)
     text = report(values(False), chips)
     assert "does not fit" in text
     assert "1 queries of 2 tokens, 3 passages of 4" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from configs.base import get_config
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.flops import count
 from jaxret.plan import programs
-from jaxret.plan.data import from_examples
-from jaxret.plan.plan import corpus_bytes, parameters
+from jaxret.plan.data import Texts, look, read_texts
+from jaxret.plan.plan import corpus_bytes, parameters, work
 from jaxret.types import Ragged
 
 # Of the published checkpoints, as transformers counts them: their encoders without poolers and heads.
@@ -126,9 +127,10 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     )
     config = get_config()
     config.train.batch_size, config.train.epochs = 8, 2.0
-    plan = BatchPlan(8, 1, 32, 16, 64)
-    longest = programs.Shapes(8, 16, 16, 64)
-    found = from_examples(config, data, plan, longest)
+    config.tokens.query_length, config.tokens.passage_length = 16, 64
+    retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
+    plan = BatchPlan(8, 1, 32, 16, 64, data_seed=config.seed.data, negatives_seed=config.seed.negatives)
+    found = look(config, retriever, Texts(data, data), devices=2)
     assert (found.steps, found.examples) == (6, 24)
     assert found.real is not None
     assert found.padded is not None
@@ -138,4 +140,54 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     batches = [plan.training_batch(data, step) for step in range(6)]
     padded = [batch.queries.ids.size + batch.documents.ids.size for batch in batches]
     assert found.padded == pytest.approx(np.mean(padded))
+    assert found.packed is not None
     assert found.padded > found.real
+    assert found.share == pytest.approx(found.padded / (8 * 16 + 16 * 64))
+
+    config.tokens.packing = True
+    packed = look(config, retriever, Texts(data, data), devices=2)
+    packer = plan.packed(data, 2, (1, 1), 768).packer
+    assert packer is not None
+    rows = [packer(*(tokens.mask.sum(axis=1) for tokens in (b.queries, b.documents))) for b in batches]
+    width = packer.queries.width, packer.passages.width
+    assert packed.packed is not None
+    assert packed.packed == pytest.approx(np.mean([2 * (q.rows * width[0] + p.rows * width[1]) for q, p in rows]))
+    assert packed.packed == found.packed
+    assert found.real < packed.packed < found.padded
+    assert packed.shapes.packed_passages == (max(p.rows for _, p in rows), width[1])
+    assert packed.share == pytest.approx(packed.packed / packed.shapes.computed(2))
+
+
+def test_lengths_may_be_given_instead_of_data() -> None:
+    config = get_config()
+    config.tokens.query_length = 32
+    directory = programs.ENCODERS / "bert-base-uncased"
+    retriever = programs.retriever_of(config, directory)
+    texts = read_texts(config, directory, retriever, print, (10, 80))
+    assert texts.data is not None
+    assert texts.data.passages.lengths.mean() == pytest.approx(80, rel=0.03)
+    assert "80 tokens on average" in texts.note
+    found = look(config, retriever, texts, devices=16)
+    assert found.examples is None
+    assert found.real is not None
+    assert found.real == pytest.approx(128 * 10 + 256 * 80, rel=0.05)
+    assert found.padded is not None
+    assert found.packed is not None
+    assert found.packed < 1.3 * found.real < 0.6 * found.padded
+    assert read_texts(config, directory, retriever, print).data is None
+
+
+def test_a_packed_program_has_the_rows_and_does_the_work_of_them() -> None:
+    """FLOPs fall with the tokens that are computed. Of means: for [CLS], the last layer of padded texts is shorter."""
+    config = get_config()
+    config.head.token = "mean"
+    config.encoder.layers, config.train.batch_size, config.tokens.query_length = 2, 16, 32
+    directory = programs.ENCODERS / "bert-base-uncased"
+    padded = programs.longest_batch(config, programs.retriever_of(config, directory))
+    packed = dataclasses.replace(padded, packed_queries=(3, 64), packed_passages=(12, 256))
+    flops = []
+    for shapes in (padded, packed):
+        planned = programs.training(config, directory, shapes, jax.devices()[:1])
+        flops.append(sum(kind["flops"] for kind in work(planned) if kind["part"] in ("queries", "passages")))
+    assert planned.arguments[1].documents.packing.rows == 12
+    assert flops[1] / flops[0] == pytest.approx(packed.computed(1) / padded.computed(1), rel=0.03)

@@ -28,7 +28,8 @@ def test_a_program_stays_within_its_bounds(row: Row) -> None:
     keys = [f"--config.{key}={value}" for key, value in (COMMON | row.options).items()]
     verb = [] if row.verb == "train" else [row.verb]
     flags = ["--config=configs/base.py", f"--topology={topology}", "--json", "--advice=false"]
-    arguments = command("-m", "jaxret", "plan", *verb, *flags, *keys)
+    lengths = [f"--lengths={','.join(map(str, row.lengths))}"] if row.lengths else []
+    arguments = command("-m", "jaxret", "plan", *verb, *flags, *lengths, *keys)
     done = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (values,) = json.loads(done.stdout)

@@ -130,7 +130,7 @@ def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
     done = train_on_one_device(*arguments)
     assert done.returncode == 0, done.stderr
     found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "without_dropout.jsonl")
-    assert found.keys() == expected.keys()
+    assert expected.keys() <= found.keys()  # more is written down now
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
     assert workdir.seal.exists(), "from here on it is sealed"
@@ -154,7 +154,7 @@ def test_it_is_resumed_with_dropout(workdir: Workdir) -> None:
     done = train_on_one_device("--config=configs/base.py", f"--workdir={workdir}", *flags())
     assert done.returncode == 0, done.stderr
     found, expected = numbers(workdir.metrics), numbers(OLDER / "expected" / "metrics.jsonl")
-    assert found.keys() == expected.keys()
+    assert expected.keys() <= found.keys()  # more is written down now
     for (step, name), value in expected.items():
         if step <= 5 or name == "learning_rate":
             assert found[step, name] == pytest.approx(value, rel=1e-4), (step, name)

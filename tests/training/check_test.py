@@ -37,6 +37,10 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
         ({"validation.corpus": "there"}, r"validation.corpus is set, but data.dev is empty"),
         ({"validation.then_from": -1.0}, r"validation.then_from is -1.0; it must be at least 0"),
         ({"train.log_every": 0}, r"train.log_every is 0"),
+        (
+            {"tokens.packing": True, "encoder.attention": "flash"},
+            r"tokens.packing is True and encoder.attention 'flash', whose kernel cannot keep the texts of a row apart",
+        ),
         ({"train.batch_size": -8}, r"train.batch_size is -8; it must be at least 1"),
         ({"tokens.length_multiple": 0}, r"tokens.length_multiple is 0; it must be at least 1"),
         ({"optimizer.b2": 1.0}, r"optimizer.b2 is 1.0; it must be below 1"),

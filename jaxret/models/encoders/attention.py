@@ -1,5 +1,4 @@
-"""What every transformer here shares: attention over the real keys, rotary positions, activations, slots that take the
-place of the first token."""
+"""What every transformer here shares: attention over the real keys, rotary positions, activations."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 
 from jaxret.models.encoders.fused import fused
 from jaxret.models.encoders.layers import MASKED, Compute, Drop, product
@@ -60,26 +59,15 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
 
 
 def rotate(
-    heads: Float[jax.Array, "B T heads width"], positions: Int[jax.Array, " T"], rates: Float[jax.Array, " half"]
+    heads: Float[jax.Array, "B T heads width"], positions: Int[jax.Array, "*rows T"], rates: Float[jax.Array, " half"]
 ) -> Float[jax.Array, "B T heads width"]:
     """Rotary positions: dimensions i and i + width/2 are turned by position * rates[i] radians, in float32. A product
     of two turned vectors depends on the distance of their positions alone. [Su et al. 2021]"""
-    angles = positions.astype(jnp.float32)[:, None, None] * rates  # [T,1,half]
+    angles = positions.astype(jnp.float32)[..., None, None] * rates  # [T,1,half], or [B,T,1,half]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(heads.dtype)
-
-
-def lead(words: Float[jax.Array, "B T H"], slots: Float[jax.Array, "n H"]) -> Float[jax.Array, "B slots H"]:
-    """Word embeddings with the first token's replaced by `slots`."""
-    slots = jnp.broadcast_to(slots[None], (len(words), *slots.shape))
-    return jnp.concatenate([slots, words[:, 1:]], axis=1)
-
-
-def repeat_first(row: Shaped[jax.Array, "*B T"], count: int) -> Shaped[jax.Array, "*B slots"]:
-    """What `count` slots in the place of the first token make of a mask, or of positions: they all have its own."""
-    return jnp.concatenate([jnp.repeat(row[..., :1], count, axis=-1), row[..., 1:]], axis=-1)
 
 
 def require_length(length: int, longest: int) -> None:

@@ -17,14 +17,13 @@ from jaxtyping import Bool, Float, Int
 from jaxret.models.encoders.attention import (
     ACTIVATIONS,
     attend,
-    lead,
-    repeat_first,
     require_length,
     split_heads,
     vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
+from jaxret.models.encoders.layout import Layout, Rows, repeat_first
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -88,16 +87,17 @@ class BertEmbeddings(nn.Module):
         self.norm = layer_norm(c)
 
     @nn.compact
-    def __call__(self, tokens: Tokens, train: bool, leading: jax.Array | None = None) -> Float[jax.Array, "B slots H"]:
+    def __call__(
+        self, ids: Int[jax.Array, "N T"], layout: Layout, rows: Rows, leading: jax.Array | None = None
+    ) -> Float[jax.Array, "R W H"]:
         """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at its position."""
-        words, positions = self.word(tokens.ids), self.positions(tokens.ids)
+        positions = self.positions(ids)
         if leading is not None:
-            slots = self.word(leading) if leading.ndim == 1 else leading
-            words, positions = lead(words, slots), repeat_first(positions, len(slots))
-        hidden = words + self.position(positions)
+            positions = repeat_first(positions, len(leading))
+        hidden = layout.embed(self.word, ids, leading) + self.position(layout.place(positions))
         if self.config.type_vocab_size:
             hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
-        return Dropout(self.config.hidden_dropout)(self.norm(hidden), dropout_rows(tokens, train))
+        return Dropout(self.config.hidden_dropout)(self.norm(hidden), rows)
 
     def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
         """Rows of the position table. RoBERTa's follow from the ids, not from the mask: whatever has padding's id stays
@@ -139,10 +139,10 @@ class Attention(nn.Module):
         self,
         hidden: Float[jax.Array, "B Q H"],
         states: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B T"],
+        mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
         rows: Rows,
     ) -> Float[jax.Array, "B Q H"]:
-        """Queries from `hidden`, keys and values from `states`, of which `mask` says which are real."""
+        """Queries from `hidden`, keys and values from `states`, of which `mask` says which may be seen."""
         c = self.config
 
         def heads(name: str, x: jax.Array) -> jax.Array:
@@ -164,17 +164,17 @@ class BertLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], rows: Rows, first: int | None = None
-    ) -> tuple[Float[jax.Array, "B some H"], Float[jax.Array, "B K H"] | None]:
+        self, hidden: Float[jax.Array, "R W H"], layout: Layout, rows: Rows, first: int | None = None
+    ) -> tuple[Float[jax.Array, "R some H"], Float[jax.Array, "N K H"] | None]:
         c = self.config
+        asked, rows = layout.asked(hidden, rows, first)
         drop = dropout(c.hidden_dropout, rows)
-        asked = hidden[:, :first]
-        attended = Attention(c, self.compute, name="attention")(asked, hidden, mask, rows)
+        attended = Attention(c, self.compute, name="attention")(asked, hidden, layout.seen, rows)
         hidden = layer_norm(c, "attention_norm")(asked + drop(attended))
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
         narrow = dense(c.hidden_size, c, self.compute, "output")(wide)
         hidden = layer_norm(c, "output_norm")(hidden + drop(narrow))
-        return hidden, self.keep.select(hidden, mask)[0] if self.keep.layers == "all" else None
+        return hidden, self.keep.of(hidden, layout)[0] if self.keep.layers == "all" else None
 
 
 class Bert(nn.Module):
@@ -194,7 +194,7 @@ class Bert(nn.Module):
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.embeddings(tokens, train)
+        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train))
 
     @nn.compact
     def __call__(
@@ -207,14 +207,14 @@ class Bert(nn.Module):
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        embedded, mask = self.embeddings(tokens, train, leading), tokens.mask
-        if leading is not None:
-            mask = repeat_first(mask, len(leading))
+        layout = Layout.of(tokens, leading)
+        rows = layout.rows(dropout_rows(tokens, train))
+        embedded = self.embeddings(tokens.ids, layout, rows, leading)
         layers = Stack(partial(BertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
-        last, kept = layers(embedded, mask, dropout_rows(tokens, train), first=keep.first(mask.shape[1]))
+        last, kept = layers(embedded, layout, rows, first=keep.first(layout.mask.shape[1]))
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return keep.collect(embedded, kept, last, mask)
+        return keep.collect(embedded, kept, last, layout)
 
 
 KEYS = {

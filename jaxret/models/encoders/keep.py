@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
+from jaxret.models.encoders.layout import Layout
 from jaxret.types import HiddenStates
 
 
@@ -27,11 +28,17 @@ class Keep:
         None: all of them."""
         return None if self.mean or self.tokens is None or self.tokens >= length else self.tokens
 
+    def of(
+        self, hidden: Float[jax.Array, "R some H"], layout: Layout
+    ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
+        """Applies the choice of positions to one layer's output, as the layers have it; its `first` are enough."""
+        return self.select(*layout.texts(hidden, None if self.mean else self.tokens))
+
     def select(
         self, hidden: Float[jax.Array, "B some H"], mask: Bool[jax.Array, "B T"]
     ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
-        """Applies the choice of positions to one layer's output, of which its `first` ones are enough. A batch with
-        fewer than `tokens` positions gives masked zeros for the rest, so K does not depend on it."""
+        """Applies the choice of positions to states by text. A batch with fewer than `tokens` positions gives
+        masked zeros for the rest, so K does not depend on it."""
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
             missing = self.tokens - hidden.shape[1]
@@ -46,16 +53,16 @@ class Keep:
 
     def collect(
         self,
-        embedded: Float[jax.Array, "B T H"],
-        kept: Float[jax.Array, "below B K H"] | None,
-        last: Float[jax.Array, "B some H"],
-        mask: Bool[jax.Array, "B T"],
+        embedded: Float[jax.Array, "R W H"],
+        kept: Float[jax.Array, "below N K H"] | None,
+        last: Float[jax.Array, "R some H"],
+        layout: Layout,
     ) -> HiddenStates:
         """An encoder's answer: what it chose of the embeddings, of every layer below the last (`kept`, as the stack
         gave it; None if there is nothing), and of the last layer's final form."""
-        state, positions = self.select(last, mask)
+        state, positions = self.of(last, layout)
         if self.layers == "last":
             return HiddenStates(state[None], positions)
-        first, _ = self.select(embedded, mask)
+        first, _ = self.of(embedded, layout)
         below = [] if kept is None else [kept]
         return HiddenStates(jnp.concatenate([first[None], *below, state[None]]), positions)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float, Int
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Bool, Float, Int
 
 from jaxret.distributed import Reader
+from jaxret.models.encoders.layout import Rows, Spots
 from jaxret.types import Tokens
 
 MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
@@ -102,12 +104,8 @@ class Dense(nn.Module):
         return y.astype(dtype)
 
 
-# The rows of texts in the whole batch; None: this is not training, and nothing is dropped.
-Rows: TypeAlias = Int[jax.Array, " B"] | None
-
-
-def dropout_rows(tokens: Tokens, train: bool) -> Rows:
-    """What the masks of dropout follow."""
+def dropout_rows(tokens: Tokens, train: bool) -> Int[jax.Array, " B"] | None:
+    """What the masks of dropout follow, of texts that are padded; None if this is not training."""
     if not train:
         return None
     return jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
@@ -124,13 +122,38 @@ class Dropout(nn.Module):
         if rows is None or not self.rate:
             return x
         keep = 1 - self.rate
-        kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(self.keys(rows))
+        keys = self.keys(rows.rows if isinstance(rows, Spots) else rows)
+        if isinstance(rows, Spots):
+            kept = bernoulli_at(keys, rows, keep, x.shape)
+        else:
+            kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
         return jnp.where(kept, x / keep, 0)
 
     def keys(self, rows: Int[jax.Array, " B"]) -> jax.Array:
         """A key for each text, other ones at every call."""
         key = self.make_rng("dropout")
         return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+
+def bernoulli_at(keys: jax.Array, spots: Spots, keep: float, shape: tuple[int, ...]) -> Bool[jax.Array, ...]:
+    """What `Dropout` draws for the same tokens when each text has a row of its own, for packed rows: states [R,W,H],
+    or weights of attention [R,heads,W,W]. keys: of the texts.
+
+    The i-th number of jax.random.bernoulli(key, keep, shape) is a hash of the key and i, whatever the shape is (JAX's
+    default random numbers, "threefry", say so: jax_threefry_partitionable). i counts as in the padded array of a text.
+    """
+    words = jax.random.key_data(keys)[spots.places.text]  # [R,W,2]
+    slot = spots.places.slot.astype(jnp.uint32)
+    if len(shape) == 3:
+        words = words[:, :, None]
+        place = slot[:, :, None] * shape[2] + jnp.arange(shape[2], dtype=jnp.uint32)
+    else:
+        words = words[:, None, :, None]
+        heads = jnp.arange(shape[1], dtype=jnp.uint32)[:, None, None]
+        place = (heads * spots.asked + slot[:, None, :, None]) * spots.length + slot[:, None, None, :]
+    first, second, high, low = jnp.broadcast_arrays(words[..., 0], words[..., 1], jnp.uint32(0), place)
+    bits = jnp.bitwise_xor(*threefry2x32_p.bind(first, second, high, low))
+    return (bits >> 9).astype(jnp.float32) * 2.0**-23 < keep  # 23 bits are a float32 in [0, 1)
 
 
 class Drop(NamedTuple):

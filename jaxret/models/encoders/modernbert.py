@@ -22,15 +22,14 @@ from jaxtyping import Bool, Float, Int
 from jaxret.models.encoders.attention import (
     ACTIVATIONS,
     attend,
-    lead,
-    repeat_first,
     require_length,
     rotate,
     split_heads,
     vocabulary_logits,
 )
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
+from jaxret.models.encoders.layout import Layout, Rows, repeat_first
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -113,12 +112,11 @@ class ModernBertEmbeddings(nn.Module):
         self.norm = Norm(c.norm_eps)
 
     @nn.compact
-    def __call__(self, tokens: Tokens, train: bool, leading: jax.Array | None = None) -> Float[jax.Array, "B slots H"]:
+    def __call__(
+        self, ids: Int[jax.Array, "N T"], layout: Layout, rows: Rows, leading: jax.Array | None = None
+    ) -> Float[jax.Array, "R W H"]:
         """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots."""
-        words = self.word(tokens.ids)
-        if leading is not None:
-            words = lead(words, self.word(leading) if leading.ndim == 1 else leading)
-        return Dropout(self.config.embedding_dropout)(self.norm(words), dropout_rows(tokens, train))
+        return Dropout(self.config.embedding_dropout)(self.norm(layout.embed(self.word, ids, leading)), rows)
 
 
 class ModernBertMlmHead(nn.Module):
@@ -150,14 +148,14 @@ class Attention(nn.Module):
         hidden: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B Q T"],
         rows: Rows,
-        positions: Int[jax.Array, " T"],
+        positions: Int[jax.Array, "*rows T"],
         rates: Float[jax.Array, " half"],
     ) -> Float[jax.Array, "B Q H"]:
         c, asked = self.config, mask.shape[1]
         drop = dropout(c.attention_dropout, rows)
         thirds = jnp.split(linear(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
-        query = rotate(query[:, :asked], positions[:asked], rates) * (c.hidden_size // c.num_heads) ** -0.5
+        query = rotate(query[:, :asked], positions[..., :asked], rates) * (c.hidden_size // c.num_heads) ** -0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
         return drop(linear(c.hidden_size, c, self.compute, "output", c.num_layers)(mixed))
 
@@ -173,19 +171,21 @@ class ModernBertLayer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        hidden: Float[jax.Array, "B T H"],
+        hidden: Float[jax.Array, "R W H"],
         own: dict[str, jax.Array],
-        mask: Bool[jax.Array, "B T"],
+        layout: Layout,
         rows: Rows,
-        positions: Int[jax.Array, " T"],
+        positions: Int[jax.Array, "*rows W"],
         final_scale: Float[jax.Array, " H"],
         first: int | None = None,
-    ) -> tuple[Float[jax.Array, "B some H"], Float[jax.Array, "B K H"] | None]:
+    ) -> tuple[Float[jax.Array, "R some H"], Float[jax.Array, "N K H"] | None]:
         c = self.config
-        near = jnp.abs(positions[:first, None] - positions[None]) <= own["reach"]
+        asked, rows = layout.asked(hidden, rows, first)
+        near = jnp.abs(positions[..., : asked.shape[1], None] - positions[..., None, :]) <= own["reach"]
+        seen = layout.seen if layout.seen.ndim == 3 else layout.seen[:, None, :]
         normed = jnp.where(own["normed"], centred_norm(hidden, own["scale"], c.norm_eps), hidden)
         attention = Attention(c, self.compute, name="attention")
-        hidden = hidden[:, :first] + attention(normed, mask[:, None, :] & near, rows, positions, own["rates"])
+        hidden = asked + attention(normed, seen & near, rows, positions, own["rates"])
 
         wide = linear(2 * c.intermediate_size, c, self.compute, "wide")(Norm(c.norm_eps, name="mlp_norm")(hidden))
         raised, gate = jnp.split(wide, 2, axis=-1)
@@ -194,7 +194,7 @@ class ModernBertLayer(nn.Module):
         if self.keep.layers == "last":
             return hidden, None
         shown = centred_norm(hidden, final_scale, c.norm_eps) if c.normalize_intermediate else hidden
-        return hidden, self.keep.select(shown, mask)[0]
+        return hidden, self.keep.of(shown, layout)[0]
 
 
 class LaterNorms(nn.Module):
@@ -232,7 +232,7 @@ class ModernBert(nn.Module):
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.embeddings(tokens, train)
+        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train))
 
     @nn.compact
     def __call__(
@@ -245,18 +245,21 @@ class ModernBert(nn.Module):
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        embedded, mask = self.embeddings(tokens, train, leading), tokens.mask
-        positions = jnp.arange(mask.shape[1])
+        layout = Layout.of(tokens, leading)
+        rows = layout.rows(dropout_rows(tokens, train))
+        embedded = self.embeddings(tokens.ids, layout, rows, leading)
+        positions = jnp.arange(tokens.ids.shape[1])
         if leading is not None:
-            mask, positions = (repeat_first(row, len(leading)) for row in (mask, positions))
+            positions = repeat_first(positions, len(leading))
+        positions = layout.place(positions)
         layers = Stack(partial(ModernBertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
         own = {"scale": self.later_layers(), **layer_constants(c)}
-        shared = mask, dropout_rows(tokens, train), positions, self.final_norm
-        last, kept = layers(embedded, *shared, own=own, first=keep.first(mask.shape[1]))
+        shared = layout, rows, positions, self.final_norm
+        last, kept = layers(embedded, *shared, own=own, first=keep.first(layout.mask.shape[1]))
         last = centred_norm(last, self.final_norm, c.norm_eps)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return keep.collect(embedded, kept, last, mask)
+        return keep.collect(embedded, kept, last, layout)
 
 
 def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:

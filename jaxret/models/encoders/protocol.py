@@ -67,7 +67,8 @@ class Encoder(Protocol):
     def __call__(
         self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
     ) -> HiddenStates:
-        """Encodes a batch; state 0 is the output of the embeddings. `leading` [n] (ids) or [n,H] (word embeddings)
+        """Encodes a batch; state 0 is the output of the embeddings. The states of a text do not depend on whether it is
+        packed (`layout.Layout`), but for rounding. `leading` [n] (ids) or [n,H] (word embeddings)
         replaces the first token by n slots, all at its position; the T of the states is then T - 1 + n. Raises
         ValueError for it where the encoder lacks "leading"."""
         ...

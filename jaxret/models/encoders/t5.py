@@ -16,11 +16,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, Rows, dropout, dropout_rows
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
+from jaxret.models.encoders.layout import Layout, Rows
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -116,12 +117,12 @@ class T5Layer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        hidden: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B T"],
+        hidden: Float[jax.Array, "R W H"],
+        layout: Layout,
         rows: Rows,
-        position_bias: Float[jax.Array, "heads T T"],
+        position_bias: Float[jax.Array, "heads W W"],
         final_scale: Float[jax.Array, " H"],
-    ) -> tuple[Float[jax.Array, "B T H"], Float[jax.Array, "B K H"] | None]:
+    ) -> tuple[Float[jax.Array, "R W H"], Float[jax.Array, "N K H"] | None]:
         c = self.config
         drop = dropout(c.dropout, rows)
 
@@ -129,13 +130,13 @@ class T5Layer(nn.Module):
             init = nn.initializers.normal(c.initializer_factor * spread)
             return Dense(features, self.compute, init, use_bias=False, name=name)
 
-        def heads(name: str, spread: float) -> Float[jax.Array, "B T heads width"]:
+        def heads(name: str, spread: float) -> Float[jax.Array, "R W heads width"]:
             return split_heads(dense(c.num_heads * c.head_size, name, spread)(normed), c.num_heads)
 
         normed = RMSNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
         key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
-        mixed = attend(query, key, value, mask, drop, position_bias, self.compute)
+        mixed = attend(query, key, value, layout.seen, drop, position_bias, self.compute)
         hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(mixed))
 
         normed = RMSNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
@@ -146,7 +147,7 @@ class T5Layer(nn.Module):
         if self.keep.layers == "last":
             return hidden, None
         shown = rms_norm(hidden, final_scale, c.layer_norm_eps) if c.normalize_intermediate else hidden
-        return hidden, self.keep.select(shown, mask)[0]
+        return hidden, self.keep.of(shown, layout)[0]
 
 
 class T5(nn.Module):
@@ -178,14 +179,17 @@ class T5(nn.Module):
         """Encodes a batch. Dropout needs a "dropout" rng when `train`. Raises ValueError for `leading`."""
         if leading is not None:
             raise ValueError(f"leading slots cannot be had: {LACKS['leading']}")
-        c, embedded, rows = self.config, self.embed(tokens, train), dropout_rows(tokens, train)
-        buckets = relative_buckets(tokens.ids.shape[1], c.buckets, c.max_distance)
-        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,T,T], the same in every layer
+        c, layout = self.config, Layout.of(tokens)
+        rows = layout.rows(dropout_rows(tokens, train))
+        embedded = self.drop(layout.embed(self.word, tokens.ids, None), rows)
+        # Distances inside a text are those in its row, packed or not.
+        buckets = relative_buckets(embedded.shape[1], c.buckets, c.max_distance)
+        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], the same in every layer
         layers = Stack(partial(T5Layer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
         # Without a [CLS] the mean or every token is asked for, so the last layer is like the others.
-        last, kept = layers(embedded, tokens.mask, rows, bias, self.final_norm)
+        last, kept = layers(embedded, layout, rows, bias, self.final_norm)
         last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), rows)
-        return keep.collect(embedded, kept, last, tokens.mask)
+        return keep.collect(embedded, kept, last, layout)
 
 
 KEYS = {

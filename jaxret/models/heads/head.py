@@ -21,8 +21,8 @@ NOT_KEYS = ("num_layers", "hidden_size", "vocab_size", "parent", "name")  # fiel
 
 @dataclass(frozen=True)
 class Text:
-    """What a head may need besides hidden states. labels [B,K]: token ids of each text's pseudo-query, -1 where there
-    is none."""
+    """What a head may need besides hidden states. tokens: padded, as the states are, however the encoder had them.
+    labels [B,K]: token ids of each text's pseudo-query, -1 where there is none."""
 
     side: Side
     tokens: Tokens
@@ -113,6 +113,10 @@ class Head(nn.Module):
     def leading(self, side: Side) -> jax.Array | None:
         """What replaces the first token: ids [n] or word embeddings [n,H]."""
         return None
+
+    def slots(self, side: Side) -> int:
+        """How many `leading` are: of the places that a text has in the encoder they take one less more."""
+        return 1
 
     def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
         return Embeddings(hidden.states[-1], hidden.mask)

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Rows, dropout, dropout_rows
+from jaxret.models.encoders.layers import Compute, dropout, dropout_rows
+from jaxret.models.encoders.layout import Layout, Rows
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.types import Embeddings, HiddenStates, Tokens
@@ -126,7 +127,7 @@ class ImplicitInteraction(Head):
         there = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
         layer = partial(BertLayer, c, compute, Keep(1, layers="last"))
         interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
-        vectors, _ = interact(together, there, rows, first=1)
+        vectors, _ = interact(together, Layout(there), rows, first=1)
         own_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)

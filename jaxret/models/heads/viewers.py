@@ -65,13 +65,16 @@ class Viewers(Head):
     def vector_names(self) -> tuple[str, ...]:
         return tuple(f"viewer {i}" for i in range(self.count))
 
+    def slots(self, side: Side) -> int:
+        return 1 if side == "query" else self.count
+
     def keep(self, side: Side) -> Keep:
-        return Keep(1 if side == "query" else self.count, layers="last")
+        return Keep(self.slots(side), layers="last")
 
     @nn.compact
     def leading(self, side: Side) -> jax.Array:
         """What replaces [CLS]: ids [n] or embeddings [n,H]; n = 1 for queries."""
-        wanted = 1 if side == "query" else self.count
+        wanted = self.slots(side)
         if self.first_id >= 0:
             return self.first_id + jnp.arange(wanted)
         table = self.param("table", nn.initializers.normal(self.deviation), (self.count, self.hidden_size))

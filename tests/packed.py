@@ -1,0 +1,33 @@
+"""A random batch as a packed run would have it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.batches import packed_tokens
+from jaxret.data.packing import Packer, choose
+from jaxret.types import Batch, Ragged, Tokens
+
+
+def texts_of(tokens: Tokens) -> Ragged:
+    """Every row without its padding."""
+    return Ragged.from_lists([ids[mask].tolist() for ids, mask in zip(np.asarray(tokens.ids), np.asarray(tokens.mask))])
+
+
+def pack(batch: Batch, bins: int, head: Any) -> Batch:
+    """The texts of a batch, dealt out to `bins` and laid in rows with room for the slots of `head`."""
+    texts = [texts_of(tokens) for tokens in (batch.queries, batch.documents)]
+    lengths = [tokens.ids.shape[1] for tokens in (batch.queries, batch.documents)]
+    slots = head.slots("query"), head.slots("passage")
+    sides = [choose([t.lengths], n, s, bins, head.hidden_size) for t, n, s in zip(texts, lengths, slots)]
+    packer = Packer(bins, *sides)
+    places = packer(*(t.lengths for t in texts))
+    queries, documents = (
+        packed_tokens(t, np.arange(len(t)), slice(None), side, placed, 0)
+        for t, side, placed in zip(texts, sides, places)
+    )
+    labels = None if batch.pseudo_queries is None else batch.pseudo_queries[places[1].order]
+    return dataclasses.replace(batch, queries=queries, documents=documents, pseudo_queries=labels)

@@ -1,0 +1,142 @@
+"""Packed texts have the loss and the gradients of padded ones: every head, every encoder, dropout too."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.distributed import by_row, make_mesh, replicated, shardings
+from jaxret.models.encoders.layout import Layout
+from jaxret.types import Batch
+from tests import tiny
+from tests.packed import pack
+from tests.training.families_test import CANCELLING, FAMILIES, LEAF_TOLERANCE, TOLERANCE
+
+QUERIES = 16
+MEAN = {"head.token": "mean"}
+MODERNBERT_DROPPING = dataclasses.replace(
+    tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
+)
+# Overrides of the base config, and the encoder.
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "dual_encoder": (tiny.DUAL_ENCODER, tiny.WITHOUT_DROPOUT),
+    "dual_encoder_mean": (tiny.DUAL_ENCODER | MEAN, tiny.WITHOUT_DROPOUT),
+    "mlr": (tiny.SELF_CONTRASTIVE, tiny.WITHOUT_DROPOUT),
+    "mlr_scalar_mix": (tiny.SCALAR_MIX, tiny.WITHOUT_DROPOUT),
+    **{name: (overrides, tiny.WITHOUT_DROPOUT) for name, overrides in FAMILIES.items()},
+    "aggretriever_mean": (tiny.AGGRETRIEVER | MEAN, tiny.WITHOUT_DROPOUT),
+    "dual_encoder_t5": (tiny.DUAL_ENCODER | MEAN, tiny.T5),
+    "mlr_t5": (tiny.SELF_CONTRASTIVE | MEAN, tiny.T5),
+    "me_bert_t5": (FAMILIES["me_bert"] | MEAN, tiny.T5),
+    "colbert_t5": (FAMILIES["colbert"] | MEAN, tiny.T5),
+    "late_interaction_t5": (FAMILIES["late_interaction"], tiny.T5),
+    "dual_encoder_modernbert": (tiny.DUAL_ENCODER, tiny.MODERNBERT),
+    "mlr_modernbert": (tiny.SELF_CONTRASTIVE, tiny.MODERNBERT),
+    "mvr_modernbert": (FAMILIES["mvr"], tiny.MODERNBERT),
+    "aggretriever_modernbert": (FAMILIES["aggretriever"], tiny.MODERNBERT),
+    "late_interaction_modernbert": (FAMILIES["late_interaction"], tiny.MODERNBERT),
+    "mlr_roberta": (tiny.SELF_CONTRASTIVE, tiny.XLM_ROBERTA),
+    "mvr_roberta": (FAMILIES["mvr"], tiny.XLM_ROBERTA),
+    "i3_roberta": (FAMILIES["i3"], tiny.XLM_ROBERTA),
+    "mlr_dropout": (tiny.SELF_CONTRASTIVE, tiny.BERT),
+    "mvr_dropout": (FAMILIES["mvr"], tiny.BERT),
+    "i3_dropout": (FAMILIES["i3"], tiny.BERT),
+    "mlr_t5_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.T5, dropout=0.1)),
+    "mvr_modernbert_dropout": (FAMILIES["mvr"], MODERNBERT_DROPPING),
+}
+SHORT = ("mlr", "mvr_modernbert", "mlr_t5")
+
+
+def gradient(case: str, devices: int, chunk_size: int) -> Any:
+    """A (batch, key) -> (loss, gradient) on the host, in its second epoch, compiled once a shape."""
+    overrides, encoder = CASES[case]
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    objective = tiny.make_objective(overrides, mesh, encoder, chunk_size)
+    params = tiny.make_params(objective.retriever)
+    params = jax.device_put(params, shardings(mesh, params))
+
+    def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
+        return objective(params, batch, key, step=1).loss
+
+    program = jax.jit(jax.value_and_grad(loss), out_shardings=replicated(mesh))
+    key = jax.random.key(3)
+    return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), key))
+
+
+def head_of(case: str) -> Any:
+    return tiny.make_retriever(*CASES[case]).module.head
+
+
+def make_batch(case: str, seed: int = 0) -> Batch:
+    return tiny.make_batch(QUERIES, seed=seed, pseudo_queries="i3" in case)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
+)
+def test_packed_is_padded(case: str) -> None:
+    """On one device; and over eight, in chunks. Padded texts are as long here as packed ones leave the encoder, so that
+    the masks of dropout are the same too."""
+    plain, chunked = gradient(case, 1, 0), gradient(case, 8, 8)
+    batch, head = make_batch(case), head_of(case)
+    value, expected = plain(batch)
+    assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
+    for program, bins in ((plain, 1), (chunked, 16)):
+        rows = pack(batch, bins, head)
+        assert rows.documents.packing is not None
+        assert rows.documents.rows is not None
+        assert sorted(rows.documents.rows) != rows.documents.rows.tolist(), "control: another order"
+        found_value, found = program(rows)
+        assert abs(found_value - value) <= TOLERANCE * max(abs(value), 1)
+        assert tiny.relative_error(found, expected) <= TOLERANCE
+        assert tiny.distance(found, expected) <= CANCELLING.get(case, LEAF_TOLERANCE)
+    other = plain(pack(make_batch(case, seed=5), 1, head))
+    assert tiny.distance(other[1], expected) > 0.01, "control: another batch"
+
+
+def leaking(layout: Layout) -> jax.Array:
+    """Tokens see all that are in their row."""
+    assert layout.places is not None
+    text = layout.places.text
+    return jnp.broadcast_to((text >= 0)[:, None, :], (*text.shape, text.shape[1]))
+
+
+def unplaced(layout: Layout, of_tokens: jax.Array) -> jax.Array:
+    """The first text's numbers, whatever text is there."""
+    assert layout.places is not None
+    return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.places.slot]
+
+
+def behind(layout: Layout, hidden: jax.Array, count: int | None) -> Any:
+    """A state too far to the right of each."""
+    assert layout.places is not None
+    places = dataclasses.replace(layout.places, starts=layout.places.starts + 1)
+    return TEXTS(dataclasses.replace(layout, places=places), hidden, count)
+
+
+TEXTS = Layout.texts
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("seen", property(leaking)), ("place", unplaced), ("texts", behind)])
+def test_control_what_must_not_be_mixed_up(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, program = make_batch("mlr"), gradient("mlr", 1, 0)
+    value, _ = program(batch)
+    monkeypatch.setattr(Layout, name, wrong)
+    found, _ = program(pack(batch, 1, head_of("mlr")))
+    assert abs(found - value) > 1e-3
+
+
+def test_masks_of_dropout_are_drawn_anew_in_every_step() -> None:
+    """And differ from text to text: the control of those that equal the padded ones."""
+    objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]))
+    batch = jax.device_put(pack(tiny.make_batch(QUERIES), 1, objective.retriever.module.head))
+    params = tiny.make_params(objective.retriever)
+    loss = jax.jit(lambda key: objective(params, batch, key).loss)
+    one, again, other = (float(loss(jax.random.key(seed))) for seed in (0, 0, 1))
+    assert one == again
+    assert abs(one - other) > 1e-3
