@@ -153,7 +153,10 @@ def test_no_family_is_known_by_name_outside_its_file() -> None:
     assert not found
 
 
-@pytest.mark.parametrize(("name", "suffix"), SHIPPED)
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [pytest.param(*case, marks=[pytest.mark.exhaustive] if case in RECIPES else []) for case in SHIPPED],
+)
 def test_a_shipped_config_builds(name: str, suffix: str) -> None:
     config = shipped(name, suffix)
     config.data.train = "somewhere"

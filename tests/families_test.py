@@ -105,7 +105,13 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("family", "pooling", "encoder", "tied"), FIRST)
+LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm")  # what others show too
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "encoder", "tied"),
+    [pytest.param(*case, marks=[pytest.mark.exhaustive] if case[0] in LONG else []) for case in FIRST],
+)
 def test_every_family(family: str, pooling: str, encoder: str, tied: bool) -> None:
     train_encode_search(family, pooling, encoder, tied)
 

@@ -21,6 +21,7 @@ from tests.pipeline import write_encoder
 MIB = 2**20
 BASE = 300  # MiB: Python, JAX's import, and some air
 LIMIT = 16  # MiB of a line
+LONG = pytest.mark.exhaustive
 
 
 def write_gzip(path: Path, *parts: bytes | tuple[bytes, int]) -> Path:
@@ -60,12 +61,12 @@ print(time.process_time() - begin, int(re.search(r"VmHWM:\\s*(\\d+)", open("/pro
     ("name", "code", "start", "filler"),
     [
         ("corpus.jsonl.gz", "scan_corpus(path)", b'{"_id": "1", "text": "', b"river "),
-        ("corpus.jsonl.gz", "scan_corpus(path)", b"", b"\0"),
-        ("psgs.tsv.gz", "scan_corpus(path)", b"1\t", b"x"),
+        pytest.param("corpus.jsonl.gz", "scan_corpus(path)", b"", b"\0", marks=LONG),
+        pytest.param("psgs.tsv.gz", "scan_corpus(path)", b"1\t", b"x", marks=LONG),
         ("psgs.tsv.gz", "scan_corpus(path)", b'1\t"', b"a quote that is never closed\n"),
-        ("test.tsv.gz", "read_judgements(path)", b"q1\tp1\t", b"0"),
+        pytest.param("test.tsv.gz", "read_judgements(path)", b"q1\tp1\t", b"0", marks=LONG),
         ("train.json.gz", "read_examples(path)", b'[{"question": "', b"river "),
-        ("train.json.gz", "read_examples(path)", b"[", b"["),
+        pytest.param("train.json.gz", "read_examples(path)", b"[", b"[", marks=LONG),
     ],
 )
 def test_a_line_without_an_end_is_an_error_soon(
@@ -79,7 +80,7 @@ def test_a_line_without_an_end_is_an_error_soon(
     assert seconds < 20
 
 
-@pytest.mark.parametrize("name", ["corpus.jsonl.gz", "psgs.tsv.gz"])
+@pytest.mark.parametrize("name", ["corpus.jsonl.gz", pytest.param("psgs.tsv.gz", marks=LONG)])
 def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
     path = write_gzip(tmp_path / name, (b"\n" * (8 * MIB), 8), b"not a record")
     said, seconds, peak = measure("scan_corpus(path)", path)
@@ -106,9 +107,9 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     ("name", "code", "start", "end"),
     [
         ("corpus.jsonl", "scan_corpus(path)", '{"_id": "1", "text": "', '"}\n'),
-        ("psgs.tsv", "scan_corpus(path)", "1\t", "\ttitle\n"),
-        ("quoted.tsv", "scan_corpus(path)", '1\t"', '"\ttitle\n'),
-        ("dev.csv", "read_queries(path)", "", "\t['x']\n"),
+        pytest.param("psgs.tsv", "scan_corpus(path)", "1\t", "\ttitle\n", marks=LONG),
+        pytest.param("quoted.tsv", "scan_corpus(path)", '1\t"', '"\ttitle\n', marks=LONG),
+        pytest.param("dev.csv", "read_queries(path)", "", "\t['x']\n", marks=LONG),
         ("dev.json", "read_queries(path)", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
     ],
 )

@@ -157,7 +157,8 @@ def computed(batch: Batch, bins: int) -> tuple[int, int]:
 SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
-@pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), pytest.param("medquad", 1.45, marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), ("medquad", 1.45)])
 def test_real_lengths(name: str, before: float, data_dir: Path, minilm_dir: Path) -> None:
     """Queries and passages of an epoch, 128 queries at a time on one device."""
     tokenizer = TextTokenizer.load(minilm_dir, 256, 256)

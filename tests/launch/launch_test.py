@@ -100,10 +100,10 @@ def by_kubernetes(run: Runs, **settings: str) -> list[subprocess.CompletedProces
         name = f"{job['metadata']['name']}-0.{pod['subdomain']}"
         assert given["COORDINATOR"].startswith(f"{name}:")
         here = given | settings | {"COORDINATOR": free_address()}
-        start = (
-            f"for i in {' '.join(map(str, range(HOSTS)))}; do PROCESS_ID=$i {shlex.join(container['command'])} & done"
-        )
-        done.append(run("bash", "-c", f"{start}; wait -n; first=$?; wait -n && exit $first", **here))
+        one = f"PROCESS_ID=$i {shlex.join(container['command'])} & pods+=($!)"
+        start = f"pods=(); for i in {' '.join(map(str, range(HOSTS)))}; do {one}; done"
+        end = 'status=0; for pod in "${pods[@]}"; do wait "$pod" || status=$?; done; exit $status'
+        done.append(run("bash", "-c", f"{start}; {end}", **here))
     return done
 
 

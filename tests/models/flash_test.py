@@ -101,13 +101,10 @@ def gradient(overrides: dict[str, Any], attention: str, devices: int, fsdp: int)
     return jax.device_get(jax.jit(loss)(params, batch))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "fsdp", "recompute"),
-    [
-        (tiny.DUAL_ENCODER, 4, "cheap"),
-        pytest.param(tiny.MVR, 1, "none", marks=pytest.mark.exhaustive),
-        pytest.param(tiny.I3, 1, "layer", marks=pytest.mark.exhaustive),
-    ],
+    [(tiny.DUAL_ENCODER, 4, "cheap"), (tiny.MVR, 1, "none"), (tiny.I3, 1, "layer")],
 )
 def test_a_step_on_eight_devices(
     family: dict[str, Any], fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch

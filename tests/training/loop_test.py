@@ -355,6 +355,7 @@ def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd
         train(longer, tmp_path / "run", progress=False)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], odd: Path) -> None:
     """And without again, once its checkpoint holds a count."""
     (whole, bad), workdir = skips, odd / "stops"
@@ -373,6 +374,7 @@ def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], 
     assert state_at(workdir, without).skipped is None
 
 
+@pytest.mark.exhaustive
 def test_the_moving_average_is_what_is_validated_and_used(
     whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +401,7 @@ def test_the_moving_average_is_what_is_validated_and_used(
     assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
 
 
+@pytest.mark.exhaustive
 def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""
     late = {"validation__metric": "nll", "validation__then": "average_rank", "validation__then_from": 0.5}
@@ -418,6 +421,7 @@ def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch
     assert chosen["criterion"] == "average_rank"
 
 
+@pytest.mark.exhaustive
 def test_several_batches_make_a_step_and_it_is_resumed_between_steps(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_packed_run_is_a_padded_one(accumulate: int, root: Path, capsys: pytes
     assert abs(found[0]["loss"] - found[1]["loss"]) > 1e-3, "control: another step, another loss"
 
 
+@pytest.mark.exhaustive
 def test_stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, config, result = run(root, "uninterrupted", tokens__packing=True, data__dev="")
     assert result.programs <= 4

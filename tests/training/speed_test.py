@@ -39,7 +39,7 @@ def test_rates_are_of_what_was_done_since_the_last_reading(monkeypatch: pytest.M
     assert set(Speed().read()) == set(TIMED) - {"mfu"}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
     trainer = Trainer("dual_encoder", "8x1", Rule(accumulate=accumulate))
     batch = make_batch(8, 2) if accumulate == 1 else stacked(0, 1)
@@ -81,7 +81,7 @@ def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pyte
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_every_line_of_a_log_says_how_fast(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if known:
         monkeypatch.setitem(chips.KINDS, jax.devices()[0].device_kind, "h100")
