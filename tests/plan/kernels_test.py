@@ -63,8 +63,8 @@ def temporaries(chips: str, attention: str, cases: list[tuple[int, int, int, str
 @pytest.mark.parametrize("chips", ["v4:1x1x1", "v5e:1x1", "v5p:1x1x1", "v6e:1x1"])
 def test_flash_compiles_and_keeps_no_weights(chips: str) -> None:
     (plain, kernel), *_ = temporaries(chips, "flash", SHAPES if chips == "v5e:1x1" else SHAPES[:1])
-    assert plain > 100 * 2**20
-    assert kernel < 2**20
+    assert plain > 200 * 2**20  # weights of 16 texts and 12 heads, 192 MiB in float32
+    assert kernel < 40 * 2**20, "at most the operands, laid out in another way"
 
 
 @pytest.mark.exhaustive

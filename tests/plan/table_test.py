@@ -37,7 +37,8 @@ def test_a_program_stays_within_its_bounds(row: Row) -> None:
     assert values["warnings"] == []
     counted = sum(kind["flops"] for kind in values["flops"] if kind["part"] != "optimizer")
     devices = topology.devices if row.verb != "search" else 1
-    assert values["device_flops"] * devices == pytest.approx(counted, rel=0.02)
+    if topology.chip.platform == "tpu":  # a GPU's products are calls of libraries, which say nothing of their size
+        assert values["device_flops"] * devices == pytest.approx(counted, rel=0.02)
 
 
 def test_the_documentation_has_every_program() -> None:
