@@ -18,6 +18,7 @@ from tests.packed import pack
 from tests.training.families_test import CANCELLING, FAMILIES, LEAF_TOLERANCE, TOLERANCE
 
 QUERIES = 16
+LEAF = CANCELLING | {"mvr_roberta": 3e-5}  # the same sums, with positions that follow ids
 MEAN = {"head.token": "mean"}
 MODERNBERT_DROPPING = dataclasses.replace(
     tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
@@ -94,7 +95,7 @@ def test_packed_is_padded(case: str) -> None:
         found_value, found = program(rows)
         assert abs(found_value - value) <= TOLERANCE * max(abs(value), 1)
         assert tiny.relative_error(found, expected) <= TOLERANCE
-        assert tiny.distance(found, expected) <= CANCELLING.get(case, LEAF_TOLERANCE)
+        assert tiny.distance(found, expected) <= LEAF.get(case, LEAF_TOLERANCE)
     other = plain(pack(make_batch(case, seed=5), 1, head))
     assert tiny.distance(other[1], expected) > 0.01, "control: another batch"
 
