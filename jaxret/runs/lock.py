@@ -12,8 +12,6 @@ from jaxret.distributed import from_first_process, wait_for_all
 from jaxret.lockfile import LOCK, LockedError, LockFile
 from jaxret.storage import sweep
 
-__all__ = ["LockedError", "hold", "locked"]
-
 
 @contextlib.contextmanager
 def hold(folder: Path, job: str) -> Iterator[None]:

@@ -17,9 +17,10 @@ from jaxret.checkpoint import Checkpoints
 from jaxret.data.batches import BatchPlan, TrainingSet, stack
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Program, any_process, shard_batch
+from jaxret.lockfile import LockedError
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.retriever import Retriever
-from jaxret.runs.lock import LockedError, hold
+from jaxret.runs.lock import hold
 from jaxret.runs.resume import SCHEDULE, remember
 from jaxret.runs.run import create, make_embedder, open_checkpoints
 from jaxret.runs.workdir import Workdir

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from jaxret import lockfile
-from jaxret.runs.lock import LockedError, hold
+from jaxret.lockfile import LockedError
+from jaxret.runs.lock import hold
 from jaxret.storage import StorageError
 from tests.pipeline import REPOSITORY, environment, free_address, together
 
@@ -24,7 +25,8 @@ from tests.pipeline import REPOSITORY, environment, free_address, together
 HOLDER = """
 import os, sys
 from pathlib import Path
-from jaxret.runs.lock import LockedError, hold
+from jaxret.lockfile import LockedError
+from jaxret.runs.lock import hold
 try:
     with hold(Path(sys.argv[1]), "holding"):
         print("held", flush=True)
@@ -196,7 +198,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 RACER = """
 import os, sys, time
 from pathlib import Path
-from jaxret.runs.lock import LockedError, hold
+from jaxret.lockfile import LockedError
+from jaxret.runs.lock import hold
 for line in sys.stdin:
     folder, at = line.split()
     while time.time() < float(at): pass
@@ -273,7 +276,8 @@ JOB = """
 import json, sys, time
 from pathlib import Path
 from jaxret.distributed import initialize
-from jaxret.runs.lock import LockedError, hold
+from jaxret.lockfile import LockedError
+from jaxret.runs.lock import hold
 rank, coordinator, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 initialize(coordinator, 2, rank)
 found = []

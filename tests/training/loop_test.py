@@ -29,9 +29,10 @@ from jaxret.data.batches import BatchPlan, tokenize_examples
 from jaxret.data.formats import read_examples
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shard_batch
+from jaxret.lockfile import LockedError
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.retriever import build_retriever
-from jaxret.runs.lock import LockedError, hold
+from jaxret.runs.lock import hold
 from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, sha256_file
