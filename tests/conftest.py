@@ -33,6 +33,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import functools
+import gc
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,8 @@ import flax.struct
 import jax
 import pytest
 from jaxtyping import install_import_hook
+
+from tests.shapes import checked
 
 
 def _leave_pytrees_unchecked() -> None:
@@ -63,7 +66,8 @@ def _leave_pytrees_unchecked() -> None:
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _leave_pytrees_unchecked()
-install_import_hook("jaxret", "beartype.beartype")
+install_import_hook("jaxret", f"{checked.__module__}.{checked.__name__}")
+gc.set_threshold(200_000, 50, 100)  # tracing makes millions of objects that stay: a seventh of the time went into them
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -176,6 +176,7 @@ def test_stopped_between_checkpoints_and_resumed(
     assert lines(workdir)[-2:] == lines(whole[0])[-2:]
 
 
+@pytest.mark.exhaustive
 def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps 4 and 5 are lost and made again: each is in metrics.jsonl once."""
     workdir, config = root / "crashed", config_of(root)
@@ -326,6 +327,7 @@ def skips(odd: Path) -> tuple[Path, int]:
     return odd / "skips", int(bad)
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +349,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     assert lines(odd / "again") == lines(workdir)
 
 
+@pytest.mark.exhaustive
 def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
     """In the second epoch; all that were skipped count, not those in a row."""
     shutil.copytree(skips[0], tmp_path / "run")

@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mlr_t5_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.T5, dropout=0.1)),
     "mvr_modernbert_dropout": (FAMILIES["mvr"], MODERNBERT_DROPPING),
 }
-SHORT = ("mlr", "mvr_modernbert", "mlr_t5")
+SHORT = ("mlr",)
 
 
 def gradient(case: str, devices: int, chunk_size: int) -> Any:

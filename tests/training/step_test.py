@@ -17,7 +17,7 @@ from jaxret.distributed import make_mesh, shard_batch
 from jaxret.plan.hlo import collectives, parse
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.state import init_state
-from jaxret.training.step import Rule, TrainState, loss_and_gradients, make_eval_step, make_train_step
+from jaxret.training.step import Objective, Rule, TrainState, loss_and_gradients, make_eval_step, make_train_step
 from jaxret.types import Batch, Tokens
 from tests.tiny import (
     DUAL_ENCODER,
@@ -273,13 +273,19 @@ def stacked(*seeds: int) -> Batch:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(make_batch(QUERIES, GROUP, seed) for seed in seeds))
 
 
-def gradients_of(mesh: str, family: str, batch: Batch, number: int, count: int) -> tuple[Any, Any]:
-    """Of several batches, those of the tied family in chunks where the mesh allows it."""
+@functools.cache
+def gradient_program(mesh: str, family: str, count: int) -> tuple[Objective, Any, Any]:
+    """(objective, parameters, compiled loss and gradients) of several batches, those of the tied family in chunks where
+    the mesh allows it."""
     chunk_size = QUERIES // 2 if count > 1 and family == "self_contrastive" else 0
     objective, key = make_objective(FAMILIES[family], mesh_of(mesh), chunk_size=chunk_size), jax.random.key(9)
-    placed = shard_batch(objective.mesh, batch, stacked=count > 1)
-    params = make_params(objective.retriever)
-    return host(jax.jit(lambda p, b, n: loss_and_gradients(objective, p, b, key, n, count))(params, placed, number))
+    program = jax.jit(lambda p, b, n: loss_and_gradients(objective, p, b, key, n, count))
+    return objective, make_params(objective.retriever), program
+
+
+def gradients_of(mesh: str, family: str, batch: Batch, number: int, count: int) -> tuple[Any, Any]:
+    objective, params, program = gradient_program(mesh, family, count)
+    return host(program(params, shard_batch(objective.mesh, batch, stacked=count > 1), number))
 
 
 @functools.cache

@@ -174,7 +174,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "family",
     [
         "dual_encoder",
-        "late_interaction",
+        pytest.param("late_interaction", marks=pytest.mark.exhaustive),
         pytest.param("several_vectors", marks=pytest.mark.exhaustive),
         pytest.param("lists", marks=pytest.mark.exhaustive),
     ],
