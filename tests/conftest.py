@@ -19,6 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
+        "--xla_cpu_parallel_codegen_split_count=1",  # one small piece of code is written, kept and loaded, not 32
         "--xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib").startswith("0.10.") else "",
     ]
 ).strip()
@@ -70,6 +71,11 @@ install_import_hook("jaxret", f"{checked.__module__}.{checked.__name__}")
 gc.set_threshold(200_000, 50, 100)  # tracing makes millions of objects that stay: a seventh of the time went into them
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest go first, so that no worker waits for the other's last one."""
+    items.sort(key=lambda item: "training" not in item.path.parts)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -136,6 +136,7 @@ def test_nobody_at_the_coordinators_address() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_do_not_come() -> None:
     """The scripts end with one sentence, and nothing else; JAX would abort with a dump. Each waits for another job."""
     first, second = free_address(), free_address()

@@ -35,6 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_encode_killed_and_continued(root: Path) -> None:
     """kill -9 after some shard is written: the same command continues, and every byte is that of a job left alone."""
     arguments = (f"--workdir={root / 'run'}", f"--corpus={root / 'data'}")
@@ -130,6 +131,7 @@ def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None
     assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_one_sentence(root: Path, tmp_path: Path) -> None:
     """Whatever else Orbax was reading at that moment: ten times, because it is a race."""
     shutil.copytree(root / "run", tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))

@@ -114,6 +114,7 @@ def test_a_replaced_hook_does_not_change_the_corpus(corpus, monkeypatch):
     }
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_printed_and_only_compiled_modules_and_their_needs_are_imported(fresh_runs):
     output, (_, _, modules, loaded) = fresh_runs[0]
     assert output == ""

@@ -67,6 +67,7 @@ def moves(variant: str, token: int) -> float:
     return float(jnp.abs(vectors(1.0) - vectors(0.0))[0].max())
 
 
+@pytest.mark.exhaustive
 def test_the_paper_reads_every_token_and_the_released_code_cls_alone() -> None:
     assert moves("paper", 0) > 1e-3
     assert moves("paper", 3) > 1e-4

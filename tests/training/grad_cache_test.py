@@ -166,6 +166,7 @@ def without_dropout(objective: Objective) -> Objective:
     return dataclasses.replace(objective, retriever=Retriever(module.clone(config=WITHOUT_DROPOUT)))
 
 
+@pytest.mark.exhaustive
 def test_caching_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary memory of the compiled gradient. The control is the same scan with everything saved."""
     queries = 16

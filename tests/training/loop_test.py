@@ -290,6 +290,7 @@ def test_a_broken_loss_names_step_and_place(root: Path) -> None:
     assert [line["step"] for line in lines(workdir)] == [1]
 
 
+@pytest.mark.exhaustive
 def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
     config = config_of(root, optimizer__learning_rate=1e30, train__log_every=5, data__dev="")
     with pytest.raises(NotFiniteError, match=r"step 1: .* update is not\. .*There is no checkpoint yet; a lower optim"):
@@ -672,6 +673,7 @@ with stop_on_sigterm() as stop:
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "True\n")
 
 
+@pytest.mark.exhaustive
 def test_every_step_has_its_own_dropout_masks() -> None:
     """The same batch twice, with parameters that do not move: other masks, another loss."""
     config, mesh = make_config(DUAL_ENCODER | {"optimizer.learning_rate": 1e-30}), make_mesh()

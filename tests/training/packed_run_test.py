@@ -24,6 +24,8 @@ from jaxret.types import Tokens
 from tests.pipeline import tiny_config, write_data, write_encoder
 from tests.training.loop_test import STEPS, final_state, interrupt, lines
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,7 +49,7 @@ def run(root: Path, name: str, **overrides: Any) -> tuple[Path, ConfigDict, Trai
     return root / name, config, train(config, root / name, progress=False)
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_packed_run_is_a_padded_one(accumulate: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With dropout, in chunks: texts are as long here, padded, as a packed run's. And of several batches a step."""
     options = {"data__dev": "", "train__accumulate": accumulate}
@@ -64,7 +66,6 @@ def test_a_packed_run_is_a_padded_one(accumulate: int, root: Path, capsys: pytes
     assert abs(found[0]["loss"] - found[1]["loss"]) > 1e-3, "control: another step, another loss"
 
 
-@pytest.mark.exhaustive
 def test_stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, config, result = run(root, "uninterrupted", tokens__packing=True, data__dev="")
     assert result.programs <= 4
@@ -79,7 +80,6 @@ def test_stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_epoch_of_real_texts(
     name: str, data_dir: Path, minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

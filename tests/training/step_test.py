@@ -251,6 +251,7 @@ def test_the_moving_average(mesh: str) -> None:
     assert trainer.state.weights is trainer.state.ema
 
 
+@pytest.mark.exhaustive
 def test_the_moving_average_is_torchs() -> None:
     torch = pytest.importorskip("torch")
     trainer = Trainer("dual_encoder", "1", Rule(ema=0.7))
@@ -330,7 +331,8 @@ def test_accumulated_batches_share_no_negatives() -> None:
     assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control"
 
 
-@pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["8x1", "4x2"])
 def test_gradients_of_several_batches_travel_once(mesh: str) -> None:
     """A batch more moves the vectors of its documents and their gradients, and no parameter's."""
     moved = []

@@ -56,6 +56,7 @@ def by_query(validation: Validation) -> list[list[Judgement]]:
     return [[j for j in found.judgements if j.query_id == str(query)] for query in range(len(found.queries))]
 
 
+@pytest.mark.exhaustive
 def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
     found = validation(run.params)
     queries, pool = vectors(run, validation)
