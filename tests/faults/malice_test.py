@@ -109,7 +109,7 @@ def test_pickles(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> N
             refuses(trials, f"pickle as {name}", lambda: search(opened, folder), trace, name)  # noqa: B023
             shutil.rmtree(folder)
             shutil.copytree(whole, folder)
-    step = next((victim / "checkpoints").iterdir())
+    step = victim / "checkpoints" / str(open_run(victim).checkpoint["step"])
     for path in (victim / "encoder" / "tokenizer.json", step / "_CHECKPOINT_METADATA", step / "params" / "_METADATA"):
         content = path.read_bytes()
         path.write_bytes(pickled)
