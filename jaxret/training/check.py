@@ -102,7 +102,7 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
     if not config.data.train and config.train.steps != 0:
         raise ValueError(
-            "data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH "
+            "data.train is empty; give a folder or a file of training data: --config.data.train=PATH "
             "(or --config.train.steps=0, to encode with the model as it comes)"
         )
 
