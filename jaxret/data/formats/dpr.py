@@ -1,5 +1,4 @@
-"""DPR's files: psgs.tsv (passages), *.qa.csv (questions with answers), biencoder JSON (training records) and what its
-retriever writes, also as Pyserini converts it.
+"""DPR's files: psgs.tsv (passages), *.qa.csv (questions with answers) and biencoder JSON (training records).
 
 Both tables are CSV with tabs: a field with a tab, a quote or a line end stands in double quotes, a quote inside is
 doubled.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,11 +28,10 @@ from jaxret.data.files import (
     write_text,
 )
 from jaxret.data.formats.containers import Record, read_records
-from jaxret.data.formats.format import Format, feed, has, own_id, text_id, value_of
+from jaxret.data.formats.format import Format, has, own_id, text_id, value_of
 from jaxret.data.formats.head import Head
 from jaxret.data.formats.pool import Pool, Scored, make_example, no_positive
 from jaxret.data.formats.tables import csv_rows, require_columns
-from jaxret.data.formats.trec import RunLine
 from jaxret.data.records import Example, Passage, Query
 
 CORPUS_COLUMNS = ["id", "text", "title"]
@@ -93,10 +90,10 @@ def _literal(text: str, where: Where) -> Any:
         raise where.error("broken answers", found, "write it as ['first answer', 'second answer']") from error
 
 
-# Training records and results
+# Training records
 
 
-def _context(value: Any, where: Where, policy: Policy, keys: Iterable[str] = ("passage_id", "psg_id")) -> Passage:
+def context_of(value: Any, where: Where, policy: Policy, keys: Iterable[str] = ("passage_id", "psg_id")) -> Passage:
     record = require_object(value, where)
     title = "" if record.get("title") is None else require_key(record, "title", str, where)
     text = require_key(record, "text", str, where)
@@ -113,7 +110,7 @@ def _context(value: Any, where: Where, policy: Policy, keys: Iterable[str] = ("p
 Parsed = TypeVar("Parsed")
 
 
-def _records(
+def question_records(
     path: Path, policy: Policy, parse: Callable[[Record, Where, Query], Parsed]
 ) -> Iterator[tuple[Where, Parsed]]:
     """Yields (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
@@ -130,7 +127,7 @@ def _records(
 
 def record_queries(path: Path, policy: Policy) -> list[Query]:
     """The questions of biencoder or result JSON; their ids are the numbers of their records, from "0"."""
-    return [query for _, query in _records(path, policy, lambda record, where, query: query)]
+    return [query for _, query in question_records(path, policy, lambda record, where, query: query)]
 
 
 def examples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
@@ -143,7 +140,7 @@ def examples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
 
     def contexts(record: Record, key: str, where: Where) -> Scored:
         values = require_key(record, key, list, where) if key in record else []
-        return pool.read(values, key, where, lambda value, place: _context(value, place, policy))
+        return pool.read(values, key, where, lambda value, place: context_of(value, place, policy))
 
     def parse(record: Record, where: Where, query: Query) -> Example:
         require_key(record, "positive_ctxs", list, where)
@@ -153,63 +150,7 @@ def examples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
         hard = contexts(record, "hard_negative_ctxs", where) or contexts(record, "negative_ctxs", where)
         return make_example(query, positives, hard)
 
-    return _records(path, policy, parse)
-
-
-def _retrieved(
-    path: Path, policy: Policy
-) -> Iterator[tuple[Where, tuple[Query, list[tuple[Where, Passage | str, float]]]]]:
-    """(query, what was found for it: passage, or only its id, and score), best first as the file has it."""
-
-    def parse(record: Record, where: Where, query: Query) -> tuple[Query, list[tuple[Where, Passage | str, float]]]:
-        key = "ctxs" if "ctxs" in record else "contexts"
-        found = []
-        for number, value in enumerate(require_key(record, key, list, where)):
-            place = Where(path, f"{where.line}, {key}[{number}]")
-            try:
-                context = require_object(value, place)
-                found.append((place, _found(context, place, policy), _score(context.get("score"), place)))
-            except DataError as error:
-                policy.reject(error)
-        return query, found
-
-    return _records(path, policy, parse)
-
-
-def _found(context: Record, where: Where, policy: Policy) -> Passage | str:
-    keys = ("id", "docid", "passage_id")
-    if context.get("text") is not None:
-        return _context(context, where, policy, keys)
-    return str(require_key(context, value_of(context, keys), str, where))
-
-
-def _score(value: Any, where: Where) -> float:
-    """A number, or one in a string, as DPR writes it."""
-    try:
-        score = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        score = math.nan
-    if not math.isfinite(score):
-        raise where.error("bad score", f"score {value!r} is not a finite number", "write a decimal number")
-    return score
-
-
-def result_passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
-    """The passages that were retrieved, each once; those of which the file has the text."""
-    pool = Pool(policy)
-    for _, (_, found) in _retrieved(path, policy):
-        for where, passage, _ in found:
-            if isinstance(passage, Passage) and passage.id not in pool.known:
-                yield where, pool.shared(passage, where)
-    if digest is not None:
-        feed(path, digest)
-
-
-def run_lines(path: Path, policy: Policy) -> Iterator[RunLine]:
-    """What was retrieved for each query number, ranked as the file has it."""
-    for _, (query, found) in _retrieved(path, policy):
-        for rank, (where, one, score) in enumerate(found, 1):
-            yield RunLine(where, query.id, one.id if isinstance(one, Passage) else one, rank, score)
+    return question_records(path, policy, parse)
 
 
 # Writing
@@ -275,10 +216,6 @@ def _is_corpus(head: Head) -> bool:
     return head.columns == 3 and all(len(row[0].split()) == 1 for row in head.rows)
 
 
-def _is_object(head: Head) -> bool:
-    return has("question", "contexts")(head)
-
-
 FORMATS = (
     Format(
         name="dpr.examples",
@@ -289,16 +226,6 @@ FORMATS = (
         every_positive=False,
         queries=record_queries,
         examples=examples,
-    ),
-    Format(
-        name="dpr.results",
-        title="DPR retrieval results",
-        looks="JSON records with question, answers, ctxs (or contexts, as Pyserini writes them)",
-        fits=lambda head: has("question", "ctxs")(head) or _is_object(head),
-        keys=("question", "answers", "ctxs"),
-        passages=result_passages,
-        queries=record_queries,
-        rankings=run_lines,
     ),
     Format(
         name="dpr.queries",

@@ -9,18 +9,29 @@ from pathlib import Path
 
 from jaxret.data.compression import SUFFIXES
 from jaxret.data.files import DataError, PathLike, Where, missing_file
-from jaxret.data.formats import beir, dpr, flag_embedding, msmarco, others, sentence_transformers, tevatron, trec
+from jaxret.data.formats import (
+    beir,
+    dpr,
+    dpr_results,
+    flag_embedding,
+    msmarco,
+    others,
+    sentence_transformers,
+    tevatron,
+    trec,
+)
 from jaxret.data.formats.format import Format
 from jaxret.data.formats.head import Head, read_head
 
 # The first that fits and gives what is asked for. Those of three columns are in the order of what they ask.
 FORMATS: tuple[Format, ...] = (
-    *dpr.FORMATS[:3],  # but psgs.tsv, whose columns say least
+    *dpr.FORMATS[:2],  # but psgs.tsv, whose columns say least
+    *dpr_results.FORMATS,
     *trec.FORMATS[:2],
     msmarco.FORMATS[0],
     trec.FORMATS[2],
     *msmarco.FORMATS[1:],
-    dpr.FORMATS[3],
+    dpr.FORMATS[2],
     *beir.FORMATS,
     *tevatron.FORMATS,
     *flag_embedding.FORMATS,
@@ -35,6 +46,7 @@ _USUAL = {  # of a damaged file: what is asked for -> suffix -> format
     "examples": {".json": "dpr.examples", ".jsonl": "flag.examples"},
     "rankings": dict.fromkeys((".trec", ".txt", ".run", ".tsv"), "trec.run"),
 }
+_AGREE = 0.9  # of the lines of a table that is whole; a few bad ones among many do not change what it is
 _EMPTY = Format(
     name="empty",
     title="an empty file",
@@ -103,7 +115,7 @@ def recognise(source: PathLike, role: str = "") -> Found:
         return _giving(Found(path, wanted[0], role, f"as {name}: says", in_lines))
     if head.container == "empty":
         return Found(path, _EMPTY, role)
-    usual, disagree = _usual(path, role), len(set(head.counts)) > 1
+    usual, disagree = _usual(path, role), head.counts.count(head.columns) < _AGREE * len(head.counts)
     if usual in wanted and disagree and set(usual.columns) & set(head.counts):
         return Found(path, usual, role, _made_of(head), in_lines)
     fitting = [known for known in wanted if known.fits(head)]
