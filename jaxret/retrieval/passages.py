@@ -51,7 +51,8 @@ class Passages:
         self.path = _unchanged_corpus(folder)
         found = found_corpus(self.path)
         self._file, self._format = found.path, found.format.name
-        self.indexed = found.in_lines and not compression(found.path)
+        one_a_line = found.in_lines and found.format.passages is not None
+        self.indexed = one_a_line and not compression(found.path)
         self.bytes_read = 0  # of the corpus, so far, by index
         self._index: Index | None = None
 
