@@ -175,7 +175,8 @@ def test_lengths_may_be_each_sides_own(encoder: Path) -> None:
 def test_prompts_and_separator_count_and_there_were_none_before(name: str, encoder: Path) -> None:
     retriever, usual = make_retriever(MLR), tokenizer(encoder)
     now = make_contract(retriever, usual, encoder)
-    other = make_contract(retriever, replace(usual, **{name: "river "}), encoder)
+    changed: dict[str, Any] = {name: "river "}
+    other = make_contract(retriever, replace(usual, **changed), encoder)
     assert (now[name], other[name]) == ("[SEP]" if name == "title_separator" else "", "river ")
     stored = {key: value for key, value in now.items() if key != name}
     require_same(stored, now, "", "there", "here", "")
