@@ -9,7 +9,9 @@ from absl import flags
 from jaxret.tools.cli import run_script
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_CORPUS = flags.DEFINE_string("corpus", None, "BEIR folder, corpus.jsonl or psgs.tsv (plain or .gz)", required=True)
+_CORPUS = flags.DEFINE_string(
+    "corpus", None, "folder or file with passages (docs/data.md has the formats)", required=True
+)
 _NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: that of the folder or file")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _PASSAGE_LENGTH = flags.DEFINE_integer("passage_length", None, "tokens of a passage at most; default: as in training")

@@ -10,9 +10,9 @@ from jaxret.tools.cli import run_script
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 _QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
-_QUERIES = flags.DEFINE_string("queries", "", "BEIR folder, queries.jsonl, *.qa.csv or DPR JSON (plain or .gz)")
-_QRELS = flags.DEFINE_string("qrels", "", "judgements: BEIR folder, qrels file or DPR JSON; none: no evaluation")
-_SPLIT = flags.DEFINE_string("split", "test", "split, where --qrels is a BEIR folder")
+_QUERIES = flags.DEFINE_string("queries", "", "folder or file with queries (docs/data.md has the formats)")
+_QRELS = flags.DEFINE_string("qrels", "", "folder or file with judgements; none: no evaluation")
+_SPLIT = flags.DEFINE_string("split", "test", "split, where --queries or --qrels is a folder")
 _CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
 _K = flags.DEFINE_integer("k", None, "passages per query; default: 10 for --query, 100 for --queries", lower_bound=1)
 _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")

@@ -88,19 +88,27 @@ def get_config() -> ConfigDict:
     c.tokens = ConfigDict()
     c.tokens.query_length = 256
     c.tokens.passage_length = 256
+    # Text in front of every query and passage, tokenised with it: "query: " and "passage: " for E5 and its kin.
+    c.tokens.query_prompt = ""
+    c.tokens.passage_prompt = ""
+    # Between title and text: "[SEP]", the tokenizer's own marker ([CLS] title [SEP] text [SEP]); or any text, and both
+    # are tokenised as one with it: " " is Tevatron's. A passage without a title has none.
+    c.tokens.title_separator = "[SEP]"
     c.tokens.length_multiple = 32  # training batches are padded to a multiple of this: one program per shape
     # Encode training texts side by side in rows, instead of each padded to the longest: about 1.06 tokens computed for
     # each real one, in at most 4 programs (docs/scale.md). Losses and gradients are the same but for rounding.
     c.tokens.packing = False
 
-    # What to train on. train and dev: a BEIR folder (with the split's name) or a DPR file.
+    # What to train on. train and dev: a folder (with the split's name) or a file, in any format of docs/data.md; what
+    # it is shows in its content, and FORMAT:PATH forces one.
     c.data = ConfigDict()
     c.data.train = ""
     c.data.train_split = "train"
     c.data.dev = ""  # empty: no validation, the last checkpoint is the best
     c.data.dev_split = "dev"
     c.data.negatives = 1  # hard negatives per query, next to all other documents of the batch
-    c.data.negatives_run = ""  # for BEIR: a TREC run; what it retrieved and nobody judged relevant are hard negatives
+    # For a folder with judgements: a run; what it retrieved and nobody judged relevant are hard negatives.
+    c.data.negatives_run = ""
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
     # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
@@ -167,7 +175,7 @@ def get_config() -> ConfigDict:
     # What to retrieve from: all relevant dev passages, filled up to this number with their hard negatives, then with
     # training passages.
     c.validation.pool_size = 2000
-    # A whole corpus to retrieve from instead, at every validation: a BEIR folder, corpus.jsonl or psgs.tsv, judged by
+    # A whole corpus to retrieve from instead, at every validation: a folder or file with passages, judged by
     # the judgements of data.dev; or "train": all training and dev passages. Its vectors are kept
     # nowhere: passages are encoded and scored a batch at a time, on the devices.
     c.validation.corpus = ""

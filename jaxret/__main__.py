@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
+from jaxret.tools import data
 from jaxret.tools.cli import keep_compiled, nearest, quiet, run_script, user_errors
 
 
@@ -37,14 +38,15 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--workdir", default="runs/demo", help="where everything is saved (default: %(default)s)")
     spread = verbs.add_parser("diversity", help="how different a checkpoint's vectors of a passage are; which wins")
     spread.add_argument("--workdir", required=True, help="a trained run with several vectors a passage")
-    spread.add_argument("--data", required=True, help="BEIR folder with judged queries")
+    spread.add_argument("--data", required=True, help="folder with judged queries")
     spread.add_argument("--split", default="test", help="whose queries (default: %(default)s)")
     spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
     verbs.add_parser("plan", help="memory, time and storage of a config on chips that are not there: plan --help")
     words = verbs.add_parser("keywords", help="pseudo-queries from the passages' own words")
-    words.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
+    words.add_argument("--corpus", required=True, help="folder or file with passages (docs/data.md)")
     words.add_argument("--out", required=True, help="file to write, for data.pseudo_queries")
     words.add_argument("--count", type=int, default=8, help="words for each passage (default: %(default)s)")
+    data.add_parser(verbs)
     return found
 
 
@@ -70,6 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
 
         found, total = write_keywords(arguments.corpus, arguments.out, arguments.count)
         print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
+    elif arguments.verb == "data":
+        data.run(arguments)
     else:
         from jaxret.runs.run import open_run
         from jaxret.tools.diversity import report

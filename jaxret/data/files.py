@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gzip
-import io
 import itertools
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 
+from jaxret.data.compression import SUFFIXES, DamagedError, compressing, read_blocks
 from jaxret.data.records import Passage, Query
 from jaxret.storage import atomic_write
 
@@ -115,15 +113,15 @@ class Policy:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """`folder/name` or `folder/name.gz`, whichever is there, in this order."""
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    """`folder/name`, `folder/name.gz` or `folder/name.zst`, whichever is there, in this order."""
+    return next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
 
 
 def require_file(folder: Path, name: str) -> Path:
     """As `find_file`, but if there is no such file, a DataError says what there is."""
     path = find_file(folder, name)
     if path is None:
-        raise missing_file(folder / name, " (nor its .gz)")
+        raise missing_file(folder / name, " (nor its .gz or .zst)")
     return path
 
 
@@ -145,19 +143,17 @@ class Digest(Protocol):
 
 
 def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
-    """Yields the bytes of a plain or `.gz` file, decompressed; `digest` is fed them."""
+    """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them."""
     lines = 0
     try:
-        opener: Any = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rb") as file:
-            while chunk := file.read1(_CHUNK):
-                if digest is not None:
-                    digest.update(chunk)
-                lines += chunk.count(b"\n")
-                yield chunk
+        for chunk in read_blocks(path, _CHUNK):
+            if digest is not None:
+                digest.update(chunk)
+            lines += chunk.count(b"\n")
+            yield chunk
     except (FileNotFoundError, NotADirectoryError):
         raise missing_file(path) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except DamagedError as error:
         found = f"the compressed file is damaged from this line on ({error})"
         raise Where(path, lines + 1).error("damaged file", found, "fetch or write it again") from error
 
@@ -170,11 +166,11 @@ def too_long(where: Where, what: str) -> DataError:
 def read_lines(
     path: PathLike, digest: Digest | None = None, blank: bytes = b" \t\r\n"
 ) -> Iterator[tuple[Where, bytes]]:
-    """Yields (place, line with its line end) of a plain or `.gz` file; `digest` is fed the decompressed bytes.
+    """Yields (place, line with its line end) of a file, compressed or not; `digest` is fed the decompressed bytes.
 
     Lines end at "\\n" only, so U+2028 and the like may occur inside a text. Lines of nothing but `blank` that follow
-    each other may come as one, because a small gzip file can hold a billion of them. A gzip file that is cut short or
-    damaged, and a line above `LINE_LIMIT`, are DataErrors under any policy.
+    each other may come as one, because a small gzip file can hold a billion of them. A compressed file that is cut
+    short or damaged, and a line above `LINE_LIMIT`, are DataErrors under any policy.
     """
     path = Path(path)
     blank_lines = re.compile(b"[" + blank + b"]*\n").match
@@ -262,10 +258,12 @@ def _broken_json(where: Where, error: object) -> DataError:
     return where.error("broken JSON", f"this is not JSON ({error})", "write one whole JSON value")
 
 
-def read_json_array(path: PathLike) -> Iterator[Any]:
-    """Yields the values of a file that holds one JSON array. One at a time is held in memory, so that the file may be
-    of any size; a value may not be above `LINE_LIMIT`. What is not JSON is a DataError when it is reached."""
+def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
+    """Yields the values of a file that holds one JSON array; keyed: (key, value) of one that holds one object. One at a
+    time is held in memory, so that the file may be of any size; a value may not be above `LINE_LIMIT`. What is not JSON
+    is a DataError when it is reached."""
     path = Path(path)
+    opening, closing = "{}" if keyed else "[]"
     text, at, line = "", 0, 1  # what is held of the file, how much of that is done with, the line it begins on
     source = _decoded(path)
 
@@ -312,17 +310,24 @@ def read_json_array(path: PathLike) -> Iterator[Any]:
                     return found
                 raise broken(getattr(error, "msg", error), getattr(error, "pos", start) - start) from error
 
-    if peek() != "[":
+    if peek() != opening:
         found = f"the file holds {_kind(value())} at its top"
-        raise Where(path).error("wrong type", found, "a list of records [{...}, ...] is expected")
+        expected = 'an object of records {"0": {...}, ...}' if keyed else "a list of records [{...}, ...]"
+        raise Where(path).error("wrong type", found, f"{expected} is expected")
     at += 1
-    closed = peek() == "]"
+    closed = peek() == closing
     while not closed:
-        yield value()
-        closed = peek() == "]"
+        key = value() if keyed else None
+        if keyed:
+            if peek() != ":":
+                raise broken("Expecting ':'", at)
+            at += 1
+            peek()
+        yield (key, value()) if keyed else value()
+        closed = peek() == closing
         if not closed:
             if peek() != ",":
-                raise broken("Expecting ',' or ']'", at)
+                raise broken(f"Expecting ',' or '{closing}'", at)
             at += 1
             peek()
     at += 1
@@ -347,17 +352,13 @@ def _decoded(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def write_text(path: PathLike) -> Iterator[IO[str]]:
-    """Opens `path` for atomic writing of UTF-8 text, compressed if it ends in `.gz` (same text, same bytes)."""
+    """Opens `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst (same text, same bytes)."""
     path = Path(path)
-    if path.suffix != ".gz":
+    if path.suffix not in SUFFIXES[1:]:
         with atomic_write(path) as file:
             yield file
         return
-    with (
-        atomic_write(path, "wb") as raw,
-        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
-    ):
+    with atomic_write(path, "wb") as raw, compressing(raw, path.suffix) as file:
         yield file
 
 

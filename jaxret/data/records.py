@@ -35,11 +35,17 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A training example. `positives[0]` is the target; the others are known positives, never used as negatives."""
+    """A training example. `positives[0]` is the target; the others are known positives, never used as negatives.
+
+    Scores are a teacher's, in the order of the passages, or () where there are none; only their differences mean
+    something, and only within an example.
+    """
 
     query: Query
     positives: tuple[Passage, ...]
     negatives: tuple[Passage, ...] = ()
+    positive_scores: tuple[float, ...] = ()
+    negative_scores: tuple[float, ...] = ()
 
 
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first

@@ -18,6 +18,8 @@ from jaxret.data.formats import (
     read_corpus,
     read_examples,
     read_queries,
+    source_path,
+    split_source,
     stat_corpus,
 )
 from jaxret.data.records import Passage
@@ -40,7 +42,7 @@ class ExampleSource:
         """Raises DataError for a file that is missing."""
         files = example_files(self.path, self.split, self.negatives_run or None)
         if self.pseudo_queries:
-            files.append(Path(self.pseudo_queries))
+            files.append(source_path(self.pseudo_queries))
             if not files[-1].exists():
                 raise missing_file(files[-1])
         recipe = {
@@ -49,8 +51,15 @@ class ExampleSource:
             "negatives_run": bool(self.negatives_run),
             "pseudo_queries": bool(self.pseudo_queries),
             "tokens": tokenizer.recipe("query", "passage"),
+            **_forced(path=self.path, negatives_run=self.negatives_run, pseudo_queries=self.pseudo_queries),
         }
-        return Origin(f"{Path(self.path).absolute().name}.{self.split}", tuple(files), recipe)
+        return Origin(f"{source_path(self.path).absolute().name}.{self.split}", tuple(files), recipe)
+
+
+def _forced(**sources: str | Path) -> dict[str, Any]:
+    """What a recipe holds of formats that were forced: nothing if none was."""
+    names = {key: name for key, source in sources.items() if (name := split_source(source)[0])}
+    return {"formats": names} if names else {}
 
 
 def stored_examples(
@@ -133,8 +142,8 @@ def stored_corpus(
 
 
 def _corpus_origin(corpus: str | Path, policy: Policy, tokenizer: TextTokenizer) -> Origin:
-    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage")}
-    return Origin(Path(corpus).absolute().name, (corpus_file(corpus),), recipe)
+    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **_forced(corpus=corpus)}
+    return Origin(source_path(corpus).absolute().name, (corpus_file(corpus),), recipe)
 
 
 def _tokenized(store: Store, corpus: str | Path) -> TokenizedCorpus:

@@ -28,6 +28,10 @@ TOKENIZER_FILES = (
     "spiece.model",
 )
 
+SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own marker, whatever it is called there
+# What stands in front of texts and between their parts: side -> field of TextTokenizer -> what says that nothing does.
+JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
+
 # The Rust tokenizer takes about 100 bytes for each character, and nobody needs the millionth token of a text that is
 # cut at 256. So a text goes to it as far as the first white space after `_CHARACTERS` for each token of the limit
 # (English has 4 to 5 a token), and 8 times as far as long as that gives fewer tokens than the limit. The ids are those
@@ -87,7 +91,12 @@ class TextTokenizer:
 
     A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], or without the title if that is empty.
     What is too long is cut on the right and still ends in [SEP]. RoBERTa's <s> and </s> are its [CLS] and [SEP]; T5 has
-    no [CLS], and </s> for [SEP]. `dataclasses.replace` gives the same with other lengths; one under 3 is a ValueError.
+    no [CLS], and </s> for [SEP].
+
+    Prompts are text in front of every query or passage, tokenised with it, as sentence-transformers has them. With
+    another `title_separator` than "[SEP]", title, separator and text are tokenised as one text.
+
+    `dataclasses.replace` gives the same with other lengths; one that leaves no token for a text is a ValueError.
     """
 
     backend: Any  # tokenizers.Tokenizer
@@ -97,16 +106,27 @@ class TextTokenizer:
     query_length: int
     passage_length: int
     mask_id: int | None = None
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    title_separator: str = SEPARATOR
 
     def __post_init__(self) -> None:
-        for name in ("query_length", "passage_length"):
-            if (length := getattr(self, name)) < 3:
-                raise ValueError(f"tokens.{name} is {length}; it must hold [CLS], a token and [SEP]: at least 3")
+        for side in JOINS:
+            length, prompt = getattr(self, f"{side}_length"), getattr(self, f"{side}_prompt")
+            if length < 3:
+                raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
+            taken = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
+            if taken + len(self.marker_ids) >= length:
+                raise ValueError(
+                    f"tokens.{side}_prompt {prompt!r} takes {taken} tokens, which leaves none of tokens.{side}_length="
+                    f"{length} for a text; shorten the prompt or allow more tokens"
+                )
 
     @classmethod
-    def load(cls, directory: str | Path, query_length: int, passage_length: int) -> TextTokenizer:
-        """Loads offline and without remote code. Raises ValueError if there is no fast tokenizer, if it has no [SEP]
-        (or end of text) and [PAD], or if a length is under 3 tokens."""
+    def load(cls, directory: str | Path, query_length: int, passage_length: int, **joins: str) -> TextTokenizer:
+        """Loads offline and without remote code. joins: prompts and title_separator, where they are not the defaults.
+        Raises ValueError if there is no fast tokenizer, if it has no [SEP] (or end of text) and [PAD], or if a length
+        leaves no token for a text."""
         backend, special = load_backend(Path(directory))
         end = special["sep"] if special["sep"] is not None else special["eos"]
         if end is None or special["pad"] is None:
@@ -114,7 +134,7 @@ class TextTokenizer:
             raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {found}")
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
-        return cls(backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"])
+        return cls(backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"], **joins)
 
     @staticmethod
     def digests(directory: str | Path) -> dict[str, str]:
@@ -132,8 +152,14 @@ class TextTokenizer:
 
     @property
     def markers(self) -> str:
-        """How the parts of a passage are joined, for the contract."""
-        return "title [SEP] text [SEP]" if self.cls_id is None else "[CLS] title [SEP] text [SEP]"
+        """Where a passage has markers, for the contract."""
+        parts = f"title {SEPARATOR} text" if self.title_separator == SEPARATOR else "title and text"
+        return f"{parts} [SEP]" if self.cls_id is None else f"[CLS] {parts} [SEP]"
+
+    @property
+    def joins(self) -> dict[str, str]:
+        """Prompts and separator, for the contract."""
+        return {name: getattr(self, name) for names in JOINS.values() for name in names}
 
     @property
     def digest(self) -> str:
@@ -142,13 +168,18 @@ class TextTokenizer:
 
     def recipe(self, *sides: str) -> dict[str, Any]:
         """All that the ids of texts of the sides ("query", "passage") depend on, but for the texts: tokens that are
-        kept belong to it."""
+        kept belong to it. Defaults of prompts and separator are not in it: ids that were kept before there were any
+        stay valid."""
         lengths = {f"{side}_length": getattr(self, f"{side}_length") for side in sides}
-        return {"sha256": self.digest, "library": tokenizers.__version__, **self.special_ids, **lengths}
+        usual = {name: value for side in sides for name, value in JOINS[side].items()}
+        joins = {name: value for name, value in self.joins.items() if value != usual.get(name, value)}
+        return {"sha256": self.digest, "library": tokenizers.__version__, **self.special_ids, **lengths, **joins}
 
     def bare(self, texts: Iterable[str], keep: Keep = joined) -> Ragged:
-        """Token ids without markers and without a limit (of at most 2**20 characters)."""
-        blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in texts))
+        """Token ids of queries, prompt included, without markers and without a limit (of at most 2**20 characters); an
+        empty text has none."""
+        asked = (self.query_prompt + text if text else "" for text in texts)
+        blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in asked))
         return keep(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
 
     def queries(
@@ -156,7 +187,7 @@ class TextTokenizer:
     ) -> Ragged:
         """Token ids of queries; what the limit costs is counted in `cut`, if one is given."""
         cut = cut or Truncation("queries", self.query_length)
-        return keep(self._encode(((text, "") for text in texts), cut, progress))
+        return keep(self._encode(((self.query_prompt + text, "") for text in texts), cut, progress))
 
     def passages(
         self, passages: Iterable[Passage], progress: bool = False, cut: Truncation | None = None, keep: Keep = joined
@@ -164,7 +195,16 @@ class TextTokenizer:
         """Token ids of passages; what the limit costs is counted in `cut`, if one is given. Of `passages`, which may
         be a stream, only a block is held at a time, and of a long one only its beginning."""
         cut = cut or Truncation("passages", self.passage_length)
-        return keep(self._encode(((p.text, p.title) for p in passages), cut, progress))
+        return keep(self._encode(map(self._parts, passages), cut, progress))
+
+    def _parts(self, passage: Passage) -> tuple[str, str]:
+        """(text, title) with what belongs in front and between; an empty title where [SEP] is not between them."""
+        prompt, title, text = self.passage_prompt, passage.title, passage.text
+        if self.title_separator != SEPARATOR:
+            return prompt + self.title_separator.join(part for part in (title, text) if part.strip()), ""
+        if prompt and not title.strip():
+            return prompt + text, ""
+        return text, prompt + title
 
     def _encode(self, texts: Iterable[tuple[str, str]], cut: Truncation, progress: bool) -> Iterator[Ragged]:
         """Blocks of token ids, cut as `cut` says, which counts it."""

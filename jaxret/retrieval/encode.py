@@ -11,7 +11,7 @@ import jax
 from tqdm import tqdm
 
 from jaxret import distributed
-from jaxret.data.formats import CorpusScan, Policy, scan_corpus
+from jaxret.data.formats import CorpusScan, Policy, absolute, describe, scan_corpus, source_path
 from jaxret.data.store import store_root
 from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
 from jaxret.retrieval.passages import place
@@ -43,7 +43,7 @@ class EncodeResult:
 
 def corpus_name(path: str | Path) -> str:
     """The folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes."""
-    path = Path(path).absolute()
+    path = source_path(path).absolute()
     path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]
 
@@ -58,7 +58,7 @@ def encode_corpus(
     shard_rows: int = 0,
     store: str = "",
 ) -> EncodeResult:
-    """Encodes every passage of a BEIR folder, corpus.jsonl or psgs.tsv into `<workdir>/embeddings/<name>/`.
+    """Encodes every passage of a folder or file into `<workdir>/embeddings/<name>/`.
 
     The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard at a time is
     encoded, so memory does not grow with the corpus. With several processes, each writes its own shards.
@@ -74,12 +74,13 @@ def encode_corpus(
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     folder = run.workdir.embeddings(name or corpus_name(corpus))
     root, policy = store_root(store or run.config.data.store), Policy(on_error)
+    say(f"{corpus}: {describe(corpus, 'passages')}")
     texts = find_corpus(corpus, policy, run.tokenizer, root)
     scan = texts.scan if texts else scan_corpus(corpus, policy)
     if report := texts.report if texts else policy.report():
         say(report)
     if not scan.passages:
-        raise ValueError(f"{corpus} has no passage to encode; give a BEIR folder, corpus.jsonl or psgs.tsv with some")
+        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
     dtype = dtype or run.config.encode.dtype
     rows = shard_rows or rows_begun(folder) or min(run.config.encode.shard_rows, SHARD_ROWS)
     produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
@@ -153,7 +154,7 @@ def finish(writer: ShardWriter, say: Callable[[str], None]) -> bool:
 
 def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan) -> None:
     """Writes where to find the text again, if that is not written there: a finished folder may be read-only."""
-    where = {"path": str(Path(corpus).absolute()), **scan.stat}
+    where = {"path": absolute(corpus), **scan.stat}
     if read_entry(folder / "corpus.json") != where:
         write_json(folder / "corpus.json", sealed(where))
 

@@ -10,8 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxret.contract import require_equal
+from jaxret.data.compression import compression
 from jaxret.data.files import PathLike
-from jaxret.data.formats import Policy, hash_id, read_corpus, read_located, scan_corpus, stat_corpus
+from jaxret.data.formats import (
+    Policy,
+    found_corpus,
+    hash_id,
+    read_corpus,
+    read_located,
+    scan_corpus,
+    source_path,
+    stat_corpus,
+)
 from jaxret.data.records import Passage
 from jaxret.retrieval.shards import ShardError, read_sealed
 from jaxret.storage import atomic_write, sealed, sha256_file, write_json
@@ -33,32 +43,29 @@ class Passages:
 
     Opening raises FileNotFoundError if the corpus is no longer where it was, ContractError if it is another now, and
     ShardError if corpus.json is damaged. The first reading makes an index beside the shards (in memory, where that
-    cannot be written); a compressed file has none, and is read through each time.
+    cannot be written); a file that is compressed or has no lines has none, and is read through each time.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = _unchanged_corpus(folder)
+        found = found_corpus(self.path)
+        self._file, self._format = found.path, found.format.name
+        one_a_line = found.in_lines and found.format.passages is not None
+        self.indexed = one_a_line and not compression(found.path)
         self.bytes_read = 0  # of the corpus, so far, by index
         self._index: Index | None = None
 
     def read(self, wanted: Collection[str]) -> dict[str, Passage]:
         """Those of the passages that there are and that say something, by id."""
         found: dict[str, Passage] = {}
-        if self._file.suffix != ".gz":
+        if self.indexed:
             self._index = self._index or self._stored() or self._make()
             found = self._at_places(self._index, wanted)
         missing = set(wanted).difference(found)
         if missing:
             found |= {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in missing}
         return found
-
-    @property
-    def _file(self) -> Path:
-        if not self.path.is_dir():
-            return self.path
-        plain = self.path / "corpus.jsonl"
-        return plain if plain.is_file() else self.path / "corpus.jsonl.gz"
 
     def _at_places(self, index: Index, wanted: Collection[str]) -> dict[str, Passage]:
         """Copies the lines that are wanted to a file of their own, for the reader that knows the format."""
@@ -67,13 +74,14 @@ class Passages:
         places = sorted({(int(index.starts[i]), int(index.ends[i])) for low, high in spans for i in range(low, high)})
         with tempfile.TemporaryDirectory() as folder, open(self._file, "rb") as corpus:
             path = Path(folder) / self._file.name
+            known = f"{self._format}:{path}"  # a few lines need not say what they are
             with open(path, "wb") as few:
                 for start, end in [(0, index.head), *places]:
                     corpus.seek(start)
                     lines = corpus.read(end - start)
                     self.bytes_read += len(lines)
                     few.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
-            return {p.id: p for p in read_corpus(path, Policy("skip")) if p.id in wanted}
+            return {p.id: p for p in read_corpus(known, Policy("skip")) if p.id in wanted}
 
     def _stored(self) -> Index | None:
         path = self.folder / "passages.npy"
@@ -105,13 +113,13 @@ class Passages:
         return Index(table[0], table[1], table[2], head)
 
 
-def _unchanged_corpus(folder: Path) -> Path:
+def _unchanged_corpus(folder: Path) -> str:
     written = folder / "corpus.json"
     found = read_sealed(written)
     if not isinstance(found.get("path"), str) or "\0" in found["path"]:
         raise ShardError(f"{written}: path is {found.get('path')!r}, no place of a corpus; run encode again")
-    path = Path(found["path"])
-    if not path.exists():
+    path = found["path"]
+    if not source_path(path).exists():
         raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
     if stat_corpus(path) != {key: found.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
         manifest = folder / "manifest.json"

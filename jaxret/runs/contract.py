@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.contract import ContractError, flatten, require_equal
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokenizer import JOINS, TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES
 from jaxret.models.retriever import Retriever
 from jaxret.runs.upgrade import ABSENT, upgrade
@@ -31,6 +31,7 @@ def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) 
         "tokenizer": TextTokenizer.digests(folder),
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
+        **tokenizer.joins,
         **retriever.contract(),
     }
     return json.loads(json.dumps(contract))  # tuples are lists, as in a file
@@ -49,11 +50,12 @@ def understood(stored: Mapping[str, Any], now: Mapping[str, Any], tokenizer_dige
     `tokenizer_digest`: of the tokenizer as `now` has it, since older contracts hold a digest of that kind.
     """
     version = stored.get("version", 1)
+    joins = {name: ABSENT[f"tokens.{name}"] for names in JOINS.values() for name in names if name in now}
     if version == VERSION:  # keys that came later mean what the code did before there were any
         family = stored["head"]["name"]
         absent = {key: ABSENT[f"head.{family}.{key}"] for key in now["head"] if f"head.{family}.{key}" in ABSENT}
         encoder = {k: v for k, v in _defaults(stored["encoder"]["model_type"]).items() if k in now["encoder"]}
-        return {**stored, "head": {**absent, **stored["head"]}, "encoder": {**encoder, **stored["encoder"]}}
+        return {**joins, **stored, "head": {**absent, **stored["head"]}, "encoder": {**encoder, **stored["encoder"]}}
     if version != 1:
         raise ContractError(f"a contract has version {version!r}; this jaxret understands up to {VERSION}")
     encoder = {_OLDER_ENCODER.get(key, key): value for key, value in stored["encoder"].items()}
@@ -62,6 +64,7 @@ def understood(stored: Mapping[str, Any], now: Mapping[str, Any], tokenizer_dige
     own = {**head, **(head.get(head["name"]) if isinstance(head.get(head["name"]), Mapping) else {})}
     return {
         **now,
+        **joins,
         **{key: stored[key] for key in ("text", *LENGTHS, "pooling", "normalize")},
         "tokenizer": now["tokenizer"] if stored["tokenizer"] == tokenizer_digest else stored["tokenizer"],
         "encoder": {**now["encoder"], **encoder},

@@ -42,9 +42,17 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths. Raises ValueError if the head or
+    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the head or
     the encoder cannot do with it."""
-    tokenizer = TextTokenizer.load(directory, config.tokens.query_length, config.tokens.passage_length)
+    tokens = config.tokens
+    tokenizer = TextTokenizer.load(
+        directory,
+        tokens.query_length,
+        tokens.passage_length,
+        query_prompt=tokens.query_prompt,
+        passage_prompt=tokens.passage_prompt,
+        title_separator=tokens.title_separator,
+    )
     try:
         retriever.module.head.check_tokenizer(tokenizer)
     except ValueError as error:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
+from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, source_path
 from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
 
 
 def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
-    """Encodes the judged queries of a BEIR folder and their relevant passages, before any pooling.
+    """Encodes the judged queries of a folder and their relevant passages, before any pooling.
 
     Raises ValueError if the checkpoint has one vector a passage, or one for every token.
     """
@@ -24,7 +24,7 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
             "diversity is measured where every passage has the same several"
         )
     policy = Policy()
-    queries = {query.id: query for query in read_queries(data, policy)}
+    queries = {query.id: query for query in read_queries(data, policy, split)}
     pairs = [j for j in read_judgements(data, split, policy, set(queries)) if j.relevance > 0]
     if not pairs:
         raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
@@ -49,7 +49,7 @@ def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str
     """Measures, writes `eval/<data>.<split>.diversity.json`, and gives the text to print."""
     found = measure(run, data, split, progress)
     names = run.retriever.module.head.vector_names()
-    path = run.workdir.evaluation(f"{Path(data).name}.{split}.diversity")
+    path = run.workdir.evaluation(f"{source_path(data).name}.{split}.diversity")
     winners = dict(zip(names, found.wins, strict=True))
     write_json(path, {**vars(found), "wins": winners, "equal": found.equal, "checkpoint": run.checkpoint})
     lines = [

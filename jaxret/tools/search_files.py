@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxret.contract import ContractError
 from jaxret.data.files import check_question
-from jaxret.data.formats import Policy, read_judgements, read_queries, write_run
+from jaxret.data.formats import Policy, describe, read_judgements, read_queries, source_path, write_run
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.evaluation.metrics import Evaluation, parse_measure
@@ -34,9 +34,9 @@ SHARED_NAMES = (
 
 
 def dataset_name(queries: str | Path) -> str:
-    """What results are called. BEIR folder or a file in it -> the folder's name; any other file -> its name without
+    """What results are called. A folder or its queries.jsonl -> the folder's name; any other file -> its name without
     suffixes, after its folder's if many data sets have a file of that name ("nq/test.qa.csv" -> "nq-test")."""
-    path = Path(queries).absolute()
+    path = source_path(queries).absolute()
     if path.is_dir():
         return path.name
     name = path.name.split(".")[0]
@@ -78,19 +78,21 @@ def search_files(
     if measures is None and qrels and measures_for(k) != list(MEASURES):
         print(f"with --k={k}, the measures are {', '.join(measures_for(k))}")
     policy = Policy(on_error)
-    asked = read_queries(queries, policy)
+    print(f"{queries}: {describe(queries, 'queries', split)}")
+    asked = read_queries(queries, policy, split)
     judgements = []
     if qrels:
+        print(f"{qrels}: {describe(qrels, 'judgements', split)}")
         judgements = read_judgements(qrels, split, policy, query_ids={query.id for query in asked})
         judged = {judgement.query_id for judgement in judgements}
         asked = [query for query in asked if query.id in judged]
-        if Path(qrels).is_file():
-            split = Path(qrels).name.split(".")[0]
+        if source_path(qrels).is_file():
+            split = source_path(qrels).name.split(".")[0]
     if policy.report():
         print(policy.report())
     if not asked:
         what = "judged query" if qrels else "query"
-        raise ValueError(f"{queries} has no {what} to search for; give a BEIR folder or a file with some")
+        raise ValueError(f"{queries} has no {what} to search for; give a folder or a file with some")
     name = ".".join([dataset_name(queries), *([split] if qrels else []), *([label] if label else [])])
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):

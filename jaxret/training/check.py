@@ -85,6 +85,11 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
             f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
             "texts of a row apart; use 'plain', or tokens.packing=False"
         )
+    for key in ("query_prompt", "passage_prompt", "title_separator"):
+        try:
+            config.tokens[key].encode("utf-8")
+        except UnicodeEncodeError as error:  # a command line can hold bytes that are no text
+            raise ValueError(f"tokens.{key} is {config.tokens[key]!r}; write it in UTF-8") from error
     if config.optimizer.learning_rate <= 0:
         raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
     if config.encode.dtype not in VECTOR_DTYPES:
@@ -97,7 +102,7 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
     if not config.data.train and config.train.steps != 0:
         raise ValueError(
-            "data.train is empty; give a BEIR folder or a DPR file: --config.data.train=PATH "
+            "data.train is empty; give a folder or a file of training data: --config.data.train=PATH "
             "(or --config.train.steps=0, to encode with the model as it comes)"
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxret.data.batches import TrainingSet
-from jaxret.data.formats import Policy, read_judgements, scan_corpus
+from jaxret.data.formats import Policy, describe, read_judgements, scan_corpus
 from jaxret.data.records import Judgement
 from jaxret.data.store import store_root
 from jaxret.data.tokenized import ExampleSource, find_corpus, stored_corpus, stored_examples
@@ -38,7 +38,8 @@ def load_examples(
     )
     data, report = stored_examples(source, tokenizer, store_root(config.data.store), progress, say)
     data = replace(data, imagine_queries=imagine == "query")
-    say(f"{which}: {len(data):,} examples from {path}")
+    described = describe(path, "examples", split, source.negatives_run or None)
+    say(f"{which}: {len(data):,} examples from {path} ({described})")
     for truncation in data.truncations:
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())

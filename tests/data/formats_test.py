@@ -17,6 +17,7 @@ import pytrec_eval
 from jaxret.data import formats
 from jaxret.data.files import DataError, Policy, Where, check_question
 from jaxret.data.formats import (
+    corpora,
     read_corpus,
     read_examples,
     read_judgements,
@@ -528,7 +529,7 @@ def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: st
     [
         (b'[\n{"question": \n', r"train\.json:3: this is not JSON"),
         (b'[\n"\xff"]', r"train\.json:2: byte 0xff"),
-        (b'{"question": "a"}', r"train\.json: the file holds an object at its top"),
+        (b'{"question": "a"}', r"train\.json: .* its records have the keys 'question'; the nearest is DPR"),
     ],
 )
 def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, text: bytes, message: str) -> None:
@@ -585,14 +586,14 @@ def test_missing_files_say_what_there_is(folder: Path) -> None:
         (lambda: read_corpus(folder / "nowhere"), r"nowhere: this file does not exist; .*beir holds answers\.jsonl, c"),
         (
             lambda: read_corpus(folder / "qrels"),
-            r"corpus\.jsonl \(nor its \.gz\) does not exist; .*qrels holds train\.tsv",
+            r"corpus\.jsonl \(nor its \.gz or \.zst\) does not exist; .*qrels holds train\.tsv",
         ),
         (lambda: read_judgements(folder, "tset"), r"tset\.tsv.*qrels holds train\.tsv"),
         (lambda: read_judgements(folder), r"no split was named"),
         (lambda: read_run(folder / "a" / "b.trec"), r"b\.trec: this file does not exist; .*beir holds answers"),
         (
-            lambda: read_corpus(lines(folder / "c.parquet")),
-            r"a \.parquet is no corpus format; known are \.jsonl, \.tsv",
+            lambda: read_corpus(lines(folder / "c.parquet", "neither", "one")),
+            r"c\.parquet: this is no format that is known: nothing in it can be read; the nearest is",
         ),
     ]
     for attempt, message in cases:
@@ -647,7 +648,7 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
 
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ("aa", "ab", "b", "aa")))
-    monkeypatch.setattr(formats, "hash_id", lambda passage_id: ord(passage_id[0]))
+    monkeypatch.setattr(corpora, "hash_id", lambda passage_id: ord(passage_id[0]))
     scan = scan_corpus(path, Policy("skip"))
     assert scan.duplicates == {"aa": (1, 4)}
     assert scan.passages == 3
@@ -706,13 +707,13 @@ def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: 
     ids = ["a", "b", "a", *(f"{i}" for i in range(500)), *(f"{i}" for i in range(500))]
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ids))
     read: list[str] = []
-    hash_of = formats.hash_id
+    hash_of = corpora.hash_id
 
     def noting(key: str) -> int:
         read.append(key)
         return hash_of(key)
 
-    monkeypatch.setattr(formats, "hash_id", noting)
+    monkeypatch.setattr(corpora, "hash_id", noting)
     with pytest.raises(DataError, match=r":3: passage id 'a' was used before, on line 1"):
         scan_corpus(path)
     assert read[len(ids) :] == ["a", "b", "a"]

@@ -13,7 +13,7 @@ import pytest
 
 from jaxret.data import files
 from jaxret.data.files import DataError, Policy, read_json_array
-from jaxret.data.formats import dpr, read_corpus, read_examples, read_judgements, read_queries, read_run, scan_corpus
+from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, scan_corpus, tables
 from jaxret.data.records import Passage
 from tests.conftest import REPOSITORY
 from tests.pipeline import write_encoder
@@ -128,7 +128,7 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
     "a.jsonl": (lambda path: list(read_corpus(path)), b'{"_id": "1", "text": "%s"}\n', b"line"),
     "queries.jsonl": (read_queries, b'{"_id": "1", "text": "%s"}\n', b"line"),
     "a.tsv": (lambda path: list(read_corpus(path)), b"1\t%s\ttitle\n", b"line"),
-    "quoted.tsv": (lambda path: list(read_corpus(path)), b'1\t"\n%s"\ttitle\n', b"row"),
+    "quoted.tsv": (lambda path: list(read_corpus(f"dpr.passages:{path}")), b'1\t"\n%s"\ttitle\n', b"row"),
     "a.csv": (read_queries, b"%s\t['x']\n", b"line"),
     "a.qrels": (read_judgements, b"q 0 %s 1\n", b"line"),
     "a.trec": (read_run, b"q Q0 %s 1 2.0 t\n", b"line"),
@@ -138,7 +138,7 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("name", READERS)
 def test_the_limit_is_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str) -> None:
-    for module in (files, dpr):
+    for module in (files, tables):
         monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
     read, line, what = READERS[name]
     path = tmp_path / f"{name}{suffix}"
@@ -168,7 +168,7 @@ def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: p
         list(read_corpus(tmp_path / "a.jsonl"))
     (tmp_path / "a.tsv").write_text('1\t"a\n\nb"\tt\n\n\n2\tt\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.tsv:6: this row has 2 columns"):
-        scan_corpus(tmp_path / "a.tsv")
+        scan_corpus(f"dpr.passages:{tmp_path / 'a.tsv'}")  # no line of it has three columns
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 4096])
@@ -215,6 +215,6 @@ def test_a_record_that_is_too_long_is_an_error_under_any_policy(
 ) -> None:
     monkeypatch.setattr(files, "LINE_LIMIT", 2 * MIB)
     path = tmp_path / "a.json"
-    path.write_text(json.dumps([{"question": "a"}, {"question": "x" * 5 * MIB}], indent=0))
-    with pytest.raises(DataError, match=r"a\.json:5: this record, or what is broken in it, has more than 2 MiB"):
+    path.write_text(json.dumps([{"question": "a", "positive_ctxs": []}, {"question": "x" * 5 * MIB}], indent=0))
+    with pytest.raises(DataError, match=r"a\.json:6: this record, or what is broken in it, has more than 2 MiB"):
         read_examples(path, None, Policy("skip"))

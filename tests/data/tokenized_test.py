@@ -197,9 +197,13 @@ def test_tokens_belong_to_their_tokenizer(root: Path, tokenizer: TextTokenizer, 
     recipe = tokenizer.recipe("query", "passage")
     assert other.recipe("query", "passage") == recipe
     other.backend.add_tokens(["more"])
-    changes = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
+    changes: dict[str, Any] = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
+    changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator"), "river ")
     for name, value in changes.items():
         assert replace(tokenizer, **{name: value}).recipe("query", "passage") != recipe, name
     assert tokenizer.recipe("passage") != replace(tokenizer, passage_length=9).recipe("passage")
     assert tokenizer.recipe("passage") == replace(tokenizer, query_length=9).recipe("passage")
+    assert tokenizer.recipe("passage") != replace(tokenizer, title_separator=" ").recipe("passage")
+    assert tokenizer.recipe("passage") == replace(tokenizer, query_prompt="river ").recipe("passage")
+    assert not {"query_prompt", "passage_prompt", "title_separator"} & recipe.keys()  # tokens of before stay valid
     assert tokenizer.passages([Passage("1", "river", "stone")])[0].tolist()  # it is still whole

@@ -60,6 +60,53 @@ def test_what_a_text_becomes(encoder: Path) -> None:
     assert tokenizer.queries(["stone river"])[0].tolist() == [cls, stone, river, sep]
 
 
+TEXTS = [("river stone", "music"), ("river stone", ""), ("", "music"), ("light [SEP] xx", ""), ("zz", "a: b")]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
+@pytest.mark.parametrize("separator", ["[SEP]", " ", " - ", " [SEP] "])
+@pytest.mark.parametrize("prompt", ["", "paper: ", "paper"])
+def test_prompts_and_separators_are_text(
+    kind: str, separator: str, prompt: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What the library makes of the whole text written out, markers included where it knows them."""
+    write = {"wordpiece": write_encoder, "unigram": write_t5}
+    folder = write[kind](tmp_path) if kind in write else request.getfixturevalue("minilm_dir")
+    joins = {"query_prompt": prompt, "passage_prompt": prompt, "title_separator": separator}
+    tokenizer = TextTokenizer.load(folder, 64, 64, **joins)
+    assert tokenizer.joins == joins
+
+    def written(text: str) -> list[int]:
+        ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        return [*([] if tokenizer.cls_id is None else [tokenizer.cls_id]), *ids, tokenizer.sep_id]
+
+    if separator == "[SEP]":
+        separator = " [SEP] " if tokenizer.cls_id is not None else "</s>"
+    found = tokenizer.passages(Passage(str(i), *both) for i, both in enumerate(TEXTS))
+    for row, (text, title) in enumerate(TEXTS):
+        parts = [title, text] if text and title else [title + text]
+        if not text and joins["title_separator"] == "[SEP]":
+            parts = [title, ""]  # a marker follows every title
+        assert found[row].tolist() == written(prompt + separator.join(parts)), (text, title)
+    queries = tokenizer.queries(["river", "stone music"])
+    assert [query.tolist() for query in queries] == [written(prompt + text) for text in ("river", "stone music")]
+    bare = [query.tolist() for query in tokenizer.bare(["river", ""])]
+    assert bare == [tokenizer.backend.encode(prompt + "river", add_special_tokens=False).ids, []]
+    if prompt:
+        blank = tokenizer.passages([Passage("1", "river", " \n")])
+        assert blank[0].tolist() == written(prompt + "river")
+
+
+def test_a_prompt_counts_and_leaves_room(encoder: Path) -> None:
+    tokenizer = TextTokenizer.load(encoder, 6, 6, query_prompt="river stone ", passage_prompt="paper ")
+    cut = Truncation("queries", 6)
+    assert tokenizer.queries(["music light silver"], cut=cut).lengths.tolist() == [6]
+    assert (cut.tokens, cut.lost, cut.cut) == (7, 1, 1)
+    with pytest.raises(ValueError, match=r"tokens\.query_prompt 'river stone ' takes 2 tokens, which leaves none of"):
+        replace(tokenizer, query_length=4)
+    assert replace(tokenizer, query_length=5).queries(["music light"]).lengths.tolist() == [5]
+
+
 def test_truncation_report(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, query_length=5, passage_length=10)
     cut = Truncation("queries", 5)

@@ -16,7 +16,7 @@ import pytrec_eval
 
 from jaxret.contract import ContractError
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
-from jaxret.data.records import Judgement, Passage, Query
+from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.evaluation.metrics import evaluate
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.passages import Passages
@@ -329,6 +329,28 @@ def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(roo
         open_run(run.workdir, query_length=41)
     with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):
         open_run(run.workdir, passage_length=2)
+
+
+def test_prompts_are_in_front_of_what_is_encoded_and_searched(root: Path, tmp_path: Path) -> None:
+    """As a run without prompts finds in files that have them in their texts; its shards are refused by the other."""
+    joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}
+    prompted = untrained_run(tmp_path / "prompted", root / "encoder", root / "data", **joins)
+    plain = untrained_run(tmp_path / "plain", root / "encoder", root / "data")
+    passages, queries = list(read_corpus(root / "data")), read_queries(root / "data")[:5]
+    written = [Passage(p.id, "stone " + " - ".join(part for part in (p.title, p.text) if part)) for p in passages]
+    write_beir(tmp_path / "written", written, [], {})
+    encode_corpus(prompted, root / "data", "data", progress=False)
+    encode_corpus(plain, tmp_path / "written", "data", progress=False)
+    encode_corpus(plain, root / "data", "bare", progress=False)
+
+    def found(run: Run, corpus: str, prompt: str) -> Rankings:
+        asked = [Query(query.id, prompt + query.text) for query in queries]
+        return retrieve(run, asked, run.workdir.embeddings(corpus), 5, "xla", progress=False).rankings
+
+    assert found(prompted, "data", "") == found(plain, "data", "river: ")
+    assert found(prompted, "data", "") != found(plain, "bare", "")  # control
+    with pytest.raises(ContractError, match=r"passage_prompt: 'stone ' in .*, '' in the model"):
+        retrieve(plain, queries, prompted.workdir.embeddings("data"), 5, "xla", progress=False)
 
 
 def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

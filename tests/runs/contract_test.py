@@ -158,6 +158,9 @@ def test_what_an_older_head_recorded_counts(encoder: Path) -> None:
         stored["head"][key] = value
         with pytest.raises(ContractError, match=r"(?m)^  head\."):
             require_same(stored, now, digest, "there", "here", "")
+    stored, now, digest = older("mlr", encoder)
+    with pytest.raises(ContractError, match=r"(?m)^  query_prompt: '' in there, 'river ' in here"):
+        require_same(stored, {**now, "query_prompt": "river "}, digest, "there", "here", "")
 
 
 def test_lengths_may_be_each_sides_own(encoder: Path) -> None:
@@ -166,6 +169,20 @@ def test_lengths_may_be_each_sides_own(encoder: Path) -> None:
     with pytest.raises(ContractError, match="passage_length: 200 in there, 156 in here"):
         require_same(other, now, "", "there", "here", "")
     assert other["passage_length"] == 200, "the arguments stay as they were"
+
+
+@pytest.mark.parametrize("name", ["query_prompt", "passage_prompt", "title_separator"])
+def test_prompts_and_separator_count_and_there_were_none_before(name: str, encoder: Path) -> None:
+    retriever, usual = make_retriever(MLR), tokenizer(encoder)
+    now = make_contract(retriever, usual, encoder)
+    changed: dict[str, Any] = {name: "river "}
+    other = make_contract(retriever, replace(usual, **changed), encoder)
+    assert (now[name], other[name]) == ("[SEP]" if name == "title_separator" else "", "river ")
+    stored = {key: value for key, value in now.items() if key != name}
+    require_same(stored, now, "", "there", "here", "")
+    for one, two in ((stored, other), (other, now)):
+        with pytest.raises(ContractError, match=rf"(?m)^  {name}: "):
+            require_same(one, two, "", "there", "here", "")
 
 
 @pytest.mark.parametrize("stored", [{}, {"version": 3}, {"version": 2, "encoder": 4}, {"encoder": [], "head": 3}])

@@ -76,6 +76,9 @@ def test_what_may_change(key: str, value: Any, workdir: Workdir) -> None:
         ("encoder.attention_dropout", 0.0),
         ("mesh.reduce_dtype", "bfloat16"),
         ("tokens.passage_length", 7),
+        ("tokens.query_prompt", "query: "),
+        ("tokens.passage_prompt", "passage: "),
+        ("tokens.title_separator", " "),
         ("tokens.packing", True),  # attention's dropout counts places in a padded text, however long that is
         ("pooling", "average"),
         ("loss.temperature", 9.0),

@@ -42,6 +42,7 @@ def checked(overrides: dict[str, Any], devices: int = 8) -> None:
             r"tokens.packing is True and encoder.attention 'flash', whose kernel cannot keep the texts of a row apart",
         ),
         ({"train.batch_size": -8}, r"train.batch_size is -8; it must be at least 1"),
+        ({"tokens.query_prompt": "query\udcff: "}, r"tokens.query_prompt is 'query\\udcff: '; write it in UTF-8"),
         ({"tokens.length_multiple": 0}, r"tokens.length_multiple is 0; it must be at least 1"),
         ({"optimizer.b2": 1.0}, r"optimizer.b2 is 1.0; it must be below 1"),
         ({"optimizer.ema": 1.0}, r"optimizer.ema is 1.0; it must be below 1"),

@@ -9,57 +9,36 @@ from typing import Any
 
 from jaxret.data.files import (
     DataError,
-    Digest,
     PathLike,
     Policy,
     Where,
     check_passage,
     check_query,
     find_file,
-    normalise_question,
     read_json_lines,
-    require_file,
     require_id,
     require_key,
     require_strings,
     write_text,
 )
+from jaxret.data.formats.containers import read_records
+from jaxret.data.formats.format import Format, has
+from jaxret.data.formats.texts import id_of, passages_by, queries_by, refuse_duplicate
 from jaxret.data.formats.trec import RunLine, known, refuse_unknown
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 
 
-def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
-    """Yields (place, passage) of corpus.jsonl[.gz]; a title that is absent or null is an empty one."""
-    for where, record in read_json_lines(path, policy, digest):
-        try:
-            title = "" if record.get("title") is None else require_key(record, "title", str, where)
-            text = require_key(record, "text", str, where)
-            passage = check_passage(Passage(require_key(record, "_id", str, where), text, title), where, policy)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        yield where, passage
+passages = passages_by("_id", numbers=False)
+_texts = queries_by("_id", numbers=False)
 
 
 def queries(path: Path, policy: Policy) -> list[Query]:
-    """The queries of a queries.jsonl[.gz], or of a folder; a folder's answers.jsonl[.gz] fills their answers."""
-    folder = path if path.is_dir() else None
-    if folder is not None:
-        path = require_file(folder, "queries.jsonl")
-    found: dict[str, Query] = {}
-    lines: dict[str, Where] = {}
-    for where, record in read_json_lines(path, policy):
-        try:
-            text = normalise_question(require_key(record, "text", str, where))
-            query = check_query(Query(require_key(record, "_id", str, where), text), where)
-            refuse_duplicate(query.id, "query id", where, lines)
-        except DataError as error:
-            policy.reject(error)
-            continue
-        found[query.id] = query
-    answers_path = folder and find_file(folder, "answers.jsonl")
+    """The queries of queries.jsonl; answers.jsonl beside it fills their answers."""
+    found = {query.id: query for query in _texts(path, policy)}
+    named_so = path.name.startswith("queries.jsonl")
+    answers_path = find_file(path.parent, "answers.jsonl") if named_so else None
     if answers_path:
         for query_id, answers in _answers(answers_path, policy, found):
             found[query_id] = Query(query_id, found[query_id].text, answers)
@@ -82,16 +61,20 @@ def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator
         yield query_id, answers
 
 
-def refuse_duplicate(key: str, what: str, where: Where, first: dict[str, Where]) -> None:
-    """Raises if `key` is in `first` (key -> where it was seen), else notes it there."""
-    if key in first:
-        raise duplicate_error(key, what, where, first[key])
-    first[key] = where
-
-
-def duplicate_error(key: str, what: str, where: Where, first: Where) -> DataError:
-    found = f"{what} {key!r} was used before, on line {first.line}"
-    return where.error("duplicate id", found, "ids must be unique: rename or remove one")
+def judgements(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+    """Yields (place, judgement) of records with query-id, corpus-id, score, as data sets on the Hugging Face hub have
+    them; a score may be written 1.0."""
+    for where, record in read_records(path, policy):
+        try:
+            score = record.get("score")
+            if isinstance(score, bool) or not isinstance(score, (int, float)) or score != int(score):
+                remedy = "a judgement's score is a whole number, above 0 if relevant"
+                raise where.error("bad score", f"score {score!r} is not an integer", remedy)
+            query_id, passage_id = (id_of(record, key, where) for key in ("query-id", "corpus-id"))
+            require_id(query_id, "query id", where)
+            yield where, Judgement(query_id, require_id(passage_id, "passage id", where), int(score))
+        except DataError as error:
+            policy.reject(error)
 
 
 def examples(
@@ -101,7 +84,7 @@ def examples(
     run: Mapping[str, Sequence[RunLine]] | None,
     policy: Policy,
 ) -> list[Example]:
-    """One example for each relevant judgement, see `formats.read_examples`; keeps only passages that are named."""
+    """One example for each query with a relevant passage, see `read_examples`; keeps only passages that are named."""
     by_id = {query.id: query for query in queries}
     judged = list(known(judged, by_id, None, policy))
     asked = {judgement.query_id for _, judgement in judged if judgement.relevance > 0}
@@ -122,10 +105,8 @@ def examples(
         if query_id in run_lines:
             negatives[query_id] = list(_retrieved(run_lines[query_id], positives, corpus, policy))
     return [
-        Example(by_id[query_id], (target, *(other for other in positives.values() if other is not target)), found)
+        Example(by_id[query_id], tuple(positives.values()), tuple(negatives.get(query_id, ())))
         for query_id, positives in relevant.items()
-        for found in [tuple(negatives.get(query_id, ()))]  # one tuple for all examples of the query
-        for target in positives.values()
     ]
 
 
@@ -182,3 +163,25 @@ def write_beir(
 
 def _write_object(file: Any, record: Mapping[str, Any]) -> None:
     file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+FORMATS = (
+    Format(
+        name="beir.texts",
+        title="BEIR corpus or queries",
+        titles={"passages": "BEIR corpus", "queries": "BEIR queries"},
+        looks="JSON records with _id, text, and perhaps title",
+        fits=has("_id", "text"),
+        keys=("_id", "text", "title"),
+        passages=passages,
+        queries=queries,
+    ),
+    Format(
+        name="beir.qrels",
+        title="qrels of the Hugging Face hub",
+        looks="JSON records with query-id, corpus-id, score",
+        fits=has("query-id", "corpus-id"),
+        keys=("query-id", "corpus-id", "score"),
+        judgements=judgements,
+    ),
+)

@@ -1,32 +1,27 @@
-"""TREC files: judgements (qrels, also with BEIR's three columns) and runs."""
+"""TREC files: judgements (qrels, also with BEIR's three columns) and runs, also Tevatron's with three."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 
-from jaxret.data.files import DataError, PathLike, Policy, Where, decode, read_lines, require_id, write_text
-from jaxret.data.records import Judgement, Rankings
+from jaxret.data.files import DataError, PathLike, Policy, Where, require_id, write_text
+from jaxret.data.formats.format import Format
+from jaxret.data.formats.head import Head
+from jaxret.data.formats.tables import tab_rows, text_lines
+from jaxret.data.records import Judgement
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _SCORE_HEADERS = ("score", "relevance", "rel", "label")
 
 
-def _text_lines(path: PathLike, policy: Policy) -> Iterator[tuple[Where, str]]:
-    """Yields (place, line without its end) of the lines that are not blank."""
-    for where, raw in read_lines(path):
-        try:
-            line = decode(raw, where).rstrip("\r\n")
-        except DataError as error:
-            policy.reject(error)
-            continue
-        if line.strip():
-            yield where, line
+def is_integer(text: str) -> bool:
+    return bool(_INTEGER.fullmatch(text.strip()))
 
 
 def judgements(path: PathLike, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
@@ -35,7 +30,7 @@ def judgements(path: PathLike, policy: Policy) -> Iterator[tuple[Where, Judgemen
     one that contradicts it is bad input.
     """
     seen: dict[tuple[str, str], tuple[int, Where]] = {}
-    for where, line in _text_lines(path, policy):
+    for where, line in text_lines(path, policy):
         if where.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
             continue
         try:
@@ -61,7 +56,7 @@ def _parse_judgement(line: str, where: Where) -> Judgement:
     else:
         found = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
         raise where.error("wrong columns", found, 'write "query TAB passage TAB score" or "query 0 passage score"')
-    if not _INTEGER.fullmatch(score.strip()):
+    if not is_integer(score):
         found = f"score {score!r} is not an integer"
         raise where.error("bad score", found, "a judgement's score is a whole number, above 0 if relevant")
     return Judgement(require_id(query_id, "query id", where), require_id(passage_id, "passage id", where), int(score))
@@ -103,7 +98,7 @@ class RunLine(NamedTuple):
 
 def run_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
     """Yields the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
-    for where, line in _text_lines(path, policy):
+    for where, line in text_lines(path, policy):
         try:
             words = line.split()
             if len(words) != 6:
@@ -127,17 +122,30 @@ def _parse_score(score: str, where: Where) -> float:
     return value
 
 
-def ranked_lines(path: PathLike, policy: Policy) -> dict[str, list[RunLine]]:
+def scored_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
+    """Yields the lines "query TAB passage TAB score" of Tevatron's rankings; ranks are those of the file's order."""
+    ranks: dict[str, int] = {}
+    for where, (query_id, passage_id, score) in tab_rows(path, ("query id", "passage id", "score"), policy):
+        try:
+            value = _parse_score(score, where)
+        except DataError as error:
+            policy.reject(error)
+            continue
+        ranks[query_id] = ranks.get(query_id, 0) + 1
+        yield RunLine(where, query_id, passage_id, ranks[query_id], value)
+
+
+def ranked(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
     """A run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank (evaluation
     tools sort by score, so the file would mean two rankings), is bad input.
     """
     by_query: dict[str, list[RunLine]] = {}
-    for line in run_lines(path, policy):
+    for line in lines:
         by_query.setdefault(line.query_id, []).append(line)
-    for query_id, lines in by_query.items():
+    for query_id, found in by_query.items():
         kept: list[RunLine] = []
         first: dict[str, Where] = {}
-        for line in sorted(lines, key=lambda line: line.rank):  # stable: equal ranks stay in the file's order
+        for line in sorted(found, key=lambda line: line.rank):  # stable: equal ranks stay in the file's order
             try:
                 _check_ranked(line, kept[-1] if kept else None, first)
             except DataError as error:
@@ -157,12 +165,6 @@ def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Wher
         found = f"rank {line.rank} has score {line.score!r}, above {previous.score!r} at rank {previous.rank}"
         raise line.where.error("rank against score", found, "rank by descending score, one query at a time")
     first[line.passage_id] = line.where
-
-
-def read_run(path: PathLike, policy: Policy | None = None) -> Rankings:
-    """Reads a TREC run: query id -> [(passage id, score)] in rank order."""
-    ranked = ranked_lines(path, policy or Policy())
-    return {query: [(line.passage_id, line.score) for line in lines] for query, lines in ranked.items()}
 
 
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
@@ -201,3 +203,53 @@ def _descending(scores: Sequence[float]) -> list[float]:
     steps = np.minimum.accumulate(steps + places) - places
     bits = np.where(steps < 0, -steps | 0x80000000, steps)
     return bits.astype(np.uint32).view(np.float32).tolist()
+
+
+def _is_qrels(head: Head) -> bool:
+    """Four words, the second 0 or Q0, the last a whole number; or BEIR's three columns, the last one a grade."""
+    if head.container != "table":
+        return False
+    if head.columns == 3:
+        header = head.lines[0].split()[-1].lower() in _SCORE_HEADERS
+        return header or _most(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
+    return _most(head.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_integer(row[3]))
+
+
+def _is_run(head: Head) -> bool:
+    return _most(head.words, lambda row: len(row) == 6 and row[1].upper() == "Q0" and is_integer(row[3]))
+
+
+def _is_scored(head: Head) -> bool:
+    return head.columns == 3 and _most(head.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2])))
+
+
+def _most(rows: Sequence[Sequence[str]], test: Callable[[Sequence[str]], bool]) -> bool:
+    return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
+
+
+FORMATS = (
+    Format(
+        name="trec.run",
+        title="TREC run",
+        looks="six words: query id, Q0, passage id, rank, score, tag",
+        fits=_is_run,
+        columns=(6, 1),
+        rankings=run_lines,
+    ),
+    Format(
+        name="tevatron.run",
+        title="Tevatron ranking",
+        looks="three columns between tabs: query id, passage id, score with a decimal point",
+        fits=_is_scored,
+        columns=(3,),
+        rankings=scored_lines,
+    ),
+    Format(
+        name="trec.qrels",
+        title="qrels",
+        looks="four words: query id, 0, passage id, grade; or query id TAB passage id TAB grade (BEIR)",
+        fits=_is_qrels,
+        columns=(3, 4),
+        judgements=judgements,
+    ),
+)

@@ -1,0 +1,127 @@
+"""Examples -> training files, which count what they cannot hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.formats.dpr import write_dpr_examples
+from jaxret.data.formats.format import text_id
+from jaxret.data.formats.writing import Lost, joined_text, write_records, write_table
+from jaxret.data.records import Example, Passage
+
+
+def lost_of(examples: Iterable[Example], *held: str) -> Lost:
+    """What is lost of examples where the file holds only so much: "query ids", "passage ids", "titles", ..."""
+    lost: Lost = Counter()
+    for number, example in enumerate(examples):
+        passages = (*example.positives, *example.negatives)
+        lost["queries' ids"] += "query ids" not in held and example.query.id != str(number)
+        lost["queries' answers"] += "answers" not in held and bool(example.query.answers)
+        lost["scores"] += 0 if "scores" in held else len(example.positive_scores) + len(example.negative_scores)
+        if "titles" not in held:
+            lost["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
+        if "passage ids" not in held:
+            lost["passages' ids"] += sum(p.id != text_id(p.text, p.title) for p in passages)
+    return lost
+
+
+def dpr_examples(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    write_dpr_examples(path, examples)
+    return lost_of(examples, "answers", "titles", "passage ids")
+
+
+def tevatron_examples(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+
+    def side(passages: Iterable[Passage]) -> list[dict[str, str]]:
+        return [{"docid": p.id, "title": p.title, "text": p.text} for p in passages]
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for e in examples:
+            answers = {"answers": list(e.query.answers)} if e.query.answers else {}
+            texts = {"positive_passages": side(e.positives), "negative_passages": side(e.negatives)}
+            yield {"query_id": e.query.id, "query": e.query.text, **answers, **texts}
+
+    write_records(path, rows())
+    return lost_of(examples, "query ids", "answers", "titles", "passage ids")
+
+
+def flag_examples(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for e in examples:
+            texts = {"pos": [joined_text(p) for p in e.positives], "neg": [joined_text(p) for p in e.negatives]}
+            scored = len(e.positive_scores) == len(e.positives)
+            scores = {"pos_scores": list(e.positive_scores), "neg_scores": list(e.negative_scores)} if scored else {}
+            yield {"query": e.query.text, **texts, **scores}
+
+    write_records(path, rows())
+    return lost_of(examples, "scores")
+
+
+def tuples(path: Path, examples: Iterable[Example]) -> Lost:
+    """Pairs, if no example has a negative; else a triplet for each positive with each negative."""
+    examples = list(examples)
+    triplets = any(e.negatives for e in examples)
+    lost = lost_of(examples, "scores")
+    lost["queries without negatives"] = triplets * sum(not e.negatives for e in examples)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for e in examples:
+            for i, positive in enumerate(e.positives):
+                pair = {"anchor": e.query.text, "positive": joined_text(positive)}
+                if not triplets:
+                    yield pair
+                for j, negative in enumerate(e.negatives):
+                    scored = i < len(e.positive_scores)
+                    scores = {"scores": [e.positive_scores[i], e.negative_scores[j]]} if scored else {}
+                    yield {**pair, "negative": joined_text(negative), **scores}
+
+    write_records(path, rows())
+    return lost
+
+
+def triples(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    lost = lost_of(examples)
+    lost["queries without negatives"] = sum(not e.negatives for e in examples)
+    pairs = ((e.query.text, p, n) for e in examples for p in e.positives for n in e.negatives)
+    write_table(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), lost)
+    return lost
+
+
+def tevatron_named(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for e in examples:
+            ids = {
+                "positive_document_ids": [p.id for p in e.positives],
+                "negative_document_ids": [p.id for p in e.negatives],
+            }
+            yield {"query_id": e.query.id, "query_text": e.query.text, "query_image": None, **ids}
+
+    write_records(path, rows())
+    return lost_of(examples, "query ids", "passage ids", "titles")
+
+
+def named_triples(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    lost = lost_of(examples, "query ids", "passage ids", "titles")
+    lost["queries without negatives"] = sum(not e.negatives for e in examples)
+    write_table(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), lost)
+    return lost
+
+
+def hard_negatives(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    ids = ((e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in examples)
+    write_records(
+        path, ({"qid": query, "pos": positives, "neg": {"all": negatives}} for query, positives, negatives in ids)
+    )
+    return lost_of(examples, "query ids", "passage ids", "titles")

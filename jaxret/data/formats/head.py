@@ -1,0 +1,156 @@
+"""The beginning of a file, as far as it takes to see what the file is: never its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.data import files
+from jaxret.data.files import Where
+from jaxret.data.formats import parquet
+
+_LOOKED_AT = 2**18  # bytes; up to the longest line there may be, if that holds no whole record
+_RECORDS = 50
+_FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
+
+
+@dataclass(frozen=True)
+class Head:
+    """container: what holds the records: "lines", "array" or "object" (JSON), "csv", "parquet"; "table" (fields
+    between tabs or blanks), "empty", or "unreadable": nothing whole is in it. lines: of a table, without their ends."""
+
+    container: str
+    records: tuple[dict[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Of most lines of a table, between tabs; of equally frequent numbers the smaller."""
+        counts = Counter(self.counts)
+        return min(counts, key=lambda count: (-counts[count], count)) if counts else 0
+
+    @property
+    def counts(self) -> list[int]:
+        """Columns of each line of a table."""
+        return [len(line.split("\t")) for line in self.lines]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of a table that have that many columns."""
+        split = [line.split("\t") for line in self.lines]
+        return [row for row in split if len(row) == self.columns]
+
+    @property
+    def words(self) -> list[list[str]]:
+        return [line.split() for line in self.lines]
+
+    def told(self) -> str:
+        """What there is, for an error."""
+        if self.records:
+            keys = ", ".join(map(repr, self.records[0])) or "none"
+            return f"its records have the keys {keys}"
+        if self.lines:
+            numbers = f"{self.columns} columns between tabs, the first {len(self.words[0])} words"
+            return f"its lines have {numbers}: {self.lines[0][:60]!r}"
+        return "nothing in it can be read"
+
+
+def read_head(path: Path) -> Head:
+    """Raises DataError if there is no file, or one that is damaged at its beginning."""
+    for limit in (_LOOKED_AT, files.LINE_LIMIT):
+        data, whole = _begin(path, limit)
+        if data.startswith(b"PAR1"):
+            return Head("parquet", tuple(parquet.first_rows(path, _RECORDS)))
+        if data.startswith(b"PK\x03\x04"):
+            raise Where(path).error(
+                "archive", "this is a zip archive", "unpack it, and give the folder or a file in it"
+            )
+        found = _parsed(data, whole)
+        if whole or found.container != "unreadable":
+            return found
+    return found
+
+
+def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
+    """So many bytes, or a few more, decompressed; and whether that is all."""
+    parts, size = [], 0
+    for chunk in files.read_chunks(path):
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= limit:
+            return b"".join(parts), False
+    return b"".join(parts), True
+
+
+def _parsed(data: bytes, whole: bool) -> Head:
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    begin = text.lstrip(" \t\r\n")
+    if not begin:
+        return Head("empty" if whole else "unreadable")
+    lines = text.split("\n")
+    if not whole:
+        lines.pop()  # it may go on
+    lines = [line for line in lines[: 20 * _RECORDS] if line.strip()][:_RECORDS]
+    if begin[0] == "[" and (head := _array(begin, whole)):
+        return head
+    if begin[0] == "{" and (head := _objects(lines, begin)):
+        return head
+    return _table([line.rstrip("\r") for line in lines])
+
+
+def _array(text: str, whole: bool) -> Head | None:
+    found: list[Any] = []
+    at = 1
+    while len(found) < _RECORDS:
+        at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] == "]" and not found:
+            return Head("empty")
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        found.append(value)
+    return Head("array", _dicts(found)) if _dicts(found) else None
+
+
+def _objects(lines: list[str], begin: str) -> Head | None:
+    """A line each, or one that holds all: of which the values of the first key are the records."""
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    records = _dicts(found)
+    if len(records) == 1 and (values := _dicts(list(records[0].values()))) and len(values) == len(records[0]):
+        return Head("object", values)
+    if records:
+        return Head("lines", records)
+    first = re.match(r'\{\s*"[^"]*"\s*:\s*', begin)
+    try:
+        value = json.JSONDecoder().raw_decode(begin, first.end())[0] if first else None
+    except (ValueError, RecursionError):
+        value = None
+    return Head("object", (value,)) if isinstance(value, dict) else None
+
+
+def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
+    return tuple(value for value in values if isinstance(value, dict))
+
+
+def _table(lines: list[str]) -> Head:
+    if not lines:
+        return Head("unreadable")
+    if "\t" not in lines[0] and "," in lines[0]:
+        header = next(csv.reader(lines[:1]))
+        if all(_FIELD.fullmatch(field) for field in header) and len(set(header)) == len(header):
+            rows = csv.reader(lines[1:])
+            return Head("csv", tuple(dict(zip(header, row)) for row in rows) or (dict.fromkeys(header, ""),))
+    if max(len(line.split()) for line in lines) < 2 or lines[0].lstrip()[0] in "{":
+        return Head("unreadable")
+    return Head("table", lines=tuple(lines))

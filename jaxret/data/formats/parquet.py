@@ -1,0 +1,59 @@
+"""Parquet files as records; pyarrow reads them, where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.files import DataError, Where
+from jaxret.storage import atomic_write
+
+_ROWS = 1024  # read at a time
+
+
+def _module(where: Where) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise where.error("missing package", "a parquet file needs a package", "pip install pyarrow") from error
+    return pyarrow.parquet
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, in order. Raises DataError if it is damaged."""
+    module = _module(Where(path))
+    try:
+        with module.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS):
+                yield from batch.to_pylist()
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise Where(path).error(
+            "damaged file", f"pyarrow cannot read it ({reason})", "fetch or write it again"
+        ) from error
+
+
+def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    found = rows(path)
+    try:
+        return list(islice(found, count))
+    finally:
+        found.close()  # type: ignore[attr-defined]
+
+
+def write_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes records, all with the same keys, a block at a time. Nothing is written of none."""
+    module = _module(Where(path))
+    import pyarrow
+
+    iterator = iter(records)
+    block = [dict(record) for record in islice(iterator, _ROWS)]
+    table = pyarrow.Table.from_pylist(block)
+    with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, table.schema) as writer:
+        while block:
+            writer.write_table(pyarrow.Table.from_pylist(block, schema=table.schema))
+            block = [dict(record) for record in islice(iterator, _ROWS)]

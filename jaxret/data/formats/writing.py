@@ -1,0 +1,42 @@
+"""What writers share: records and tables on disk, and an account of what these cannot hold."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.files import write_text
+from jaxret.data.formats import parquet
+from jaxret.data.formats.msmarco import one_line
+from jaxret.data.records import Passage
+
+Lost = Counter[str]  # what a file does not hold of what it was given -> how often
+
+
+def joined_text(passage: Passage) -> str:
+    """Title and text for a format that has no titles: with a blank between, as Tevatron joins them."""
+    return f"{passage.title} {passage.text}" if passage.title.strip() else passage.text
+
+
+def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines; parquet, if the name ends so."""
+    if path.suffix == ".parquet":
+        parquet.write_rows(path, rows)
+        return
+    with write_text(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def write_table(path: Path, rows: Iterable[Iterable[str]], lost: Lost, header: str = "") -> None:
+    """Fields between tabs; a tab or line end inside becomes a blank, and is counted."""
+    with write_text(path) as file:
+        file.write(header)
+        for row in rows:
+            fields = list(row)
+            flat = [one_line(text) for text in fields]
+            lost["texts with tabs or line ends"] += flat != fields
+            file.write("\t".join(flat) + "\n")

@@ -1,0 +1,496 @@
+"""What a file is shows in its content; what is in it comes out as records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.data.compression import zstandard
+from jaxret.data.files import DataError, Policy, write_text
+from jaxret.data.formats import (
+    describe,
+    example_files,
+    found_corpus,
+    parquet,
+    read_corpus,
+    read_examples,
+    read_judgements,
+    read_queries,
+    read_run,
+    recognise,
+    scan_corpus,
+    split_source,
+)
+from jaxret.data.formats.recognise import BY_NAME, FORMATS
+from jaxret.data.records import Example, Judgement, Passage, Query
+
+
+def table(*rows: str) -> str:
+    return "".join(row.replace(" | ", "\t") + "\n" for row in rows)
+
+
+def records(*values: dict[str, Any]) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+RANKS = [f"q1 | p{rank} | {rank}" for rank in range(1, 7)]
+CONTEXT = {"title": "t", "text": "x y", "passage_id": "7"}
+# name of a format, what a file of it holds, what it says of itself when the first of its roles is read
+SAMPLES: list[tuple[str, str, str]] = [
+    ("dpr.examples", json.dumps([{"question": "a", "positive_ctxs": [CONTEXT]}]), "queries"),
+    ("dpr.examples", records({"question": "a", "answers": [], "positive_ctxs": [CONTEXT]}), "examples"),
+    (
+        "dpr.results",
+        records({"question": "a", "answers": ["x"], "ctxs": [{"id": "wiki:1", "score": "7.5"}]}),
+        "rankings",
+    ),
+    (
+        "dpr.results",
+        json.dumps({"0": {"question": "a", "contexts": [{"docid": "1", "score": 2}]}}, indent=1),
+        "rankings",
+    ),
+    ("dpr.queries", table("who is it | ['me']", "who | [\"it's me\", 'you']"), "queries"),
+    ("dpr.passages", table("id | text | title", "1 | some text | a title"), "passages"),
+    ("dpr.passages", table("1 | some text | a title", '2 | "with ""quotes""" | t'), "passages"),
+    ("trec.run", table("q1 Q0 p1 1 2.5 tag", "q1 Q0 p2 2 1.5 tag"), "rankings"),
+    ("trec.qrels", table("q1 0 p1 3", "q1 Q0 p2 0"), "judgements"),
+    ("trec.qrels", table("q1 | 0 | p1 | 3"), "judgements"),
+    ("trec.qrels", table("query-id | corpus-id | score", "452 | 12804937 | 1"), "judgements"),
+    ("trec.qrels", table("query_id | corpus_id | score", "452 | 12804937 | 1"), "judgements"),
+    ("trec.qrels", table("452 | 12804937 | 1", "452 | 464511 | 1", "1 | 31715818 | 1"), "judgements"),
+    ("msmarco.run", table(*RANKS), "rankings"),
+    ("tevatron.run", table("q1 | p1 | 0.75", "q1 | p2 | -0.5"), "rankings"),
+    ("msmarco.named", table("452 | 12804937 | 2086909", "452 | 12804937 | 5373138"), "examples"),
+    ("msmarco.triples", table("a query | the good text | the bad text"), "examples"),
+    ("msmarco.candidates", table("q1 | p1 | a query | a text"), "passages"),
+    ("msmarco.texts", table("7 | a text, with commas", '8 | "an odd quote'), "passages"),
+    ("msmarco.negatives", records({"qid": 1, "pos": [2], "neg": {"bm25": [3]}}), "examples"),
+    ("beir.texts", records({"_id": "1", "text": "x", "metadata": {}}), "passages"),
+    ("beir.qrels", records({"query-id": "1", "corpus-id": "2", "score": 1.0}), "judgements"),
+    ("tevatron.examples", records({"query_id": "1", "query": "a", "positive_passages": []}), "examples"),
+    ("tevatron.named", records({"query_id": "1", "query_text": None, "positive_document_ids": ["1"]}), "examples"),
+    ("tevatron.corpus", records({"docid": "1", "title": "t", "text": "x"}), "passages"),
+    ("tevatron.queries", records({"query_id": "1", "query": "a"}), "queries"),
+    ("flag.examples", records({"query": "a", "pos": ["x"], "neg": ["y"]}), "examples"),
+    ("pylate.scores", records({"query_id": "1", "document_ids": "['2']", "scores": "[0.5]"}), "rankings"),
+    ("pylate.documents", records({"document_id": 1, "text": "x"}), "passages"),
+    ("pylate.queries", records({"query_id": 1, "text": "x"}), "queries"),
+    ("st.labels", records({"query_id": "1", "doc_ids": ["2"], "labels": [1]}), "judgements"),
+    ("anserini.corpus", records({"id": "1", "contents": "x"}), "passages"),
+    ("anserini.topics", records({"qid": "1", "query": "a"}), "queries"),
+    ("st.tuples", records({"anchor": "a", "positive": "b"}), "examples"),
+    ("st.tuples", "question,answer\r\na,b\r\n", "examples"),
+    ("st.tuples", records({"sentence1": "a", "sentence2": "b", "label": 1}), "examples"),
+    ("st.scored", records({"sentence1": "a", "sentence2": "b", "score": 0.25}), "rankings"),
+]
+
+
+def read(source: Any, role: str, policy: Policy | None = None) -> list[Any]:
+    readers: dict[str, Callable[[], Any]] = {
+        "passages": lambda: read_corpus(source, policy),
+        "queries": lambda: read_queries(source, policy),
+        "judgements": lambda: read_judgements(source, None, policy),
+        "examples": lambda: read_examples(source, None, policy),
+        "rankings": lambda: read_run(source, policy).items(),
+    }
+    return list(readers[role]())
+
+
+@pytest.mark.parametrize(("name", "text", "role"), SAMPLES)
+def test_a_format_is_recognised_whatever_the_file_is_called(name: str, text: str, role: str, tmp_path: Path) -> None:
+    for path, data in {
+        "a": text.encode(),
+        "b.jsonl": b"\xef\xbb\xbf" + text.encode(),  # a byte order mark
+        "c.tsv": gzip.compress(text.replace("\n", "\r\n").encode()),  # no .gz, and line ends of Windows
+    }.items():
+        (tmp_path / path).write_bytes(data)
+        assert recognise(tmp_path / path).format.name == name
+        assert recognise(tmp_path / path, role).format.name == name
+        assert role in recognise(tmp_path / path).format.roles()
+        if name not in (
+            "msmarco.named",
+            "msmarco.negatives",
+            "tevatron.named",
+            "tevatron.examples",
+        ):  # whose texts lack
+            assert len(read(tmp_path / path, role)) >= 1
+            assert read(f"{name}:{tmp_path / path}", role) == read(tmp_path / path, role)
+
+
+def test_every_format_is_tried_and_has_its_own_name() -> None:
+    assert {name for name, _, _ in SAMPLES} == {known.name for known in FORMATS} == set(BY_NAME)
+    assert len(FORMATS) == len(BY_NAME)
+
+
+def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(table("1 | river | stone", "2 | music | light"))
+    assert list(read_corpus(path)) == [Passage("1", "river", "stone"), Passage("2", "music", "light")]
+    assert recognise(path).format.name == "msmarco.named"
+    path.write_text(table("1 | river"))
+    assert (describe(path, "passages"), describe(path, "queries")) == (
+        "MS MARCO collection, 2 columns",
+        "MS MARCO queries, 2 columns",
+    )
+    assert str(recognise(path)) == "MS MARCO collection or queries, 2 columns"
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "message"),
+    [
+        (
+            records({"query": "a", "neg": ["b"]}),
+            "examples",
+            r"keys 'query', 'neg'; the nearest is FlagEmbedding .*: JSON rec",
+        ),
+        (
+            records({"id": "a", "body": "b"}),
+            "",
+            r"keys 'id', 'body'; the nearest is Anserini corpus: .*anserini.corpus:PATH",
+        ),
+        (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is"),
+        (
+            table("1 | some text"),
+            "judgements",
+            r"MS MARCO .*, which holds passages, queries and no judgements; judgements are in: DPR",
+        ),
+        (
+            table("q1 0 p1 1"),
+            "examples",
+            r"this is a file of qrels, which holds judgements and no examples; examples are in: DPR",
+        ),
+        (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
+        ("PK\x03\x04", "", r"this is a zip archive; unpack it"),
+    ],
+)
+def test_what_fits_nothing_is_told_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(DataError, match=message):
+        recognise(tmp_path / "a", role)
+
+
+def test_a_format_can_be_forced(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(records({"premise_text": "a", "other": "b"}))
+    with pytest.raises(DataError, match="this is no format"):
+        read_examples(path)
+    (forced,) = read_examples(f"st.tuples:{path}")  # by the order of the columns
+    assert (forced.query.text, forced.positives[0].text) == ("a", "b")
+    assert split_source(f"st.tuples:{path}") == ("st.tuples", path)
+    assert split_source(f"{path}:b") == ("", Path(f"{path}:b"))
+    with pytest.raises(ValueError, match="there is no format 'stt'; it must be one of"):
+        split_source("stt:a")
+    path.write_text(table("1 | river | stone"))
+    with pytest.raises(DataError, match=":1: this row has 3 columns, beginning '1'; 2 are expected"):
+        list(read_corpus(f"msmarco.texts:{path}"))
+
+
+def test_ids_are_strings_and_rows_keep_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(table("007 | x", "7 | y"))
+    assert [p.id for p in read_corpus(path)] == ["007", "7"]
+    path.write_text(records({"docid": 7, "text": "x"}, {"docid": "007", "text": "y"}))
+    assert [p.id for p in read_corpus(path)] == ["7", "007"]
+    path.write_text(records({"query": "a", "pos": ["x"]}) + "{broken\n" + records({"query": "b", "pos": ["x"]}))
+    assert [q.id for q in read_queries(path, Policy("skip"))] == ["0", "2"]
+
+
+# What formats say
+
+
+def test_tables_of_ms_marco_have_no_quoting(tmp_path: Path) -> None:
+    path = tmp_path / "collection.tsv"
+    path.write_text('0\tone "quoted\n1\t"still one line\n2\tThe cafÃ©')
+    assert [p.text for p in read_corpus(path)] == ['one "quoted', '"still one line', "The cafÃ©"]
+    path.write_text("0\tone\ttwo\n1\tplain\n")
+    with pytest.raises(DataError, match=r"collection\.tsv:1: this row has 3 columns"):
+        list(read_corpus(path))
+
+
+def test_triples_become_one_example_for_each_query_and_positive(tmp_path: Path) -> None:
+    path = tmp_path / "triples.train.small.tsv"
+    path.write_text(table("a b | p1 p | n1 n", "c d | p3 p | n1 n", "a b | p1 p | n2 n", "a b | p2 p | n1 n"))
+    texts = [([p.text for p in e.positives], [n.text for n in e.negatives]) for e in read_examples(path)]
+    assert texts == [(["p1 p", "p2 p"], ["n1 n", "n2 n"]), (["p2 p", "p1 p"], ["n1 n", "n2 n"]), (["p3 p"], ["n1 n"])]
+    assert [e.query for e in read_examples(path, targets=False)] == [Query("0", "a b"), Query("1", "c d")]
+    examples = read_examples(path)
+    assert examples[0].negatives[0] is examples[2].negatives[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """MS MARCO: collection, queries and qrels of two splits, triples of ids of one."""
+    files = {
+        "collection.tsv": [*(f"{i} | text {i}" for i in range(8))],
+        "queries.train.tsv": ["10 | first", "11 | second"],
+        "queries.dev.tsv": ["20 | third"],
+        "qrels.train.tsv": ["10 | 0 | 1 | 1", "11 | 0 | 2 | 1"],
+        "qrels.dev.tsv": ["20 | 0 | 3 | 1", "20 | 0 | 4 | 1", "20 | 0 | 5 | 0"],
+        "qidpidtriples.train.tsv": ["10 | 1 | 6", "11 | 2 | 7", "10 | 1 | 7"],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).write_text(table(*rows))
+    return tmp_path
+
+
+def test_a_folder_of_ms_marco(folder: Path) -> None:
+    text = {i: Passage(str(i), f"text {i}") for i in range(8)}
+    assert list(read_corpus(folder)) == [*text.values()]
+    assert scan_corpus(folder).passages == 8
+    assert [q.id for q in read_queries(folder)] == ["20", "10", "11"]
+    assert read_queries(folder, split="dev") == [Query("20", "third")]
+    assert read_judgements(folder, "dev")[1] == Judgement("20", "4", 1)
+    first, second = Query("10", "first"), Query("11", "second")
+    trained = [Example(first, (text[1],), (text[6], text[7])), Example(second, (text[2],), (text[7],))]
+    assert read_examples(folder, "train") == trained == read_examples(folder / "qidpidtriples.train.tsv", "train")
+    third = Query("20", "third")
+    judged = [Example(third, (text[3], text[4]), (text[5],)), Example(third, (text[4], text[3]), (text[5],))]
+    assert read_examples(folder, "dev") == judged
+    names = ["qidpidtriples.train.tsv", "queries.train.tsv", "collection.tsv"]
+    assert [path.name for path in example_files(folder, "train")] == names
+    assert [path.name for path in example_files(folder, "dev")] == [
+        "qrels.dev.tsv",
+        "queries.dev.tsv",
+        "collection.tsv",
+    ]
+    (folder / "run.tsv").write_text(table(*(f"20 | {7 - i} | {i}" for i in range(1, 7))))
+    negatives = read_examples(folder, "dev", negatives_run=folder / "run.tsv")[0].negatives
+    assert [p.id for p in negatives] == ["6", "5", "2", "1"]
+
+
+def test_an_id_in_two_files_of_a_folder(folder: Path) -> None:
+    (folder / "queries.dev.tsv").write_text(table("10 | third"))
+    with pytest.raises(DataError, match=r"queries\.train\.tsv: query id '10' was used before, at queries\.dev\.tsv"):
+        read_queries(folder)
+    assert [q.text for q in read_queries(folder, split="train")] == ["first", "second"]
+    (folder / "qidpidtriples.train.tsv").write_text(table("10 | 1 | 99", "12 | 1 | 7"))
+    with pytest.raises(DataError, match=r"qidpidtriples\.train\.tsv:1: there is no passage with the id '99'"):
+        read_examples(folder, "train")
+    policy = Policy("skip")
+    (example,) = read_examples(folder, "train", policy)
+    assert (example.query.id, example.negatives) == ("10", ())
+    assert policy.skipped == {"unknown passage id": 1, "unknown query id": 1}
+
+
+def test_tevatron_in_both_forms(tmp_path: Path) -> None:
+    corpus = [{"docid": str(i), "title": "t" * (i % 2), "text": f"text {i}"} for i in range(4)]
+    (tmp_path / "corpus.jsonl").write_text(records(*corpus))
+    (tmp_path / "queries.jsonl").write_text(records({"query_id": "q1", "query": "a"}))
+    old = {"query_id": "q1", "query": "a", "positive_passages": corpus[:1], "negative_passages": corpus[2:]}
+    new = {"query_id": "q1", "positive_document_ids": ["0"], "negative_document_ids": ["2", "0", "3"]}
+    (tmp_path / "old.jsonl").write_text(records(old, {**old, "query_id": "q2", "negative_passages": []}))
+    (tmp_path / "train.jsonl").write_text(
+        records({**new, "query_text": None}, {**new, "query_id": "q2", "query_text": "a"})
+    )
+    expected = Example(
+        Query("q1", "a"), (Passage("0", "text 0"),), (Passage("2", "text 2"), Passage("3", "text 3", "t"))
+    )
+    assert read_examples(tmp_path / "old.jsonl")[0] == expected == read_examples(tmp_path, "train")[0]
+    assert read_examples(tmp_path / "old.jsonl")[1].negatives == ()
+    assert read_examples(tmp_path, "train")[1].query == Query("q2", "a")
+    old["negative_passages"] = [{"docid": "0", "text": "other"}]
+    (tmp_path / "old.jsonl").write_text(records(old))
+    with pytest.raises(
+        DataError, match=r"negative_passages\[0\]: passage id '0' has another title or text than at 1, pos"
+    ):
+        read_examples(tmp_path / "old.jsonl")
+
+
+def test_scores_of_flag_embedding_come_with_their_passages(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    record = {"query": "a", "pos": ["x", "y"], "neg": ["n", "x", " ", "m"]}
+    path.write_text(records({**record, "pos_scores": [3, 2], "neg_scores": [1, 9, 8, -1.5]}))
+    first, second = read_examples(path, None, Policy("skip"))
+    assert [p.text for p in (*first.positives, *first.negatives)] == ["x", "y", "n", "m"]
+    assert (first.positive_scores, first.negative_scores) == ((3.0, 2.0), (1.0, -1.5))
+    assert ([p.text for p in second.positives], second.positive_scores) == (["y", "x"], (2.0, 3.0))
+    for scores, message in (
+        ({"pos_scores": [1.0]}, "'pos_scores' has 1 scores for 2 texts"),
+        ({"pos_scores": [1.0, None]}, "'pos_scores' holds None"),
+    ):
+        path.write_text(records({**record, **scores}))
+        with pytest.raises(DataError, match=f":1: {message}"):
+            read_examples(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"anchor": "a", "positive": "x"}, {"anchor": "a", "positive": "y"}], [("a", "x y", "", "", "")]),
+        ([{"answer": "x", "question": "a"}], [("a", "x", "", "", "")]),  # names, where they are known
+        ([{"query": "a", "positive": "x", "negative_1": "n", "negative_2": "m"}], [("a", "x", "n m", "", "")]),
+        ([{"query": "a", "positive": "x", "negative": "n", "scores": [2, 1]}], [("a", "x", "n", "2.0", "1.0")]),
+        (
+            [{"query": "a", "positive": "x", "negative": n, "score": s} for n, s in (("n", 2), ("m", -0.5))],
+            [("a", "x", "n m", "0.0", "-2.0 0.5")],  # margins
+        ),
+        (
+            [{"anchor": a, "document": d, "label": n} for a, d, n in (("a", "x", 1), ("a", "n", 0), ("b", "n", 0))],
+            [("a", "x", "n", "", "")],  # b has no positive
+        ),
+    ],
+)
+def test_tuples_of_sentence_transformers(rows: list[dict], expected: list[tuple[str, ...]], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(records(*rows))
+    found = []
+    for e in read_examples(tmp_path / "a", targets=False):
+        texts = [" ".join(p.text for p in side) for side in (e.positives, e.negatives)]
+        scores = [" ".join(map(str, side)) for side in (e.positive_scores, e.negative_scores)]
+        found.append((e.query.text, *texts, *scores))
+    assert found == expected
+
+
+def test_scores_of_rankings_are_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(records({"query_id": "1", "document_ids": ["2", "3"], "scores": [0.25, 0.5]}))
+    assert read_run(path) == {"1": [("3", 0.5), ("2", 0.25)]}
+    path.write_text(records(*({"sentence1": "a", "sentence2": b, "score": s} for b, s in (("x", 0.25), ("y", 0.5)))))
+    ((_, ranking),) = read_run(path).items()
+    assert [score for _, score in ranking] == [0.5, 0.25]
+    texts = {p.id: p.text for p in read_corpus(path)}
+    assert [texts[key] for key, _ in ranking] == ["y", "x"]
+
+
+def test_regular_expressions_of_answers_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(r"""who	"['the( |-)English\\ band', '(?i)a.*""b""\d']"
+""")
+    assert read_queries(tmp_path / "a.csv")[0].answers == (r"the( |-)English\ band", r'(?i)a.*"b"\d')
+
+
+# Other containers
+
+
+def test_zstandard(tmp_path: Path) -> None:
+    pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    rows = [f"{i} | text {i * i}" for i in range(1000)]
+    with write_text(tmp_path / "collection.tsv.zst") as file:
+        file.write(table(*rows))
+    (tmp_path / "plain").write_text(table(*rows))
+    data = (tmp_path / "collection.tsv.zst").read_bytes()
+    assert len(data) < 10_000
+    assert list(read_corpus(tmp_path)) == list(read_corpus(tmp_path / "plain"))
+    assert scan_corpus(tmp_path) == scan_corpus(tmp_path / "plain")
+    (tmp_path / "collection.tsv.zst").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"collection\.tsv\.zst:\d+: the compressed file is damaged"):
+        list(read_corpus(tmp_path, Policy("skip")))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    rows = [{"docid": str(i), "title": None if i % 2 else "t", "text": f"text {i}"} for i in range(3000)]
+    parquet.write_rows(tmp_path / "corpus.parquet", rows)
+    (tmp_path / "plain").write_text(records(*rows))
+    assert str(found_corpus(tmp_path)) == "Tevatron corpus, parquet"
+    passages = list(read_corpus(tmp_path))
+    assert passages == list(read_corpus(tmp_path / "plain"))
+    scan = scan_corpus(tmp_path)
+    assert list(read_corpus(tmp_path, scan=scan)) == passages
+    parquet.write_rows(tmp_path / "corpus.parquet", [{**row, "text": "other"} for row in rows])
+    with pytest.raises(DataError, match="the corpus changed"):
+        list(read_corpus(tmp_path, scan=scan))
+    data = (tmp_path / "corpus.parquet").read_bytes()
+    (tmp_path / "corpus.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"corpus\.parquet: pyarrow cannot read it"):
+        scan_corpus(tmp_path)
+
+
+def test_a_parquet_file_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"a: a parquet file needs a package; pip install pyarrow"):
+        recognise(tmp_path / "a")
+
+
+def test_a_zstandard_file_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "backports", None)
+    monkeypatch.setitem(sys.modules, "compression", None)
+    with pytest.raises(ValueError, match=r"pip install backports\.zstd"):
+        zstandard()
+
+
+def test_csv_with_lines_in_its_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('query,positive,score\n"a ""b"", c","two\nlines",1\nx,y\n')
+    with pytest.raises(DataError, match=r"a\.csv:4: this row has 2 columns"):
+        read_examples(tmp_path / "a.csv")
+    (example,) = read_examples(tmp_path / "a.csv", None, Policy("skip"))
+    assert (example.query.text, example.positives[0].text) == ('a "b", c', "two\nlines")
+
+
+# Real samples
+
+REAL = {
+    "beir/corpus.jsonl": ("beir.texts", "passages", 23),
+    "beir/qrels/test.tsv": ("trec.qrels", "judgements", 7),
+    "dpr/biencoder.json": ("dpr.examples", "examples", 3),
+    "dpr/biencoder.jsonl": ("dpr.examples", "examples", 3),
+    "dpr/curatedtrec-like.qa.csv": ("dpr.queries", "queries", 4),
+    "dpr/psgs.tsv": ("dpr.passages", "passages", 18),
+    "dpr/results.json": ("dpr.results", "rankings", 4),
+    "flagembedding/train.jsonl": ("flag.examples", "examples", 7),
+    "flagembedding/train_scored.jsonl": ("flag.examples", "examples", 6),
+    "msmarco/collection.tsv": ("msmarco.texts", "passages", 23),
+    "msmarco/collection.tsv.gz": ("msmarco.texts", "passages", 23),
+    "msmarco/msmarco-hard-negatives.jsonl": ("msmarco.negatives", "examples", 7),
+    "msmarco/qidpidtriples.train.tsv": ("msmarco.named", "examples", 7),
+    "msmarco/qrels.dev.tsv": ("trec.qrels", "judgements", 7),
+    "msmarco/queries.dev.tsv": ("msmarco.texts", "queries", 6),
+    "msmarco/run.msmarco.tsv": ("msmarco.run", "rankings", 6),
+    "msmarco/top1000.dev": ("msmarco.candidates", "passages", 13),
+    "msmarco/triples.train.small.tsv": ("msmarco.triples", "examples", 4),
+    "mteb/qrels/test.jsonl": ("beir.qrels", "judgements", 7),
+    "pylate/train_strings.jsonl": ("pylate.scores", "rankings", 6),
+    "pyserini/corpus.jsonl": ("anserini.corpus", "passages", 23),
+    "pyserini/dpr_retrieval.json": ("dpr.results", "rankings", 4),
+    "sentence-transformers/labeled_list.jsonl": ("st.labels", "judgements", 25),
+    "sentence-transformers/labeled_pairs.jsonl": ("st.tuples", "examples", 6),
+    "sentence-transformers/ntuples_scores.jsonl": ("st.tuples", "examples", 6),
+    "sentence-transformers/pairs.csv": ("st.tuples", "examples", 7),
+    "sentence-transformers/pairs.jsonl": ("st.tuples", "examples", 7),
+    "sentence-transformers/scored_pairs.jsonl": ("st.scored", "rankings", 6),
+    "sentence-transformers/triplets.jsonl": ("st.tuples", "examples", 4),
+    "sentence-transformers/triplets_margin.jsonl": ("st.tuples", "examples", 6),
+    "tevatron/rank.txt": ("tevatron.run", "rankings", 6),
+    "tevatron/train_new.jsonl": ("tevatron.named", "examples", 7),
+    "tevatron/train_old.jsonl": ("tevatron.examples", "examples", 7),
+    "traps/beir_qrels_spelled_otherwise.tsv": ("trec.qrels", "judgements", 7),
+    "traps/beir_qrels_without_header.tsv": ("trec.qrels", "judgements", 7),
+    "traps/queries_with_bom.tsv": ("msmarco.texts", "queries", 6),
+    "trec/qrels.graded.txt": ("trec.qrels", "judgements", 59),
+    "trec/qrels.tab.txt": ("trec.qrels", "judgements", 59),
+    "trec/run.trec": ("trec.run", "rankings", 6),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_samples(name: str, data_dir: Path) -> None:
+    path, (known, role, count) = data_dir / "format-samples" / name, REAL[name]
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    assert recognise(path, role).format.name == known
+    assert len(read(path, role)) == count
+
+
+def test_real_samples_of_one_data_set_agree(data_dir: Path) -> None:
+    """SciFact in the layouts of BEIR, MS MARCO, Tevatron and the Hugging Face hub."""
+    samples = data_dir / "format-samples"
+    if not samples.exists():
+        pytest.skip(f"{samples} is not there")
+    corpus = list(read_corpus(samples / "beir"))
+    assert corpus == list(read_corpus(samples / "mteb")) == list(read_corpus(samples / "tevatron"))
+    assert [(p.id, p.text) for p in corpus] == [(p.id, p.text) for p in read_corpus(samples / "msmarco")]
+    judged = read_judgements(samples / "beir", "test")
+    assert judged == read_judgements(samples / "mteb", "test") == read_judgements(samples / "msmarco", "dev")
+    named = [
+        read_examples(samples / name, targets=False)
+        for name in ("tevatron/train_old.jsonl", "tevatron/train_new.jsonl")
+    ]
+    assert named[0] == named[1]
+    assert (
+        [e.query for e in named[0]] == read_queries(samples / "beir") == read_queries(samples / "msmarco", split="dev")
+    )

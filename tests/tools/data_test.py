@@ -1,0 +1,96 @@
+"""`data check` finds what is wrong with a data set, and says what is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.data.formats import write_beir
+from jaxret.data.records import Judgement, Passage, Query
+from jaxret.tools.data import check
+from jaxret.tools.data_check import check_data, load_tokenizer
+from tests.pipeline import write_encoder
+
+
+def lines(path: Path, *rows: str | dict) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    texts = ["river", "stone music", "river", "light paper forest"]
+    passages = [Passage(f"p{i}", text) for i, text in enumerate(texts)]
+    queries = [Query("q1", "What is  it"), Query("q2", "what is it", ("x",)), Query("q3", "other")]
+    judged = {
+        "train": [Judgement("q1", "p0", 1), Judgement("q3", "p1", 0)],
+        "test": [Judgement("q2", "p0", 2), Judgement("q2", "p9", 1), Judgement("q9", "p1", 1)],
+    }
+    write_beir(tmp_path / "data", passages, queries, judged)
+    return tmp_path / "data"
+
+
+def test_a_folder(folder: Path) -> None:
+    found = check_data(str(folder))
+    assert found.lines == [
+        f"{folder}: BEIR corpus, JSON lines; splits: train, test",
+        "passages: 4, 1 of them with the text of an earlier one",
+        "  words: mean 1.8, median 2, 95 % 3, longest 3",
+        "queries.jsonl: 3, 1 with answers, 1 of them with the text of an earlier one",
+        "  words: mean 2.3, median 3, 95 % 3, longest 3",
+        "judgements of train: 2 for 2 queries (1 of grade 0, 1 of grade 1)",
+        "  1 queries have no relevant passage",
+        "judgements of test: 3 for 2 queries (2 of grade 1, 1 of grade 2)",
+        "  1 judgements of test are for passages that are not in the corpus, as 'p9'",
+        "  1 judgements of test are for queries that there are not, as 'q9'",
+        "leak: 1 queries of test are in train too, as 'what is it'",
+        "1 relevant passages of test are relevant in train too",
+    ]
+    assert not found.policy.errors
+
+
+def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (folder / "corpus.jsonl").read_text().splitlines()
+    lines(folder / "corpus.jsonl", *text[:2], "{broken", *text[2:], text[0], {"_id": "e", "text": " "})
+    (folder / "qrels" / "dev.tsv").write_bytes(b"q1\tp1\t1\nq1\tp2\tx\nq3\tp2\t1\n")
+    (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
+    (folder / "qrels" / "test.tsv").unlink()
+    with pytest.raises(ValueError, match=r"data: 5 bad records, listed above"):
+        check(str(folder), "", "64")
+    told = [line.partition(f"{folder}/")[2] for line in capsys.readouterr().out.splitlines() if line[:5] == "bad: "]
+    places = [line.partition(": ")[0] for line in told]
+    assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
+    assert told[0].startswith("corpus.jsonl:3: this is not JSON")
+
+
+def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(write_encoder(tmp_path / "encoder")))
+    found = check_data(str(folder), tokenizer, (3, 4))
+    passages = tokenizer.passages(Passage("", text) for text in ("river", "stone music", "river", "light paper forest"))
+    assert passages.lengths.tolist() == [3, 4, 3, 5]
+    assert "  tokens: mean 3.8, median 4, 95 % 5, longest 5" in found.lines
+    assert f"  cut: {np.mean(passages.lengths > 3):.1%} at 3, {np.mean(passages.lengths > 4):.1%} at 4" in found.lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (["1\ta text", "2\ta text"], "MS MARCO collection, 2 columns, going by the name"),
+        (["q1 0 p1 1"], "judgements: 1 for 1 queries (1 of grade 1)"),
+        (["q1 Q0 p1 1 2.5 t", "q1 Q0 p2 2 1.5 t"], "rankings: of 1 queries, 2 to 2 passages each"),
+        ([{"query": "a", "pos": ["x"], "neg": ["y"]}], "examples: 1 queries, 1 positives, 1 negatives, 0 with scores"),
+    ],
+)
+def test_files(rows: list, told: str, tmp_path: Path) -> None:
+    found = check_data(str(lines(tmp_path / "a.tsv", *rows)))
+    assert any(told in line for line in found.lines), found.lines
+    assert not found.policy.errors
+
+
+def test_what_a_file_is_called_where_content_does_not_tell(tmp_path: Path) -> None:
+    assert "MS MARCO queries" in check_data(str(lines(tmp_path / "queries.dev.tsv", "1\ta text"))).lines[0]
+    with pytest.raises(ValueError, match="--lengths=a: numbers of tokens are expected"):
+        check(str(tmp_path), "", "a")
