@@ -35,7 +35,7 @@ test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
 test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
-	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan/table_test.py tests/plan/kernels_test.py $(ARGS)
+	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, format, types, import layers
 	$(RUN) ruff check

@@ -7,13 +7,14 @@ from ml_collections import ConfigDict
 from configs.base import get_config as base
 from configs.base import require_suffix
 
+SUFFIXES = ("single", "late")
+
 
 def get_config(kind: str = "single") -> ConfigDict:
-    require_suffix("colbert.py", kind, ("single", "late"))
+    require_suffix("colbert.py", kind, SUFFIXES)
     c = base()
     c.encoder.dtype = "bfloat16"
     c.head.name = "all_tokens"
-    c.train.chunk_size = 16
     if kind == "late":
         c.head.all_tokens.late = True
         c.head.all_tokens.projection = 128

@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 
 from configs.minilm import get_config as minilm
 
+SUFFIXES = ("mlr", "dual_encoder", "as_it_comes")
+
 
 def get_config(system: str = "mlr") -> ConfigDict:
     c = minilm(system)

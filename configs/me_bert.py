@@ -9,14 +9,15 @@ from configs.base import get_config as base
 from configs.base import require_suffix
 from configs.t5 import use_t5
 
+SUFFIXES = ("bert", "t5")
+
 
 def get_config(encoder: str = "bert") -> ConfigDict:
-    require_suffix("me_bert.py", encoder, ("bert", "t5"))
+    require_suffix("me_bert.py", encoder, SUFFIXES)
     c = base()
     c.encoder.dtype = "bfloat16"
     c.head.name = "first_tokens"
     c.head.first_tokens.count = 8
     c.pooling = "self_contrastive"
     c.loss.local_weight = 1.0
-    c.train.chunk_size = 16
     return use_t5(c) if encoder == "t5" else c

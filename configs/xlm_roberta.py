@@ -10,5 +10,4 @@ def get_config() -> ConfigDict:
     c.encoder.checkpoint = "FacebookAI/xlm-roberta-base"
     c.encoder.dtype = "bfloat16"
     c.head.implicit.mask_id = 250001
-    c.train.chunk_size = 16
     return c

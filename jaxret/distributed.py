@@ -23,12 +23,14 @@ from jaxret.rendezvous import meet
 Tree = Any
 ROWS = ("data", "fsdp")  # the axes of the mesh: rows of a batch are split over both
 
-# Scanned layers have a leading layer axis. Kernels are split over "fsdp" by input features, tables by hidden size;
-# everything small is replicated. Optimiser state carries the parameter's path in its own, so it follows.
+# Scanned layers have a leading layer axis. Kernels of layers, and of a head's projection to the vocabulary, are split
+# over "fsdp" by input features, tables by hidden size; everything small is replicated. Optimiser state carries the
+# parameter's path in its own, so it follows.
 # A stack of scanned layers, by the path of what is in it. ModernBERT's later_layers are one parameter, not a stack.
 LAYERS = r"\b(?!later_)(\w+_)?layers/"
 PARAMETER_RULES: tuple[tuple[str, P], ...] = (
     (r"layers/.*kernel$", P(None, "fsdp", None)),
+    (r"\bvocabulary/kernel$", P("fsdp", None)),
     (r"\b(word|position|type)/embedding$", P(None, "fsdp")),
     (r"", P()),
 )
@@ -194,27 +196,44 @@ class Reader:
         spec = rule(name)
         axis = spec.index("fsdp") - scanned if self.split and "fsdp" in spec else None
         large = name.endswith(("kernel", "embedding"))  # the others are too small to save anything
-        return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32)
+        stacked = bool(re.search(LAYERS, name))
+        return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32, stacked)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _read(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any) -> jax.Array:
-    """x whole, on every device its own copy. axis: along which devices hold parts; None: x is on all of them."""
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _read(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool) -> jax.Array:
+    """x whole, on every device its own copy. axis: along which devices hold parts; None: x is on all of them. stacked:
+    whether x belongs to layers."""
     if axis is None:
         return jax.lax.pcast(x, ROWS, to="varying")
     whole = jax.lax.all_gather(x.astype(dtype), "fsdp", axis=axis, tiled=True)
     return jax.lax.pcast(whole, "data", to="varying").astype(x.dtype)
 
 
-def _read_forward(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any) -> tuple[jax.Array, None]:
-    return _read(x, axis, dtype, reduce_dtype), None
+def _read_forward(
+    x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool
+) -> tuple[jax.Array, None]:
+    return _read(x, axis, dtype, reduce_dtype, stacked), None
 
 
-def _read_backward(axis: int | None, dtype: Any, reduce_dtype: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
+def _read_backward(
+    axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool, _: None, g: jax.Array
+) -> tuple[jax.Array]:
     total = g.astype(reduce_dtype)
     if axis is not None:
-        total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
+        total = _scatter(total, axis, stacked)
     return (jax.lax.psum(total, ROWS if axis is None else "data").astype(g.dtype),)
+
+
+def _scatter(g: jax.Array, axis: int, stacked: bool) -> jax.Array:
+    """The sum over "fsdp", of which each device keeps its part along `axis`."""
+    if stacked:
+        return jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True)
+    # Of a table, a TPU's compiler adds up all of it everywhere and then cuts: twice the bytes of handing out the parts.
+    parts = jax.lax.all_to_all(g, "fsdp", split_axis=axis, concat_axis=0, tiled=True)
+    count = jax.lax.axis_size("fsdp")
+    own = tuple(n // count if i == axis else n for i, n in enumerate(g.shape))
+    return jnp.sum(parts.reshape(count, *own), axis=0)
 
 
 _read.defvjp(_read_forward, _read_backward)

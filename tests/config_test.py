@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from configs import minilm
-from configs.recipes import i3_msmarco, mlr_open_qa
 from jaxret.contract import ContractError
 from jaxret.distributed import make_mesh
 from jaxret.models.encoders.architectures import EncoderConfig
@@ -36,30 +34,24 @@ from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder, write_t5
 
-SUFFIXES: dict[str, tuple[str, ...]] = {
-    "minilm": minilm.SYSTEMS,
-    "demo": ("mlr", "dual_encoder", "as_it_comes"),
-    "me_bert": ("bert", "t5"),
-    "colbert": ("single", "late"),
-    "recipes/mlr_open_qa": mlr_open_qa.SYSTEMS,
-    "recipes/mlr_mined": ("stage1", "stage2"),
-    "recipes/mvr_open_qa": ("bert", "cocondenser"),
-    "recipes/aggretriever_msmarco": ("bert", "distilbert", "condenser"),
-    "recipes/i3_msmarco": i3_msmarco.SYSTEMS,
-}
 CONFIGS = REPOSITORY / "configs"
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"configs.{name.replace('/', '.')}")
+
+
 SHIPPED = [
     (name, suffix)
     for path in sorted(CONFIGS.rglob("*.py"))
     for name in [path.relative_to(CONFIGS).with_suffix("").as_posix()]
-    for suffix in SUFFIXES.get(name, ("",))
+    for suffix in getattr(module(name), "SUFFIXES", ("",))
 ]
 RECIPES = [case for case in SHIPPED if case[0].startswith("recipes/")]
 
 
 def shipped(name: str, suffix: str) -> ConfigDict:
-    get_config = importlib.import_module(f"configs.{name.replace('/', '.')}").get_config
-    return get_config(suffix) if suffix else get_config()
+    return module(name).get_config(suffix) if suffix else module(name).get_config()
 
 
 class Reads:
@@ -286,9 +278,9 @@ def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
     config = shipped("recipes/i3_msmarco", "retromae").lock()
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
     places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
-    small = {key: value for key, value in SHRUNKEN.items() if key not in ("train.chunk_size", "train.batch_size")}
-    config.update_from_flattened_dict(small | places | {"validation.batch_size": 8})
-    assert (config.train.chunk_size, config.train.batch_size) == (1, 16)
+    small = {key: value for key, value in SHRUNKEN.items() if key != "train.batch_size"}
+    config.update_from_flattened_dict(small | places | {"validation.batch_size": 8, "train.chunk_size": 1})
+    assert config.train.batch_size == 16
     result = loop.train(config, tmp_path / "run", progress=False)
     assert result.step == 1
     assert np.isfinite(result.metrics["nll"])

@@ -43,7 +43,7 @@ from tests.pipeline import (
     write_data,
     write_encoder,
 )
-from tests.tiny import DUAL_ENCODER, SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
+from tests.tiny import DUAL_ENCODER, I3, SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
 
 
 def test_meshes() -> None:
@@ -70,6 +70,13 @@ def test_parameters_lie_where_the_rules_say() -> None:
         assert encoder["layers"]["output"]["bias"].spec == P()
         assert encoder["embeddings"]["norm"]["scale"].spec == P()
     assert places["step"].spec == P()
+
+
+def test_a_projection_to_the_vocabulary_is_split() -> None:
+    params = jax.eval_shape(make_retriever(I3).init, jax.random.key(0))
+    head = shardings(make_mesh(2), params)["passage_head"]
+    assert head["vocabulary"]["kernel"].spec == P("fsdp", None)
+    assert head["vocabulary_dense"]["kernel"].spec == P()
 
 
 def test_the_first_matching_rule_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +219,7 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, command, environment, tiny_config, train_arguments, write_data, write_encoder
-from tests.tiny import DUAL_ENCODER, SELF_CONTRASTIVE, run_steps
+from tests.tiny import DUAL_ENCODER, I3, SELF_CONTRASTIVE, run_steps
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
 packed = run_steps(DUAL_ENCODER, fsdp=8, packed=True)
 print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, fsdp=8) + packed))

@@ -8,10 +8,11 @@ from configs.aggretriever import get_config as aggretriever
 from configs.base import require_suffix
 
 CHECKPOINTS = {"bert": "bert-base-uncased", "distilbert": "distilbert-base-uncased", "condenser": "Luyu/condenser"}
+SUFFIXES = tuple(CHECKPOINTS)
 
 
 def get_config(encoder: str = "bert") -> ConfigDict:
-    require_suffix("recipes/aggretriever_msmarco.py", encoder, CHECKPOINTS)
+    require_suffix("recipes/aggretriever_msmarco.py", encoder, SUFFIXES)
     c = aggretriever()
     c.encoder.checkpoint = CHECKPOINTS[encoder]
     c.tokens.passage_length = 128

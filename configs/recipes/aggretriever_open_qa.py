@@ -8,5 +8,4 @@ from configs.aggretriever import get_config as aggretriever
 def get_config() -> ConfigDict:
     c = aggretriever()
     c.optimizer.warmup_steps = 1237
-    c.train.chunk_size = 16
     return c

@@ -9,15 +9,15 @@ from ml_collections import ConfigDict
 from configs.base import require_suffix
 from configs.i3 import get_config as i3
 
-SYSTEMS = ("bert", "retromae", "warm_up", "warm_up_bert", "released")
+SUFFIXES = ("bert", "retromae", "warm_up", "warm_up_bert", "released")
 
 
 def get_config(system: str = "retromae") -> ConfigDict:
-    require_suffix("recipes/i3_msmarco.py", system, SYSTEMS)
+    require_suffix("recipes/i3_msmarco.py", system, SUFFIXES)
     c = i3()
     c.data.negatives = 127
     c.train.batch_size = 16
-    c.train.chunk_size = 1
+    c.train.chunk_size = 4
     if system in ("bert", "warm_up_bert"):
         c.encoder.layers = 6
         c.head.implicit.reconstructor_layers = c.head.implicit.interactor_layers = 3
@@ -29,7 +29,7 @@ def get_config(system: str = "retromae") -> ConfigDict:
         c.optimizer.name = "lamb_reference"
         c.optimizer.head_learning_rate = 1e-3
     if system.startswith("warm_up"):
-        c.data.negatives = 0
+        c.data.negatives = c.train.chunk_size = 0
         c.loss.contrastive_weight = 0.0
         c.head.implicit.reconstruction_decay = 1.0
         c.optimizer.frozen = "encoder/"

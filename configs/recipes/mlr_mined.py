@@ -8,10 +8,11 @@ from configs.base import require_suffix
 from configs.mlr import get_config as mlr
 
 EPOCHS = {"stage1": 40.0, "stage2": 20.0}
+SUFFIXES = tuple(EPOCHS)
 
 
 def get_config(stage: str = "stage1") -> ConfigDict:
-    require_suffix("recipes/mlr_mined.py", stage, EPOCHS)
+    require_suffix("recipes/mlr_mined.py", stage, SUFFIXES)
     c = mlr()
     c.encoder.checkpoint = "Shitao/RetroMAE"
     c.loss.local_weight = 0.1

@@ -12,6 +12,7 @@ def get_config() -> ConfigDict:
     c.tokens.query_length = 32
     c.tokens.passage_length = 128
     c.data.negatives = 15
+    c.train.chunk_size = 32
     c.loss.local_weight = 0.01
     c.optimizer.learning_rate = 1e-5
     c.train.epochs = 4.0

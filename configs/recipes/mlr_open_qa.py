@@ -10,11 +10,11 @@ from configs import colbert, me_bert, mlr
 from configs.base import require_suffix
 from configs.t5 import use_t5
 
-SYSTEMS = ("bert", "bert_all_layers", "t5", "me_bert", "colbert")
+SUFFIXES = ("bert", "bert_all_layers", "t5", "me_bert", "colbert")
 
 
 def get_config(system: str = "bert") -> ConfigDict:
-    require_suffix("recipes/mlr_open_qa.py", system, SYSTEMS)
+    require_suffix("recipes/mlr_open_qa.py", system, SUFFIXES)
     c = {"me_bert": me_bert, "colbert": colbert}.get(system, mlr).get_config()
     if system == "bert_all_layers":
         c.head.layers.chosen = tuple(range(1, 13))

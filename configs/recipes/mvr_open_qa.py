@@ -6,12 +6,12 @@ from configs.base import require_suffix
 from configs.mvr import get_config as mvr
 
 CHECKPOINTS = {"bert": "bert-base-uncased", "cocondenser": "Luyu/co-condenser-wiki"}
+SUFFIXES = tuple(CHECKPOINTS)
 
 
 def get_config(encoder: str = "bert") -> ConfigDict:
-    require_suffix("recipes/mvr_open_qa.py", encoder, CHECKPOINTS)
+    require_suffix("recipes/mvr_open_qa.py", encoder, SUFFIXES)
     c = mvr()
     c.encoder.checkpoint = CHECKPOINTS[encoder]
     c.optimizer.warmup_steps = 1237  # as DPR
-    c.train.chunk_size = 16
     return c

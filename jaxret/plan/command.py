@@ -3,7 +3,8 @@
 python -m jaxret plan --config=configs/mlr.py --topology=v5e:4x4        a training step, and the run
 python -m jaxret plan encode --config=... --passages=21015324           encoding a corpus
 python -m jaxret plan search --config=... --passages=21015324           searching it
-python -m jaxret plan table --config=configs/base.py                    the table of docs/scale.md
+python -m jaxret plan table --config=configs/base.py                    a table of docs/scale.md: what is watched
+python -m jaxret plan table --configs=configs --topology=h100:1         and another: every config of a folder
 
 Exit status 1 if it does not fit. Nothing is executed on an accelerator, and none is needed; docs/scale.md says more.
 """
@@ -14,10 +15,11 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 if TYPE_CHECKING:  # neither imports JAX here: a mistake in the flags is told at once
     from jaxret.chips import Topology
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # neither imports JAX here: a mistake in the flags is told at
 VERBS = ("train", "encode", "search", "table")
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "what to plan: configs/FILE.py, or configs/FILE.py:SYSTEM")
+_CONFIGS = flags.DEFINE_string("configs", "", "a folder; with `table`, every config in it as it stands")
 _TOPOLOGY = flags.DEFINE_list("topology", [], "chips, as v5e:4x4, v5p:2x2x1, h100:8; several with commas between")
 _JSON = flags.DEFINE_boolean("json", False, "print values instead of text")
 _UTILIZATION = flags.DEFINE_float(
@@ -47,29 +50,55 @@ def main(verb: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the compiler ends too
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan never runs on an accelerator, not even where there is one
     os.environ.pop("XLA_FLAGS", None)
+    from jaxret.chips import parse_topology
+
+    topologies = [parse_topology(text) for text in _TOPOLOGY.value]
+    if verb == "table" and _CONFIGS.value:
+        return tell_shipped(Path(_CONFIGS.value), topologies)
     if _CONFIG.value is None:
         raise ValueError("--config must be given (--help lists the flags)")
-    from jaxret.chips import parse_topology
-    from jaxret.plan.table import ROWS, markdown
-
     config, name = _CONFIG.value, config_flags.get_config_filename(flags.FLAGS["config"])
-    topologies = [parse_topology(text) for text in (_TOPOLOGY.value if verb != "table" else [r.topology for r in ROWS])]
-    import jax
-
-    devices = [1, config.mesh.fsdp, *(topology.devices for topology in topologies)]
-    jax.config.update("jax_num_cpu_devices", max(devices))
-    from jaxret.plan.job import Plan, plan_rows
-
     if verb == "table":
-        for line in markdown(plan_rows(config, name, tell)):
-            print(line, flush=True)
-        return
+        return tell_watched(config, name)
+    pretend(topologies, config.mesh.fsdp)
+    from jaxret.plan.job import Plan
+
     sizes: dict[str, Any] = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
     if len(_LENGTHS.value) not in (0, 2):
         raise ValueError(f"--lengths is {','.join(_LENGTHS.value)}; it must be two numbers, as 10,80")
     sizes["lengths"] = tuple(map(float, _LENGTHS.value))
     plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
     show(plan, topologies)
+
+
+def pretend(topologies: list[Topology], least: int = 1) -> None:
+    """As many CPU devices as the largest topology has chips: programs are traced for these."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", max([least, *(topology.devices for topology in topologies)]))
+
+
+def tell_watched(config: ConfigDict, name: str) -> None:
+    """Prints the table of the programs that are watched."""
+    from jaxret.chips import parse_topology
+    from jaxret.plan.table import ROWS, markdown
+
+    pretend([parse_topology(row.topology) for row in ROWS])
+    from jaxret.plan.job import plan_rows
+
+    for line in markdown(plan_rows(config, name, tell)):
+        print(line, flush=True)
+
+
+def tell_shipped(folder: Path, topologies: list[Topology]) -> None:
+    """Prints the table of all configs of a folder."""
+    if not topologies or not folder.is_dir():
+        raise ValueError(f"--configs={folder} must be a folder, and --topology name the chips for what is in it")
+    pretend(topologies)
+    from jaxret.plan.shipped import markdown, plan_configs
+
+    for line in markdown(topologies, plan_configs(folder, topologies, tell)):
+        print(line, flush=True)
 
 
 def tell(text: str) -> None:

@@ -71,6 +71,12 @@ def missing(topology: Topology) -> str:
     return f"{topology} was not compiled for, because {compilers[0]} is not installed: {remedy}"
 
 
+def require_compiler(topology: Topology) -> None:
+    """Raises ValueError if these chips cannot be compiled for here."""
+    if problem := missing(topology):
+        raise ValueError(problem)
+
+
 def compile_for(topology: Topology, job: dict[str, Any]) -> Compiled:
     """Compiles a job of `programs.job`. Raises CompileError if there is no program, as for a grid that there is not."""
     with tempfile.TemporaryDirectory(prefix="jaxret-plan-") as name:

@@ -17,7 +17,6 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-PRODUCTS = ("dot", "convolution")
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([\d,]*)\]")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -109,8 +108,8 @@ def _count(module: Module, name: str, times: int) -> None:
 
 def _matters(module: Module, name: str) -> bool:
     """Whether something is counted in a computation."""
-    counted = (*COLLECTIVES, *PRODUCTS)
-    return any(i.opcode.removesuffix("-start") in counted for i in module.computations[name].values())
+    computation = module.computations[name]
+    return any(i.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, i) for i in computation.values())
 
 
 def _trips(module: Module, caller: str, loop: Instruction) -> int | None:
@@ -229,32 +228,51 @@ def _sent(kind: str, result: float, group: int) -> float:
 
 def product_flops(module: Module) -> int:
     """FLOPs of all matrix products that one device computes."""
-    total = 0
-    for times, computation, instruction in module.instructions():
-        if times and instruction.opcode in PRODUCTS:
-            total += times * _product(module.computations[computation], instruction)
-        elif times and instruction.opcode == "custom-call":
-            total += times * _kernel(instruction)
-    return total
+    return sum(
+        times * _flops(module.computations[name], found) for times, name, found in module.instructions() if times
+    )
+
+
+def _flops(computation: dict[str, Instruction], instruction: Instruction) -> int:
+    """FLOPs of one run of an instruction: 0 of all but products and kernels that compute some."""
+    if instruction.opcode == "dot":
+        return _product(computation, instruction, r"lhs_contracting_dims=\{([\d,]*)\}")
+    if instruction.opcode == "convolution":
+        return _convolution(computation, instruction)
+    if instruction.opcode != "custom-call":
+        return 0
+    if "__cublas$" in _target(instruction):
+        return _product(computation, instruction, r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')
+    return _kernel(instruction)
+
+
+def _target(call: Instruction) -> str:
+    return _attribute(r'custom_call_target="([^"]*)"', call.rest)
 
 
 def _kernel(call: Instruction) -> int:
     """FLOPs of a kernel that XLA does not look into: a kernel of Pallas says them, cuDNN's attention the shape of its
     scores. Its backward pass counts as the four products of plain attention's."""
-    if "__cudnn$fmha" not in call.rest:
+    if "__cudnn$fmha" not in _target(call):
         return int(_attribute(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', call.rest) or 0)
     scores = _attribute(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', call.rest)
     (_, result), *_ = arrays(call.shape)
-    products = 4 if "Backward" in _attribute(r'custom_call_target="([^"]*)"', call.rest) else 2
+    products = 4 if "Backward" in _target(call) else 2
     return products * 2 * math.prod(int(n) for n in re.findall(r"\d+", scores)) * result[-1]
 
 
-def _product(computation: dict[str, Instruction], product: Instruction) -> int:
+def _product(computation: dict[str, Instruction], product: Instruction, contracting: str) -> int:
+    """Of a dot, or cuBLAS's call for one (its result, then its workspace). contracting: the left operand's axes."""
+    (_, result), *_ = arrays(product.shape)
+    (_, left), *_ = arrays(computation[product.operands[0]].shape)
+    axes = re.findall(r"\d+", _attribute(contracting, product.rest))
+    return 2 * math.prod(result) * math.prod(left[int(axis)] for axis in axes)
+
+
+def _convolution(computation: dict[str, Instruction], product: Instruction) -> int:
+    """Of a TPU's form of a product."""
     (_, result), *_ = arrays(product.shape)
     left, right = (arrays(computation[name].shape)[0][1] for name in product.operands[:2])
-    if product.opcode == "dot":
-        axes = _attribute(r"lhs_contracting_dims=\{([\d,]*)\}", product.rest)
-        return 2 * math.prod(result) * math.prod(left[int(axis)] for axis in axes.split(",") if axis)
     inputs, kernel, outputs = re.split("_|->", _attribute(r"dim_labels=(\S+?)(?:,|$)", product.rest))
     taps = 1.0
     window = _attribute(r"window=\{([^}]*)\}", product.rest)

@@ -16,7 +16,7 @@ from jaxret.distributed import make_mesh
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, changed
-from jaxret.plan.compiled import Compiled, compile_for, missing
+from jaxret.plan.compiled import Compiled, compile_for, missing, require_compiler
 from jaxret.plan.data import Data, Texts, look, read_texts
 from jaxret.plan.plan import arithmetic, plan_encoding, plan_searching, plan_training
 from jaxret.plan.table import COMMON, ROWS, Row
@@ -122,7 +122,6 @@ def plan_rows(config: ConfigDict, name: str, say: Callable[[str], None]) -> Iter
     """The plan of every row of the table, on `config`. Raises ValueError if a compiler is missing."""
     for row in ROWS:
         topology = parse_topology(row.topology)
-        if problem := missing(topology):
-            raise ValueError(problem)
+        require_compiler(topology)
         plan = Plan(row.verb, changed(config, COMMON | row.options), name, say, advice=False, lengths=row.lengths)
         yield row, plan.on(topology)

@@ -1,5 +1,5 @@
-"""The parser of XLA's dumps, on a small program that was compiled for four v5e chips: a scan over three layers of
-[128,128], rows split over all chips, and the gradient of a loss that needs every row."""
+"""The parser of XLA's dumps, on two small programs. One was compiled for four v5e chips: a scan over three layers of
+[128,128], rows split over all chips, and the gradient of a loss that needs every row. The other for an H100."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jaxret.plan.compiled import SPLIT, memory, read, reason, warning
 
 EXCERPTS = Path(__file__).with_name("excerpts")
 PROGRAM = (EXCERPTS / "tpu_after_optimizations.txt").read_text()
+GPU = (EXCERPTS / "gpu_after_optimizations.txt").read_text()
 BUFFERS = (EXCERPTS / "tpu_buffer_assignment.txt").read_text()
 ROWS, ALL_ROWS, SIZE, LAYERS = 16, 64, 128, 3
 
@@ -32,6 +33,22 @@ def test_products_are_those_of_the_mathematics() -> None:
     layer = 2 * ROWS * SIZE * SIZE
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
     assert hlo.product_flops(hlo.parse(PROGRAM)) == LAYERS * 3 * layer + 2 * loss  # the value of the loss is not asked
+
+
+def test_products_of_a_gpu_are_calls_of_a_library() -> None:
+    """Of three layers on [4,32,128], for one H100: every text's states with each other, these with the states, and a
+    product with [128,128]."""
+    texts, tokens, size = 4, 32, 128
+    attention = 2 * 2 * texts * tokens * tokens * size
+    layers = 3 * (attention + 2 * texts * tokens * size * size)
+    assert hlo.product_flops(hlo.parse(GPU)) == layers
+    other = GPU.replace("__cublas$", "another$")
+    assert other != GPU
+    assert hlo.product_flops(hlo.parse(other)) == 0
+    unknown = GPU.replace("known_trip_count", "something").replace("direction=LT", "direction=NE")
+    with pytest.raises(ValueError, match="how often the loop while"):
+        hlo.parse(unknown)
+    hlo.parse(unknown.replace("__cublas$", "another$"))
 
 
 @pytest.mark.parametrize(

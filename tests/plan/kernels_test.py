@@ -60,11 +60,14 @@ def temporaries(chips: str, attention: str, cases: list[tuple[int, int, int, str
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("chips", ["v4:1x1x1", "v5e:1x1", "v5p:1x1x1", "v6e:1x1"])
-def test_flash_compiles_and_keeps_no_weights(chips: str) -> None:
+@pytest.mark.parametrize(
+    ("chips", "most"),
+    [("v4:1x1x1", 2**20), ("v5e:1x1", 2**20), ("v6e:1x1", 2**20), ("v5p:1x1x1", 25 * 2**20)],  # v5p copies its operands
+)
+def test_flash_compiles_and_keeps_no_weights(chips: str, most: int) -> None:
     (plain, kernel), *_ = temporaries(chips, "flash", SHAPES if chips == "v5e:1x1" else SHAPES[:1])
     assert plain > 200 * 2**20  # weights of 16 texts and 12 heads, 192 MiB in float32
-    assert kernel < 40 * 2**20, "at most the operands, laid out in another way"
+    assert kernel < most
 
 
 @pytest.mark.exhaustive

@@ -76,9 +76,12 @@ def test_gradients_are_added_up_once(tied: bool, chunk_size: int) -> None:
 def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size: int) -> None:
     """Every part once: no activation travels."""
     found, whole, split = step(tiny.DUAL_ENCODER, fsdp=4, chunk_size=chunk_size)
+    tables = found["all_to_all", "float32"]  # of each device the parts for all of its group
+    assert 0 < tables < split
     assert found == {
         ("all_gather", "float32"): split,
-        ("reduce_scatter", "float32"): split // 4,
+        ("all_to_all", "float32"): tables,
+        ("reduce_scatter", "float32"): (split - tables) // 4,
         ("psum_invariant", "float32"): whole - split + split // 4,
     }
 
@@ -89,8 +92,8 @@ def test_the_types_of_what_travels() -> None:
     assert found["all_gather", "bfloat16"] == split // 2
     assert {kind for name, kind in found if name != "all_gather"} == {"float32"}
     halved, _, _ = step(overrides, fsdp=4, reduce_dtype=jnp.bfloat16)
-    assert halved["reduce_scatter", "bfloat16"] == split // 8
-    assert ("reduce_scatter", "float32") not in halved
+    assert halved["reduce_scatter", "bfloat16"] == (split - 2 * halved["all_to_all", "bfloat16"]) // 8
+    assert not {("reduce_scatter", "float32"), ("all_to_all", "float32")} & set(halved)
     assert halved["psum_invariant", "float32"] > 0, "biases and norms stay as they are"
 
 

@@ -1,0 +1,143 @@
+"""Every config that is shipped fits the chips that it is for, at its own settings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs.base import get_config
+from jaxret.chips import GIB, parse_topology
+from jaxret.models.retriever import encoder_config
+from jaxret.plan.advice import changed
+from jaxret.plan.compiled import missing
+from jaxret.plan.plan import parameters
+from jaxret.plan.programs import encoder_directory, longest_batch, retriever_of
+from jaxret.plan.shipped import for_accelerators, markdown, program, read_configs
+from jaxret.training.grad_cache import count_chunks
+from tests.pipeline import REPOSITORY, run_script
+
+CONFIGS = REPOSITORY / "configs"
+SCALE = REPOSITORY / "docs" / "scale.md"
+
+
+def test_every_variant_of_every_file_is_read() -> None:
+    """A config that takes something says what."""
+    names = [name for name, _ in read_configs(CONFIGS)]
+    assert len(set(names)) == len(names)
+    for path in CONFIGS.rglob("*.py"):
+        name = path.relative_to(CONFIGS).with_suffix("").as_posix()
+        module = importlib.import_module(f"configs.{name.replace('/', '.')}")
+        takes = bool(inspect.signature(module.get_config).parameters)
+        found = [n for n in names if n.partition(":")[0] == name]
+        assert found == ([f"{name}:{suffix}" for suffix in module.SUFFIXES] if takes else [name])
+    left_out = {name.partition(":")[0] for name in set(names) - {name for name, _ in for_accelerators(CONFIGS)}}
+    assert left_out == {"demo", "minilm"}
+
+
+def test_programs_are_alike_that_differ_in_constants() -> None:
+    base = get_config()
+    same = {
+        "optimizer.learning_rate": 1e-3,
+        "seed.init": 1,
+        "train.epochs": 1.0,
+        "encoder.checkpoint": "Shitao/RetroMAE",
+    }
+    assert program(changed(base, same)) == program(base)
+    for change in ({"loss.local_weight": 0.1}, {"data.negatives": 2}, {"train.chunk_size": 8}, {"encoder.tied": True}):
+        assert program(changed(base, change)) != program(base)
+    assert program(changed(base, {"encoder.checkpoint": "distilbert-base-uncased"})) != program(base)
+
+
+def test_the_documentation_has_every_config() -> None:
+    lines = SCALE.read_text().splitlines()
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if " GiB, " in line}
+    assert list(rows) == [name for name, _ in for_accelerators(CONFIGS)]
+    assert not [line for line in rows.values() if "does not fit" in line]
+
+
+def test_a_table_says_what_fits_and_what_cannot_be() -> None:
+    def values(total: int, fits: bool) -> dict[str, Any]:
+        return {"memory": {"total": total, "fits": fits}, "lower_bound": {"seconds": 0.0204}}
+
+    chips = [parse_topology("h100:1"), parse_topology("v5e:4x4")]
+    plans = iter([("a", [values(2**30, True), None]), ("b", [values(2**31, False), values(0, True)])])
+    assert list(markdown(chips, plans)) == [
+        "| config | h100:1 | v5e:4x4 |",
+        "|:--|--:|--:|",
+        "| a | 1.00 GiB, 20 ms | – |",
+        "| b | 2.00 GiB, does not fit, 20 ms | 0.00 GiB, 20 ms |",
+    ]
+
+
+LIMITS = {"h100:1": 59.0, "v5e:4x4": 14.0}  # GiB of a device
+# Compiled: every head and architecture, and the largest. Of the others a bound is looked at that holds for these too.
+COMPILED = {
+    "h100:1": (
+        "base",
+        "recipes/aggretriever_msmarco:distilbert",
+        "recipes/i3_msmarco:retromae",
+        "recipes/mlr_msmarco",
+    ),
+    "v5e:4x4": (
+        "aggretriever",
+        "base",
+        "colbert:single",
+        "i3",
+        "me_bert:t5",
+        "mlr",
+        "modernbert",
+        "mvr",
+        "xlm_roberta",
+    ),
+}
+BYTES = {"bfloat16": 40, "float32": 56}  # of activations, for each number of the hidden states of a chunk, at most
+
+
+def bound(config: ConfigDict, devices: int) -> float:
+    """GiB of a device at most: parameters, moments and gradients; the activations of a chunk; 1 for all the rest."""
+    directory, _ = encoder_directory(config.encoder.checkpoint)
+    retriever, encoder = retriever_of(config, directory), encoder_config(config, directory)
+    shapes = longest_batch(config, retriever)
+    tokens = shapes.computed(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
+    states = tokens * encoder.num_layers * encoder.hidden_size
+    return (4 * 4 * parameters(retriever)["total"] + BYTES[config.encoder.dtype] * states) / GIB + 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chips", LIMITS)
+def test_every_config_is_bounded(chips: str) -> None:
+    devices = parse_topology(chips).devices
+    bounds = {
+        name: bound(config, devices)
+        for name, config in for_accelerators(CONFIGS)
+        if config.train.batch_size % devices == 0
+    }
+    assert {name: found for name, found in bounds.items() if found > LIMITS[chips]} == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("chips", "name"), [(chips, name) for chips, names in COMPILED.items() for name in names])
+def test_a_config_fits(chips: str, name: str) -> None:
+    topology = parse_topology(chips)
+    if problem := missing(topology):
+        pytest.skip(problem)
+    file, _, suffix = name.partition(":")
+    config = dict(for_accelerators(CONFIGS))[name]
+    flag = f"--config=configs/{file}.py" + (f":{suffix}" if suffix else "")
+    done = run_script("-m", "jaxret", "plan", flag, f"--topology={chips}", "--json", "--advice=false")
+    assert done.returncode == 0, done.stderr
+    (values,) = json.loads(done.stdout)
+    assert values["memory"]["total"] / GIB < min(LIMITS[chips], bound(config, topology.devices))
+    assert values["warnings"] == []
+
+
+@pytest.mark.parametrize("arguments", [("--configs=nowhere", "--topology=h100:1"), ("--configs=configs",)])
+def test_a_table_of_nothing_is_an_error(arguments: tuple[str, ...]) -> None:
+    done = run_script("-m", "jaxret", "plan", "table", *arguments)
+    assert done.returncode == 1
+    assert "must be a folder, and --topology name" in done.stderr
