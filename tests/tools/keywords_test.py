@@ -44,8 +44,8 @@ def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
     write_beir(tmp_path / "data", PASSAGES[2:3], [], {})
     with pytest.raises(ValueError, match="data has no passage with an English word"):
         write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
-    (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a"}\n')
-    with pytest.raises(ValueError, match=r"corpus.jsonl:1: there is no key 'text'"):
+    (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b"}\n')
+    with pytest.raises(ValueError, match=r"corpus.jsonl:2: there is no key 'text'"):
         write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
 
 
