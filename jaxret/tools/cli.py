@@ -104,7 +104,10 @@ def _debugging() -> bool:
 
 
 def quiet() -> None:
-    """Leaves the terminal to our own bars and errors. JAX's warnings stay: they are about devices that are missed."""
+    """Leaves the terminal to our own bars and errors. JAX's warnings stay: they are about devices that are missed; what
+    XLA logs, as of a program that takes minutes to compile, does not, but for debugging. Before JAX is imported."""
+    if not _debugging():
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in _TALKATIVE:

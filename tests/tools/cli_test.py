@@ -203,6 +203,7 @@ def test_nothing_is_imported_before_the_flags_are_right() -> None:
 
 def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """About an accelerator that is not used; what Orbax says of its work goes."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # and put back as it was
     before = {name: logging.getLogger(name).level for name in ("jax", *cli._TALKATIVE)}
     try:
         with warnings.catch_warnings():
@@ -296,3 +297,14 @@ def test_what_was_longest_not_used_goes_first(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
     cli._prune(tmp_path, 200)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_what_xla_logs_is_for_debugging(debug: str) -> None:
+    """Here that it cannot write where it was asked to."""
+    program = "from jaxret.tools.cli import quiet; quiet(); import jax; jax.jit(lambda x: x + 1)(1.0)"
+    user = environment() | {"XLA_FLAGS": "--xla_dump_to=/dev/null/x", "JAXRET_DEBUG": debug}
+    user.pop("TF_CPP_MIN_LOG_LEVEL", None)  # JAX sets it where it is imported
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert ("Could not create directory" in done.stderr) is bool(debug), done.stderr
