@@ -112,7 +112,8 @@ def quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told by us, in a sentence
-    logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every accelerator that it does not find
+    # JAX reports every accelerator that it does not find. Of the logger "jax" it would take over the level for XLA.
+    logging.getLogger("jax._src").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
     sys.unraisablehook = _tell_unraisable

@@ -204,7 +204,7 @@ def test_nothing_is_imported_before_the_flags_are_right() -> None:
 def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """About an accelerator that is not used; what Orbax says of its work goes."""
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # and put back as it was
-    before = {name: logging.getLogger(name).level for name in ("jax", *cli._TALKATIVE)}
+    before = {name: logging.getLogger(name).level for name in ("jax._src", *cli._TALKATIVE)}
     try:
         with warnings.catch_warnings():
             cli.quiet()
