@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import importlib
 import io
 import zlib
 from collections.abc import Iterator
@@ -19,14 +21,10 @@ class DamagedError(ValueError):
 
 def zstandard() -> Any:
     """Python's module since 3.14, or its backport. Raises ValueError with the pip line where there is neither."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found]
-    except ImportError:
-        try:
-            from backports import zstd
-        except ImportError as error:
-            raise ValueError("a .zst file needs a package: pip install backports.zstd") from error
-    return zstd
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise ValueError("a .zst file needs a package: pip install backports.zstd")
 
 
 def compression(path: Path) -> str:
