@@ -3,10 +3,12 @@
 Run the same command again to resume. With several hosts, run it on each (see config.mesh).
 """
 
+import sys
+
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret.tools.cli import run_script
+from jaxret.tools.cli import config_keys, run_script
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "what to train: configs/FILE.py, or configs/FILE.py:SYSTEM")
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
@@ -19,7 +21,7 @@ def main() -> None:
     mesh = _CONFIG.value.mesh
     several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
     distributed.initialize(*several, where="--config.mesh.")
-    train(_CONFIG.value, _WORKDIR.value).require_finished()
+    train(_CONFIG.value, _WORKDIR.value, given=config_keys(sys.argv)).require_finished()
 
 
 if __name__ == "__main__":

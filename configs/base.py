@@ -18,7 +18,9 @@ def get_config() -> ConfigDict:
     c = ConfigDict()
 
     # What the encoder is. checkpoint: a Hugging Face directory, a hub name (looked up in the local cache), or
-    # package:NAME/FOLDER for weights shipped in an installed Python package.
+    # package:NAME/FOLDER for weights shipped in an installed Python package. The modules of a sentence-transformers
+    # directory decide head.token, normalize, tokens.query_length, passage_length and the prompts where these are as
+    # here; a key that says something else is an error (docs/models.md).
     c.encoder = ConfigDict()
     c.encoder.checkpoint = "bert-base-uncased"
     c.encoder.download = False  # True: fetch a hub name that is not in the cache; the only use of the network

@@ -42,6 +42,18 @@ def parser() -> argparse.ArgumentParser:
     spread.add_argument("--split", default="test", help="whose queries (default: %(default)s)")
     spread.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
     verbs.add_parser("plan", help="memory, time and storage of a config on chips that are not there: plan --help")
+    opened = verbs.add_parser("open", help="a model as it comes, as a run: to encode, search and start training from")
+    opened.add_argument("model", help="a Hugging Face or sentence-transformers directory, or a hub name")
+    opened.add_argument("--workdir", required=True, help="folder of the run, to be made")
+    opened.add_argument(
+        "--token", default="", choices=["cls", "mean"], help="of an encoder alone: what its vector is (default: cls)"
+    )
+    opened.add_argument("--download", action="store_true", help="fetch a hub name that is not in the local cache")
+    exported = verbs.add_parser("export", help="a run in the files of other libraries, read back and compared")
+    exported.add_argument("--workdir", required=True, help="a trained run")
+    exported.add_argument("--to", required=True, choices=["hf", "sentence-transformers"], help="whose files")
+    exported.add_argument("--out", required=True, help="folder to be made")
+    exported.add_argument("--checkpoint", default="best", help="best, last or a step (default: %(default)s)")
     words = verbs.add_parser("keywords", help="pseudo-queries from the passages' own words")
     words.add_argument("--corpus", required=True, help="folder or file with passages (docs/data.md)")
     words.add_argument("--out", required=True, help="file to write, for data.pseudo_queries")
@@ -74,6 +86,14 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{found:,} of {total:,} passages have keywords, written to {arguments.out}")
     elif arguments.verb == "data":
         data.run(arguments)
+    elif arguments.verb == "export":
+        from jaxret.tools.export import export
+
+        print(export(arguments.workdir, arguments.to, arguments.out, arguments.checkpoint))
+    elif arguments.verb == "open":
+        from jaxret.tools.open_model import open_model
+
+        print(open_model(arguments.model, arguments.workdir, arguments.token, arguments.download))
     else:
         from jaxret.runs.run import open_run
         from jaxret.tools.diversity import report

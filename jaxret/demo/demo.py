@@ -6,7 +6,6 @@ compares BM25, the encoder as it comes, a fine-tuned dual encoder and a fine-tun
 
 from __future__ import annotations
 
-import importlib
 import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from jaxret.evaluation.report import to_markdown, to_text, write_evaluation
 from jaxret.storage import atomic_write
 from jaxret.tools.experiment import MEASURES, run_system
 from jaxret.tools.search_files import print_ranking
+from jaxret.tools.shipped import shipped_config
 
 SYSTEMS = {  # family of configs/demo.py -> row of the table
     "as_it_comes": "MiniLM as it comes",
@@ -66,11 +66,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 def demo_config(family: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
     """configs/demo.py with the data's place filled in."""
-    try:
-        config = importlib.import_module("configs.demo").get_config(family)
-    except ModuleNotFoundError as error:
-        raise FileNotFoundError("configs/demo.py is not here: run this in the folder of the repository") from error
-    config.lock()
+    config = shipped_config("demo", family)
     untrained = {"train.steps": 0} if family == "as_it_comes" else {}
     config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **untrained})
     return config

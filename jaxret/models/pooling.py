@@ -1,7 +1,9 @@
 """Poolings of a passage's V vectors (MLR, "Pooling strategies"): none, average, scalar mix, self-contrastive.
 
 Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled. `num_vectors` is
-None where every text has its own number. LOSS: settings of `training.losses.LossSettings` that a pooling is defined by.
+None where every text has its own number. `weights(count, params)`: what each of `count` vectors counts for in the one
+that is left at inference; None if they stay several. LOSS: settings of `training.losses.LossSettings` that a pooling is
+defined by.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ class NoPooling(nn.Module):
     def inference_vectors(self) -> int | None:
         return self.num_vectors
 
+    @staticmethod
+    def weights(count: int, params: Any) -> list[float] | None:
+        return [1.0] if count == 1 else None
+
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         return embeddings
 
@@ -37,6 +43,10 @@ class Average(nn.Module):
 
     def inference_vectors(self) -> int:
         return 1
+
+    @staticmethod
+    def weights(count: int, params: Any) -> list[float]:
+        return [1.0 / count] * count
 
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         exists = embeddings.mask[..., None]
@@ -55,6 +65,10 @@ class ScalarMix(nn.Module):
     def inference_vectors(self) -> int:
         return 1
 
+    @staticmethod
+    def weights(count: int, params: Any) -> list[float]:
+        return jax.nn.softmax(jnp.asarray(params["alpha"])).tolist()
+
     @nn.compact
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         alpha = self.param("alpha", nn.initializers.zeros, (self.num_vectors,))
@@ -72,6 +86,10 @@ class SelfContrastive(nn.Module):
 
     def inference_vectors(self) -> int:
         return 1
+
+    @staticmethod
+    def weights(count: int, params: Any) -> list[float]:
+        return [1.0] + [0.0] * (count - 1)
 
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         if train:

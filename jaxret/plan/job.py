@@ -40,6 +40,9 @@ class Plan:
     k: int = 100
     lengths: tuple[int | float, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.config = programs.as_stated(self.config)
+
     @cached_property
     def encoder(self) -> tuple[Path, str]:
         return programs.encoder_directory(self.config.encoder.checkpoint)

@@ -15,11 +15,13 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from ml_collections import ConfigDict
 
 from jaxret.distributed import by_row, make_mesh, shardings
-from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.encoders.pretrained import find, resolve
+from jaxret.models.encoders.sentence_transformers import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.retrieval.backends import _xla_top, _xla_top_lists, power_of_two
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.runs.adopt import adopt
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
 from jaxret.training.optimizers import make_optimizer
@@ -77,6 +79,15 @@ def encoder_directory(name: str) -> tuple[Path, str]:
         raise FileNotFoundError(
             f"{error}. A plan needs no weights: a folder with its config.json is enough, as encoder.checkpoint=FOLDER"
         ) from error
+
+
+def as_stated(config: ConfigDict) -> ConfigDict:
+    """The config as training would have it: with what the encoder's directory says of it, if that is at hand."""
+    name = config.encoder.checkpoint
+    try:
+        return adopt(config, stated(find(name)), name)[0]
+    except FileNotFoundError:
+        return config
 
 
 def retriever_of(config: ConfigDict, directory: Path) -> Retriever:

@@ -31,7 +31,7 @@ from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.upgrade import upgrade
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, read_json, sweep
+from jaxret.storage import atomic_write, read_json, sweep, write_json
 
 LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
 
@@ -63,15 +63,34 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
     return tokenizer
 
 
-def create(workdir: Workdir, config: ConfigDict, encoder: Path, contract: Mapping[str, Any], data: Any) -> None:
-    """Makes the folder a run: the encoder's config and tokenizer, contract.json, data.json, and last config.json."""
+def create(
+    workdir: Workdir,
+    config: ConfigDict,
+    encoder: Path,
+    contract: Mapping[str, Any],
+    data: Any,
+    stated: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes the folder a run: the encoder's config and tokenizer, what its directory stated of the config, if anything,
+    contract.json, data.json, and last config.json."""
     sweep(workdir.encoder)  # of a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
                 shutil.copyfileobj(original, file)
+    if stated:
+        write_json(workdir.stated, stated)
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
     write_sealed(workdir, values)
+
+
+def recorded_statement(workdir: Workdir) -> dict[str, Any]:
+    """What the directory of a run's encoder stated of its config; {} if nothing. Raises ContractError if a file of the
+    run is damaged or was edited."""
+    if not workdir.stated.exists():
+        return {}
+    check_seal(workdir)
+    return read_json(workdir.stated)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,11 @@ class Workdir:
         return self.path / "encoder"
 
     @property
+    def stated(self) -> Path:
+        """What the encoder's directory, if it was one of sentence-transformers, says of the config."""
+        return self.encoder / "stated.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

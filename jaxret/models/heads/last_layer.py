@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from jaxret.models.heads.head import Head
+from typing import ClassVar
+
+from jaxret.models.heads.head import Head, Side
 
 
 class LastLayer(Head):
     """The last layer's vector for queries and passages, V = 1."""
+
+    STOCK: ClassVar[bool] = True
+
+    def layers_of(self, side: Side) -> tuple[int, ...]:
+        return (self.num_layers,)

@@ -33,6 +33,9 @@ class Layers(Head):
                 f"and the last one, {self.num_layers}, must be among them"
             )
 
+    def layers_of(self, side: Side) -> tuple[int, ...]:
+        return (self.num_layers,) if side == "query" else tuple(sorted(self.chosen, reverse=True))
+
     def vectors_per_passage(self) -> int:
         return len(self.chosen)
 

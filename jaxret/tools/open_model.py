@@ -1,0 +1,47 @@
+"""python -m jaxret open: a model as it comes becomes a run, to encode, search and probe with, and to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.pretrained import find
+from jaxret.models.encoders.sentence_transformers import LENGTHS, stated
+from jaxret.runs.adopt import UNSET
+from jaxret.runs.run import open_run
+from jaxret.tools.original import difference
+from jaxret.tools.shipped import shipped_config
+from jaxret.training.loop import train
+
+
+def open_model(model: str, workdir: str | Path, token: str = "", download: bool = False) -> str:
+    """Makes `workdir` a run of no steps with the model's own vectors, and says how far they are from the original's.
+
+    model: as `encoder.checkpoint`. Of a sentence-transformers directory the modules say what a vector is; of an encoder
+    alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model is not on
+    this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder holds
+    another run.
+    """
+    directory = find(model, download)
+    config = shipped_config("base")
+    devices = jax.device_count()
+    config.update_from_flattened_dict(
+        {
+            "encoder.checkpoint": model,
+            "encoder.download": download,
+            "encoder.tied": True,
+            "train.steps": 0,
+            "train.batch_size": devices,  # not trained with, but it must fit the devices
+            "validation.batch_size": devices,
+        }
+    )
+    if not stated(directory):  # an encoder alone says nothing of lengths but what it can have at most
+        longest = read_config(directory).longest
+        for key in LENGTHS.values():
+            config.update_from_flattened_dict({key: min(UNSET[key], longest)})
+    if token:
+        config.head.token = token
+    train(config, workdir, given=["head.token"] if token else ())
+    return difference(open_run(workdir), directory)

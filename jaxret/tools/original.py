@@ -1,0 +1,96 @@
+"""What the libraries that a model was made with compute of the same texts, where they are installed: nothing here
+needs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import random
+import statistics
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.records import Passage
+from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
+from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder
+from jaxret.models.heads.head import Side
+from jaxret.runs.run import Run
+
+_SOURCES = (random, statistics, textwrap, inspect)
+
+
+def real_texts(count: int = 64) -> list[str]:
+    """English texts of a line to a page: what functions and classes of Python's library say of themselves."""
+    found = [
+        inspect.getdoc(value) or ""
+        for module in _SOURCES
+        for _, value in sorted(vars(module).items())
+        if getattr(value, "__module__", "") == module.__name__
+    ]
+    return [" ".join(text.split()) for text in dict.fromkeys(found) if text][:count]
+
+
+def difference(run: Run, directory: Path) -> str:
+    """A sentence on how far the vectors of a run with one vector a text are from those of the model that it was made
+    of, in `directory`; the vectors are scaled to length 1 where the run does it. Raises ValueError if any number
+    differs by more than its rounding allows."""
+    library = peer(directory)
+    if not library:
+        return "not compared with the original: sentence-transformers, or transformers with PyTorch, is not installed"
+    texts, largest, size = real_texts(), 0.0, 0.0
+    tokens = {
+        "query": run.tokenizer.queries(texts),
+        "passage": run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]),
+    }
+    embed = run.embedder()
+    sides: tuple[Side, ...] = ("query", "passage")
+    for side in sides:
+        ours, theirs = embed(tokens[side], side).stacked()[:, 0], original(run, directory, library, texts, side)
+        largest = max(largest, float(np.abs(ours - theirs).max()))
+        size = max(size, float(np.abs(theirs).max()))
+    told = f"{len(texts)} texts as queries and as passages: the largest difference from {library} is {largest:.1e}"
+    if not largest <= 1e-4 * max(size, 1.0):
+        raise ValueError(f"{told}, of numbers up to {size:.2g}: this is another model")
+    return told
+
+
+def peer(directory: Path) -> str:
+    """The library that computes the vectors of a directory; "" if it is not installed."""
+    names = ["sentence_transformers"] if (directory / MODULES).is_file() else []
+    here = [name for name in (*names, "transformers") if importlib.util.find_spec(name)]
+    return here[0].replace("_", "-") if here and importlib.util.find_spec("torch") else ""
+
+
+def original(run: Run, directory: Path, library: str, texts: list[str], side: Side) -> np.ndarray:
+    """Vectors [texts,D] float32 as `library` has them, of texts after the run's prompt."""
+    prompt = run.config.tokens[f"{side}_prompt"]
+    if library == "sentence-transformers":
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+        return model.encode(texts, prompt=prompt, normalize_embeddings=run.config.normalize, show_progress_bar=False)
+    tokenizer, model = _transformers(encoder_folder(directory))
+    length, mean = run.config.tokens[f"{side}_length"], run.config.head.token == "mean"
+    vectors = []
+    for text in texts:  # one at a time: nothing is padded
+        tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
+        states = model(**tokens).last_hidden_state[0].numpy()
+        vectors.append(states.mean(0) if mean else states[0])
+    found = np.stack(vectors)
+    return found / np.linalg.norm(found, axis=1, keepdims=True) if run.config.normalize else found
+
+
+def _transformers(directory: Path) -> tuple[Any, Any]:
+    """The tokenizer and the encoder in PyTorch, in float32 and without gradients."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    kind = getattr(transformers, ARCHITECTURES[read_config(directory).model_type].class_name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    model = kind.from_pretrained(str(directory), local_files_only=True, dtype="float32")
+    return tokenizer, model.requires_grad_(False).eval()

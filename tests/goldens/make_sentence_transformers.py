@@ -1,0 +1,43 @@
+"""Writes tests/goldens/sentence_transformers.npz: vectors of sentence-transformers' own code for tiny directories.
+
+    python -m tests.goldens.make_sentence_transformers folders FOLDER       in this project's environment
+    python tests/goldens/make_sentence_transformers.py vectors FOLDER       where sentence-transformers is
+
+The stored ones are of sentence-transformers 6.2.0 on torch 2.13.0. No test imports this.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def folders(root: Path) -> None:
+    from jaxret.tools.original import real_texts
+    from tests.sentence_transformers import write_modules
+    from tests.tools.open_model_test import STOCK
+
+    for name, changes in STOCK.items():
+        write_modules(root / name, **changes)
+    (root / "texts.json").write_text(json.dumps(real_texts()))
+
+
+def vectors(root: Path) -> None:
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+
+    texts = json.loads((root / "texts.json").read_text())
+    found = {"texts": np.array(texts)}  # those of another Python may be others
+    for folder in sorted(root.glob("*/")):
+        model = SentenceTransformer(str(folder), device="cpu")
+        cosine = model.similarity_fn_name == "cosine"  # scores are cosines: of vectors of length 1 they are products
+        # What encode_document would do if it did not take a "document" prompt for given that nobody gave.
+        passage = next((model.prompts[n] for n in ("document", "passage", "corpus") if model.prompts.get(n)), "")
+        found[f"{folder.name}/query"] = model.encode_query(texts, normalize_embeddings=cosine)
+        found[f"{folder.name}/passage"] = model.encode(texts, prompt=passage, normalize_embeddings=cosine)
+    np.savez_compressed(Path(__file__).with_name("sentence_transformers.npz"), **found)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    {"folders": folders, "vectors": vectors}[sys.argv[1]](Path(sys.argv[2]))

