@@ -38,10 +38,12 @@ _ON_ERROR = flags.DEFINE_enum(
 
 def main() -> None:
     from jaxret import distributed
+    from jaxret.memory import keep_freed_memory
     from jaxret.models.encoders.fused import told
     from jaxret.retrieval.encode import encode_corpus
     from jaxret.runs.run import open_run
 
+    keep_freed_memory()
     distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
     distributed.require_platform(_PLATFORM.value, "--platform")
     run = open_run(

@@ -1,10 +1,13 @@
-"""Encoding speed: jaxret against sentence-transformers on the same weights, texts and threads, interleaved in one run.
+"""Encoding speed: jaxret against sentence-transformers and onnxruntime on the same weights, texts and threads.
 
 python bench/encode.py --corpus=FOLDER --texts=2000 --rounds=5
 
-Needs sentence-transformers (requirements-bench.txt). Prints texts per second of both (median over rounds), the median
-of the ratios of each round, the largest difference between the two outputs, padded tokens for each real one, and how
-many programs were compiled after warm-up.
+Needs requirements-bench.txt. They take turns in one process and all start from strings. sentence-transformers as it
+comes; onnxruntime with the graph that its own optimizer makes for BERT, texts sorted by length in batches of 32 (as
+sentence-transformers has them), tokenised by jaxret's tokenizer, the faster one. Prints texts per second of each
+(median over rounds), the median of the ratios of each round with its range, the largest difference between outputs,
+padded tokens for each real one, how many programs were compiled after warm-up, and on a GPU the MFU of jaxret and
+sentence-transformers (each one's own products against the chip's rate); onnxruntime only runs on a CPU here.
 """
 
 from __future__ import annotations
@@ -12,11 +15,108 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+BATCH = 32  # texts that the others encode at a time: the default of sentence-transformers
+
+
+def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Callable[[], Any]:
+    """Texts by onnxruntime: the model exported by torch, its graph optimized for BERT."""
+    import numpy as np
+    import onnxruntime
+    import torch
+    from onnxruntime.transformers import optimizer
+    from transformers import AutoModel
+
+    class States(torch.nn.Module):
+        """What is exported: the last layer's states, by arguments in order."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = AutoModel.from_pretrained(directory, add_pooling_layer=False, attn_implementation="eager")
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    states = States().eval()
+    shape = states.model.config
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.onnx"
+        names, axes = ["input_ids", "attention_mask"], {0: "batch", 1: "length"}
+        example = torch.ones((2, 8), dtype=torch.long)
+        torch.onnx.export(
+            states, (example, example), path, input_names=names, output_names=["states"], dynamo=False,
+            dynamic_axes={name: axes for name in (*names, "states")},
+        )  # fmt: skip
+        found = optimizer.optimize_model(path, "bert", shape.num_attention_heads, shape.hidden_size)
+        fused = {name: number for name, number in found.get_fused_operator_statistics().items() if number}
+        print(f"onnxruntime {onnxruntime.__version__}, fused: {fused}")
+        found.save_model_to_file(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def encode() -> Any:
+        texts = tokenize()
+        result = np.empty((len(texts), shape.hidden_size), np.float32)
+        order = np.argsort(-texts.lengths, kind="stable")
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            ids, mask = texts.padded(rows, int(texts.lengths[rows[0]]))
+            inputs = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+            (hidden,) = session.run(None, inputs)
+            mean = np.einsum("bth,bt->bh", hidden, mask.astype(np.float32)) / mask.sum(1, keepdims=True)
+            result[rows] = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        return result
+
+    return encode
+
+
+def seconds_at_full_rate(embedder: Any, lengths: Any, side: Any = "passage") -> float:
+    """What the products of encoding texts of these lengths would take at the chips' full rate; 0: not known."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxret.chips import chip_of
+    from jaxret.distributed import by_row
+    from jaxret.flops import at_full_rate, count
+    from jaxret.runs.embedder import plan_batches
+    from jaxret.types import Tokens
+
+    mesh, limit = embedder.mesh, embedder.max_lengths[side]
+    chip = chip_of(mesh.devices.flat[0].device_kind)
+    if chip is None:
+        return 0.0
+
+    def batch(size: int, length: int) -> float:
+        ids, mask = (jax.ShapeDtypeStruct((size, length), t, sharding=by_row(mesh)) for t in (jnp.int32, jnp.bool_))
+        return at_full_rate(count(embedder.program(side).trace(embedder.params, Tokens(ids, mask))), chip) / mesh.size
+
+    plan = plan_batches(lengths, embedder.tokens_per_batch, mesh.size)
+    shapes = Counter((size, min(length, limit)) for _, size, length in plan)
+    return sum(times * batch(*shape) for shape, times in shapes.items())
+
+
+def torch_seconds(encode: Callable[[], Any], dtype: str) -> float:
+    """The same of what torch computes."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from jaxret.chips import chip_of
+
+    chip = chip_of(torch.cuda.get_device_name())
+    assert chip is not None  # JAX knows it
+    with FlopCounterMode(display=False) as counter:
+        encode()
+    return counter.get_total_flops() / chip.rates["float32 exact" if dtype == "float32" else dtype]
 
 
 def main() -> None:
@@ -25,75 +125,99 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=256, help="tokens at most")
+    parser.add_argument(
+        "--tokens", type=int, default=0, help="of a batch; 0: as configs/minilm.py has it, 65536 on a GPU"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of products")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
-    # XLA takes its threads from the cores it may run on, torch from a setting: make both the same.
+    # XLA takes its threads from the cores it may run on, the others from a setting: make them the same.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
-    if arguments.device == "cpu":
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_PLATFORMS"] = arguments.device
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the memory is for all
+    run(arguments)
 
+
+def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
+    """(tokenizer, embedder, folder of the weights): what encode.py uses of a run."""
     import jax
-    import numpy as np
+
+    from configs.minilm import get_config
+    from jaxret.distributed import make_mesh, replicated
+    from jaxret.memory import keep_freed_memory
+    from jaxret.models.encoders.pretrained import load_pretrained, resolve
+    from jaxret.models.retriever import build_retriever
+    from jaxret.runs.run import load_tokenizer, make_embedder
+
+    keep_freed_memory()  # as every script of jaxret does; the others, in the same process, have it too
+    config = get_config("as_it_comes")
+    config.tokens.passage_length, config.encoder.dtype = arguments.length, arguments.dtype
+    on_gpu = 0 if arguments.device == "cpu" else 65536
+    config.encode.tokens_per_batch = arguments.tokens or on_gpu or config.encode.tokens_per_batch
+    directory, mesh = resolve(config.encoder.checkpoint), make_mesh()
+    shapes, encoder = load_pretrained(directory, config.encoder.ignore)
+    retriever = build_retriever(config, shapes)
+    tokenizer = load_tokenizer(config, directory, retriever)
+    params = jax.device_put({"encoder": encoder}, replicated(mesh))
+    return tokenizer, make_embedder(retriever, params, mesh, tokenizer, config), directory
+
+
+def make_sentence_transformers(directory: Path, texts: list[str], arguments: argparse.Namespace) -> Callable[[], Any]:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from configs.minilm import get_config
+    torch.set_num_threads(arguments.threads)
+    options = {"dtype": getattr(torch, arguments.dtype)}
+    model = SentenceTransformer(str(directory), device=arguments.device, model_kwargs=options)
+    model.max_seq_length = arguments.length
+    return lambda: model.encode(texts, batch_size=BATCH, convert_to_numpy=True, show_progress_bar=False)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
     from jaxret.data.formats import read_corpus
     from jaxret.data.records import Passage
-    from jaxret.distributed import make_mesh, replicated
-    from jaxret.models.encoders.pretrained import load_pretrained, resolve
-    from jaxret.models.retriever import build_retriever
-    from jaxret.runs.embedder import Embedder
-    from jaxret.runs.run import load_tokenizer
 
-    torch.set_num_threads(arguments.threads)
     passages = list(islice(read_corpus(arguments.corpus), arguments.texts))
-    texts = [f"{p.title} {p.text}".strip() for p in passages]  # no [SEP]: the same string for both
+    texts = [f"{p.title} {p.text}".strip() for p in passages]  # no [SEP]: the same string for all
     passages = [Passage(p.id, text) for p, text in zip(passages, texts, strict=True)]
+    tokenizer, embedder, directory = make_ours(arguments)
 
-    config = get_config("as_it_comes")
-    config.tokens.passage_length = arguments.length
-    directory = resolve(config.encoder.checkpoint)
-    bert, encoder = load_pretrained(directory, config.encoder.ignore)
-    mesh = make_mesh()
-    retriever = build_retriever(config, bert)
-    tokenizer = load_tokenizer(config, directory, retriever)
-    params = jax.device_put({"encoder": encoder}, replicated(mesh))
-    lengths = {"query": 32, "passage": arguments.length}
-    tokens_per_batch = config.encode.tokens_per_batch if arguments.device == "cpu" else 65536
-    embedder = Embedder(retriever, params, mesh, tokenizer.pad_id, lengths, tokens_per_batch)  # type: ignore[arg-type]
+    def tokenize() -> Any:
+        return tokenizer.passages(passages)
 
-    peer = SentenceTransformer(str(resolve(config.encoder.checkpoint)), device=arguments.device)
-    peer.max_seq_length = arguments.length
-
-    def ours() -> np.ndarray:
-        return embedder(tokenizer.passages(passages), "passage").stacked()[:, 0]
-
-    def theirs() -> np.ndarray:
-        return peer.encode(texts, batch_size=32, convert_to_numpy=True, show_progress_bar=False)
-
-    difference = float(np.abs(ours() - theirs()).max())  # also the warm-up of both
+    encoders: dict[str, Callable[[], Any]] = {
+        "jaxret": lambda: embedder(tokenize(), "passage").stacked()[:, 0],
+        "sentence-transformers": make_sentence_transformers(directory, texts, arguments),
+    }
+    if arguments.device == "cpu":
+        encoders["onnxruntime"] = make_onnx(directory, arguments.threads, tokenize)
+    vectors = {name: encode() for name, encode in encoders.items()}  # also the warm-up
     programs = embedder.programs
-    times = []
+    seconds: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(arguments.rounds):
-        round_times = []
-        for encode in (ours, theirs):
+        for name, encode in encoders.items():
             begin = time.perf_counter()
             encode()
-            round_times.append(time.perf_counter() - begin)
-        times.append(round_times)
-    mine, other = np.array(times).T
+            seconds[name].append(time.perf_counter() - begin)
     print(f"{len(texts)} texts of {arguments.corpus}, at most {arguments.length} tokens, {arguments.threads} threads")
-    print(
-        f"jaxret {len(texts) / np.median(mine):.1f} texts/s, sentence-transformers {len(texts) / np.median(other):.1f}"
-    )
-    ratios = other / mine
-    print(f"speed ratio: median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
-    print(f"largest difference of an output: {difference:.1e} (limit 1e-5)")
+    for name, took in seconds.items():
+        ratios = np.divide(took, seconds["jaxret"])
+        print(f"{name}: {len(texts) / np.median(took):.1f} texts/s; jaxret / {name}: ", end="")
+        print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
+    if ideal := seconds_at_full_rate(embedder, tokenize().lengths):
+        theirs = torch_seconds(encoders["sentence-transformers"], arguments.dtype)
+        print(f"MFU: jaxret {ideal / np.median(seconds['jaxret']):.3f}, ", end="")
+        print(f"sentence-transformers {theirs / np.median(seconds['sentence-transformers']):.3f}")
+    difference = max(float(np.abs(found - vectors["jaxret"]).max()) for found in vectors.values())
+    compiled_later = embedder.programs - programs
+    print(f"largest difference of an output: {difference:.1e} (limit 1e-5, in float32)")
     print(f"padded tokens for each real one: {embedder.padding_ratio:.3f} (limit 1.10)")
-    print(f"programs compiled: {programs} in warm-up, {embedder.programs - programs} after it (limit 0)")
-    if difference > 1e-5 or embedder.padding_ratio > 1.10 or embedder.programs > programs:
+    print(f"programs compiled: {programs} in warm-up, {compiled_later} after it (limit 0)")
+    different = arguments.dtype == "float32" and difference > 1e-5
+    if different or embedder.padding_ratio > 1.10 or compiled_later:
         raise SystemExit("a limit is broken")
 
 

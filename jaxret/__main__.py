@@ -77,7 +77,9 @@ def plan(arguments: list[str]) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.verb == "demo":
         from jaxret.demo.demo import demo as run_demo
+        from jaxret.memory import keep_freed_memory
 
+        keep_freed_memory()
         run_demo(arguments.workdir)
     elif arguments.verb == "keywords":
         from jaxret.tools.keywords import write_keywords
