@@ -15,8 +15,8 @@ from jaxret.models.encoders.layers import MASKED, Compute, Drop, product
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """With erf, as BERT means it; Flax's default is tanh. JAX's exact one has erfc, which costs a CPU more; but in fewer
-    digits than float32's 1 + erf would lose its tail."""
+    """With erf, as BERT means it; Flax's default is tanh. JAX's exact one has erfc, which costs a CPU more; but in
+    fewer digits than float32's 1 + erf would lose its tail."""
     if x.dtype == jnp.float32:
         return 0.5 * x * (1 + jax.lax.erf(x * 2**-0.5))
     return jax.nn.gelu(x, approximate=False)
