@@ -111,7 +111,9 @@ def vectors(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
 def theirs(out: Path, side: Side) -> np.ndarray:
     """What sentence-transformers makes of the same texts."""
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = SentenceTransformer(str(out), device="cpu", local_files_only=True)
     encode = model.encode_query if ROUTES[side] == "query" else model.encode_document
     return encode(real_texts(), show_progress_bar=False)

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from jaxret.runs import stock
 from jaxret.tools.export import export
 from jaxret.training.loop import train
-from tests.pipeline import tiny_config, write_data, write_encoder
+from tests.pipeline import tiny_config, write_data
+from tests.sentence_transformers import write_bert
 
 MLR = {"head__name": "layers", "head__layers__chosen": (1, 3)}
 RUNS: dict[str, dict[str, Any]] = {
@@ -32,7 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def make_run(folder: Path, **overrides: Any) -> Path:
-    data, encoder = write_data(folder / "data"), write_encoder(folder / "encoder")
+    data, encoder = write_data(folder / "data"), write_bert(folder / "encoder")
     steps = {"train__steps": 0, "data__dev": "", "train__checkpoint_every": 100}
     train(tiny_config(encoder, data, **steps | overrides), folder / "run", progress=False)
     return folder / "run"
