@@ -20,7 +20,7 @@ class Row(NamedTuple):
     topology: str
     options: dict[str, Any]
     gib: float
-    megabytes: dict[str, float]
+    megabytes: dict[str, int | float]
     verb: str = "train"
     lengths: tuple[int | float, ...] = ()
 
@@ -42,17 +42,19 @@ CUDNN = {"encoder.attention_dropout": 0.0, "encoder.attention": "cudnn"}
 LONG = {"tokens.passage_length": 512}
 T5 = {"encoder.checkpoint": "t5-base", "head.token": "mean"}
 MS_MARCO = (10, 80)  # tokens of its queries and passages on average
-REDUCED = {"all-reduce": 875.0}  # float32 gradients, once
+REDUCED: dict[str, int | float] = {"all-reduce": 875}  # float32 gradients, once
 
 
-def travel(gathered: float, scattered: float, exchanged: float, added: float) -> dict[str, float]:
+def travel(
+    gathered: int | float, scattered: int | float, exchanged: int | float, added: int | float
+) -> dict[str, int | float]:
     """MB where parameters are split: weights gathered, gradients of layers scattered and of tables exchanged, and added
     up over the other devices."""
     return {"all-gather": gathered, "reduce-scatter": scattered, "all-to-all": exchanged, "all-reduce": added}
 
 
 # Packed texts lie in another order: vectors of all 128 queries and 256 passages are gathered, to be put in the batch's.
-ORDERED = {"all-gather": 1.2}
+ORDERED: dict[str, int | float] = {"all-gather": 1.2}
 ROWS = (
     Row("v5e:4x4", ALL, 6.6, REDUCED),
     Row("v5e:4x4", {**ALL, **FLASH}, 5.7, REDUCED),
