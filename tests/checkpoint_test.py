@@ -334,6 +334,7 @@ def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) ->
         checkpoints.restore(1, abstract(placed(HOST)))
 
 
+@pytest.mark.exhaustive
 def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None:
     """At each file: what is left is no checkpoint, and the next writer removes it."""
     program = (

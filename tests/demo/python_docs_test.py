@@ -123,6 +123,7 @@ def test_nothing_is_printed_and_only_compiled_modules_and_their_needs_are_import
     assert "_sqlite3" in loaded  # control: the list does show what was imported
 
 
+@pytest.mark.exhaustive
 def test_the_same_on_every_run(fresh_runs, corpus, pairs):
     (_, first), (_, second) = fresh_runs
     assert first[:2] == second[:2]

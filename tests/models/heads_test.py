@@ -197,6 +197,7 @@ def spread(minilm_dir: Path, **keys: Any) -> float:
     return float((1 - cosines)[:, ~np.eye(8, dtype=bool)].min())
 
 
+@pytest.mark.exhaustive
 def test_viewers_of_a_pretrained_encoder_differ(minilm_dir: Path) -> None:
     """What the deviation is there for: several vectors, not one several times."""
     assert spread(minilm_dir) > 0.01

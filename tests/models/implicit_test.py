@@ -86,6 +86,7 @@ def test_the_vector_depends_on_what_the_reconstructor_imagines(variant: str) -> 
     assert float(np.abs(np.asarray(encode(retriever, params, tokens).vectors) - before).max()) > 1e-2
 
 
+@pytest.mark.exhaustive
 def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     """Its one layer, put together by hand from the module's own parts."""
     retriever, params = make(
@@ -120,7 +121,7 @@ def test_what_the_reconstructor_begins_with() -> None:
     np.testing.assert_array_equal(released.pseudo_ids(text), [[7, 3, 3, 3, 8]] * 2)
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.exhaustive)])
 def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: str) -> None:
     retriever, params = make(variant)
     tokens = make_tokens(ROWS, LENGTH)

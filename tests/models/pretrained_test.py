@@ -96,6 +96,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float, d
     load_pretrained(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_no_run_starts_from_weights_that_are_not_finite(tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     tensors = load_file(encoder / "model.safetensors")

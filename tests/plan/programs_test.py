@@ -74,6 +74,7 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     assert state["moments"] - 2 * state["parameters"] == 8  # two counters
 
 
+@pytest.mark.exhaustive
 def test_an_average_takes_its_bytes_and_several_batches_their_products() -> None:
     config = get_config()
     directory = programs.ENCODERS / "bert-base-uncased"

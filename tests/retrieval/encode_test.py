@@ -54,6 +54,7 @@ def encoded(root: Path, run: Run) -> Path:
     return result.folder
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "run", tmp_path / "run")
     config = read_json(tmp_path / "run" / "config.json")

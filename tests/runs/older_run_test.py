@@ -143,6 +143,11 @@ def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
     queries = [query for query in read_queries(OLDER / "data") if query.id in ranked]
     for query, ranking in retrieve(run, queries, folder, 20, progress=False).rankings.items():
         np.testing.assert_allclose([s for _, s in ranking], [s for _, s in ranked[query]], rtol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_it_is_not_resumed_with_another_seed(workdir: Workdir) -> None:
+    arguments = ["--config=configs/base.py", f"--workdir={workdir}", *flags()]
     again = train_on_one_device(*arguments, "--config.seed.data=1")
     assert "seed.data: 12345 in" in again.stderr
 

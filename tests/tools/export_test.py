@@ -39,7 +39,9 @@ def make_run(folder: Path, **overrides: Any) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "cls" else [pytest.mark.exhaustive]) for name in RUNS]
+)
 def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     told = export(run, "sentence-transformers", out)
@@ -52,6 +54,7 @@ def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
     assert ("Queries were cut at 12 tokens and passages at 24" in told) == (not router)
 
 
+@pytest.mark.exhaustive
 def test_hidden_states_are_those_of_the_encoder(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="viewers", head__viewers__count=2)
     told = export(run, "hf", tmp_path / "out")
@@ -62,6 +65,7 @@ def test_hidden_states_are_those_of_the_encoder(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
+@pytest.mark.exhaustive
 def test_transformers_loads_what_was_trained(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     transformers = pytest.importorskip("transformers")
@@ -91,6 +95,7 @@ def test_several_vectors_have_no_stock_form(tmp_path: Path) -> None:
         export(make_run(tmp_path, **MLR), "sentence-transformers", tmp_path / "out")
 
 
+@pytest.mark.exhaustive
 def test_an_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: a changed weight of the file, and layers that are weighed otherwise."""
     run, save = make_run(tmp_path, **RUNS["average"]), stock.save_pretrained

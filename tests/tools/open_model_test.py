@@ -36,7 +36,9 @@ def test_the_texts_are_real_ones() -> None:
     assert min(lengths) < 12 < 100 < max(lengths)
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "mean" else [pytest.mark.exhaustive]) for name in STOCK]
+)
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
     """Stored ones, of encode_query and encode_document: tests/goldens/make_sentence_transformers.py."""
     folder = write_modules(tmp_path / "model", **STOCK[name])
@@ -52,7 +54,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -
         assert np.abs(found - stored[f"{'cls' if name != 'cls' else 'mean'}/{side}"]).max() > 0.1, "control"
 
 
-@pytest.mark.parametrize("token", ["", "mean"])
+@pytest.mark.parametrize("token", ["", pytest.param("mean", marks=pytest.mark.exhaustive)])
 def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     folder = write_bert(tmp_path / "encoder")
@@ -75,6 +77,7 @@ def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert open_model(str(folder), tmp_path / "run").startswith("not compared with the original: ")
 
 
+@pytest.mark.exhaustive
 def test_it_encodes_searches_and_starts_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, data = write_modules(tmp_path / "model"), write_data(tmp_path / "data")
     monkeypatch.setattr("jaxret.tools.open_model.difference", lambda run, directory: "")

@@ -101,7 +101,7 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
     return {name: float(value) for name, value in parts.items()}, terms
 
 
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", ["mvr", "aggretriever", "i3"])
 def test_what_the_loss_is_made_of(family: str, step: int) -> None:
     """An epoch is one step here."""

@@ -243,6 +243,7 @@ def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: 
             use()
 
 
+@pytest.mark.exhaustive
 def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
     workdir, config = root / "untrained", config_of(root, train__steps=0)
     result = train(config, workdir, progress=False)
@@ -641,6 +642,7 @@ def test_a_longer_run_goes_on_without_the_encoder_that_it_began_with(
     assert read_json(tmp_path / "run" / "config.json")["train"]["steps"] == 8
 
 
+@pytest.mark.exhaustive
 def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the next save."""
     polled = []

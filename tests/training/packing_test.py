@@ -123,7 +123,14 @@ def behind(layout: Layout, hidden: jax.Array, count: int | None) -> Any:
 TEXTS = Layout.texts
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("seen", property(leaking)), ("place", unplaced), ("texts", behind)])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("seen", property(leaking)),
+        pytest.param("place", unplaced, marks=pytest.mark.exhaustive),
+        pytest.param("texts", behind, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_control_what_must_not_be_mixed_up(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, program = make_batch("mlr"), gradient("mlr", 1, 0)
     value, _ = program(batch)

@@ -39,7 +39,8 @@ def test_rates_are_of_what_was_done_since_the_last_reading(monkeypatch: pytest.M
     assert set(Speed().read()) == set(TIMED) - {"mfu"}
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
     trainer = Trainer("dual_encoder", "8x1", Rule(accumulate=accumulate))
     batch = make_batch(8, 2) if accumulate == 1 else stacked(0, 1)
@@ -47,6 +48,7 @@ def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
     assert int(values["real_tokens"]) == batch.queries.mask.sum() + batch.documents.mask.sum()
 
 
+@pytest.mark.exhaustive
 def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all devices; twice as many in two batches; those that are computed again do not count."""
     monkeypatch.setitem(chips.KINDS, "cpu", "h100")
