@@ -494,3 +494,65 @@ def test_real_samples_of_one_data_set_agree(data_dir: Path) -> None:
     assert (
         [e.query for e in named[0]] == read_queries(samples / "beir") == read_queries(samples / "msmarco", split="dev")
     )
+
+
+def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
+    """Their order would count where a name is unknown: an id would become a question."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(records({"query": "a b", "answer": "c"}, {"id": "row-1", "query": "d e", "answer": "f"}))
+    with pytest.raises(DataError, match=r"t\.jsonl:2: this record has the columns 'id', 'query', 'answer'; the first"):
+        read_examples(path)
+
+
+def test_a_label_is_0_or_1(tmp_path: Path) -> None:
+    """Also where the first records, which decide what a file is, have no other: 2 and 0.05 are no positives."""
+    pair = {"sentence1": "a b", "sentence2": "c"}
+    path = tmp_path / "t.jsonl"
+    path.write_text(records(*[{**pair, "label": 1}] * 60, {**pair, "label": 0.05}))
+    with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' of a pair is 0\.05; 1 is a positive, 0 a negative"):
+        read_examples(path)
+    path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
+    with pytest.raises(DataError, match="this is no format that is known"):
+        read_examples(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [
+        ("D{0}\thttp://example.com/{0}\ttitle\tthe words of a document\n", "passages"),  # MS MARCO's documents
+        ("{0}\ttitle\tthe words of a passage, of which there are more\n", "passages"),  # title before text
+        ("q{0}\tp{0}\t9\n", "examples"),  # grades
+    ],
+)
+def test_tables_that_only_look_alike_are_of_no_format(line: str, role: str, tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
+    with pytest.raises(DataError, match=r"this is no format that is known|holds .* and no"):
+        recognise(tmp_path / "t.tsv", role)
+
+
+def test_records_of_a_table_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a b\tc d\n")
+    with pytest.raises(DataError, match="this is a table without names for its columns"):
+        read_examples(f"st.tuples:{tmp_path / 't.tsv'}")
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "1.5"])
+def test_a_grade_is_a_whole_number(score: str, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text(f'{{"query-id": "q", "corpus-id": "p", "score": {score}}}\n')
+    with pytest.raises(DataError, match=r"q\.jsonl:1: score .* is not an integer"):
+        read_judgements(tmp_path / "q.jsonl")
+
+
+def test_an_array_with_an_id_twice_is_read_without_the_second(tmp_path: Path) -> None:
+    passages = [{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}, {"_id": "b", "text": "z"}]
+    (tmp_path / "c.json").write_text(json.dumps(passages))
+    scan = scan_corpus(tmp_path / "c.json", Policy("skip"))
+    assert [passage.text for passage in read_corpus(tmp_path / "c.json", Policy("skip"), scan)] == ["x", "z"]
+
+
+def test_a_parquet_file_has_the_keys_of_all_records(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    parquet.write_rows(tmp_path / "t.parquet", [{"query": "a"}, {"query": "b", "score": 1.0}])
+    assert list(parquet.rows(tmp_path / "t.parquet")) == [{"query": "a", "score": None}, {"query": "b", "score": 1.0}]
+    with pytest.raises(DataError, match="the key 'late' comes after record"):
+        parquet.write_rows(tmp_path / "t.parquet", [*[{"query": "a"}] * 5000, {"query": "b", "late": 1}])

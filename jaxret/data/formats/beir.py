@@ -67,12 +67,14 @@ def judgements(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
     for where, record in read_records(path, policy):
         try:
             score = record.get("score")
-            if isinstance(score, bool) or not isinstance(score, (int, float)) or score != int(score):
+            if isinstance(score, float) and score.is_integer():
+                score = int(score)
+            if isinstance(score, bool) or not isinstance(score, int):
                 remedy = "a judgement's score is a whole number, above 0 if relevant"
                 raise where.error("bad score", f"score {score!r} is not an integer", remedy)
             query_id, passage_id = (id_of(record, key, where) for key in ("query-id", "corpus-id"))
             require_id(query_id, "query id", where)
-            yield where, Judgement(query_id, require_id(passage_id, "passage id", where), int(score))
+            yield where, Judgement(query_id, require_id(passage_id, "passage id", where), score)
         except DataError as error:
             policy.reject(error)
 

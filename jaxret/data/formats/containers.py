@@ -31,6 +31,9 @@ def read_records(path: Path, policy: Policy, digest: Digest | None = None) -> It
     if container in ("lines", "empty"):
         yield from read_json_lines(path, policy, digest)
         return
+    if container == "table":
+        found = "this is a table without names for its columns"
+        raise Where(path).error("wrong format", found, "records are expected: JSON, CSV with a header line, or parquet")
     values = {"array": _array, "object": _object, "csv": _csv, "parquet": _parquet}[container](path, policy)
     for where, value in values:
         try:

@@ -31,7 +31,7 @@ class CorpusScan:
 
     passages: int
     sha256: str
-    duplicates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    duplicates: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     stat: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
@@ -83,7 +83,7 @@ def hash_id(passage_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
 
 
-def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int, ...]]:
+def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
     places: dict[str, list[Where]] = {}
     for where, passage in _passages(path, Policy(policy.on_error)):  # the first pass has reported all else
         if hash_id(passage.id) in suspects:
@@ -91,7 +91,7 @@ def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> di
             found.append(where)
             if len(found) > 1:
                 policy.reject(duplicate_error(passage.id, "passage id", where, found[0]))
-    return {key: tuple(int(where.line or 0) for where in found) for key, found in places.items() if len(found) > 1}
+    return {key: tuple(where.line or 0 for where in found) for key, found in places.items() if len(found) > 1}
 
 
 def read_corpus(path: PathLike, policy: Policy | None = None, scan: CorpusScan | None = None) -> Iterator[Passage]:

@@ -213,7 +213,10 @@ def _is_corpus(head: Head) -> bool:
     first = head.lines[0].split("\t")
     if first[0] == "id" or sorted(first) == sorted(CORPUS_COLUMNS):
         return True
-    return head.columns == 3 and all(len(row[0].split()) == 1 for row in head.rows)
+    if head.columns != 3 or not all(len(row[0].split()) == 1 for row in head.rows):
+        return False
+    text, title = (sum(len(row[place]) for row in head.rows) for place in (1, 2))
+    return text > title or len(head.rows) < 10  # else another order, which a header line would say
 
 
 FORMATS = (

@@ -29,7 +29,9 @@ from jaxret.data.formats.texts import id_of, ids_of, refuse_duplicate
 from jaxret.data.formats.trec import RunLine, is_integer
 from jaxret.data.records import Example, Passage, Query
 
-_GRADES = 4  # of qrels; what is higher is a rank, or an id
+_GRADES = 4  # of qrels, as a rule; what is higher is a rank, or an id
+_ANY_GRADE = 100  # what is not higher in most lines is no id of a passage, where there are lines enough to tell
+_TELLING = 10
 
 
 def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
@@ -179,7 +181,8 @@ def _is_named(head: Head) -> bool:
         return False
     if head.rows[0][0] == "id":  # the header of DPR's psgs.tsv
         return False
-    return not mostly(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= _GRADES)
+    highest = _ANY_GRADE if len(head.rows) >= _TELLING else _GRADES
+    return not mostly(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)
 
 
 def _is_triples(head: Head) -> bool:
@@ -187,7 +190,10 @@ def _is_triples(head: Head) -> bool:
 
 
 def _is_candidates(head: Head) -> bool:
-    return head.columns == 4 and mostly(head.rows, lambda row: one_word(row, 0, 1) and len(row[3].split()) > 1)
+    """Not the documents, whose second column is an address."""
+    return head.columns == 4 and mostly(
+        head.rows, lambda row: one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
+    )
 
 
 # Writing

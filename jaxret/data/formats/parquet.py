@@ -46,14 +46,19 @@ def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes records, all with the same keys, a block at a time. Nothing is written of none."""
+    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. Raises
+    DataError for a key that no record of the first block has."""
     module = _module(Where(path))
     import pyarrow
 
     iterator = iter(records)
     block = [dict(record) for record in islice(iterator, _ROWS)]
-    table = pyarrow.Table.from_pylist(block)
+    names = dict.fromkeys(name for record in block for name in record)
+    table = pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in block])
     with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, table.schema) as writer:
         while block:
+            if late := next((name for record in block for name in record if name not in names), ""):
+                found = f"the key {late!r} comes after record {_ROWS:,} for the first time"
+                raise Where(path).error("late key", found, "write JSON lines, which need not know their keys")
             writer.write_table(pyarrow.Table.from_pylist(block, schema=table.schema))
             block = [dict(record) for record in islice(iterator, _ROWS)]

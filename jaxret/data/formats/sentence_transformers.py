@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,20 @@ from jaxret.data.formats.trec import RunLine
 from jaxret.data.records import Example, Passage, Query
 
 LABELS = ("label", "labels", "score", "scores")
-_ANCHOR = re.compile(r"anchor|query|question|sentence1|sentence_?A|premise", re.IGNORECASE)
-_POSITIVE = re.compile(r"positive|pos|answer|passage|document|sentence2|sentence_?B|context|hypothesis", re.IGNORECASE)
+_ANCHOR = re.compile(r"anchor|query|question|sentence1|sentence_?A", re.IGNORECASE)
+_POSITIVE = re.compile(r"positive|pos|answer|passage|document|sentence2|sentence_?B|context", re.IGNORECASE)
 _NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_?\d+)?", re.IGNORECASE)
 
 
-def columns_of(record: Record) -> list[str]:
-    """The columns of texts: anchor, positive, negatives; by name where all are known, else in their order."""
+def columns_of(record: Record, first: Sequence[str] = (), where: Where | None = None) -> list[str]:
+    """The columns of texts: anchor, positive, negatives; by name where all are known, else in the order of the first
+    record, whose columns the others must have. Raises DataError if they do not."""
     texts = [key for key in record if key not in LABELS]
     if not _known(texts):
-        return texts
+        if where and first and set(texts) != set(first):
+            found = f"this record has the columns {', '.join(map(repr, texts))}"
+            raise where.error("wrong columns", found, f"the first one has {', '.join(map(repr, first))}; so must all")
+        return list(first or texts)
     rest = [key for key in texts if _NEGATIVE.fullmatch(key)]
     return [next(key for key in texts if name.fullmatch(key)) for name in (_ANCHOR, _POSITIVE)] + rest
 
@@ -58,15 +62,17 @@ def examples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
 
 
 def _rows(path: Path, policy: Policy) -> Iterator[Row]:
+    first: list[str] = []
     for where, record in read_records(path, policy):
         try:
-            yield _row(record, where)
+            columns = columns_of(record, first, where)
+            first = first or [key for key in record if key not in LABELS]
+            yield _row(record, columns, where)
         except DataError as error:
             policy.reject(error)
 
 
-def _row(record: Record, where: Where) -> Row:
-    columns = columns_of(record)
+def _row(record: Record, columns: list[str], where: Where) -> Row:
     if len(columns) < 2:
         found = f"this record has the columns {', '.join(map(repr, record))}"
         raise where.error(
@@ -82,6 +88,9 @@ def _row(record: Record, where: Where) -> Row:
         return Row(where, anchor, [(texts[0], scores[0])], list(zip(texts[1:], scores[1:])))
     number = number_of(value, key, where)
     if len(texts) == 1:
+        if number not in (0, 1):
+            remedy = "1 is a positive, 0 a negative; pairs with scores are read as st.scored:PATH"
+            raise where.error("bad label", f"{key!r} of a pair is {value!r}", remedy)
         pair: list[tuple[str, float | None]] = [(texts[0], None)]
         return Row(where, anchor, pair, []) if number > 0 else Row(where, anchor, [], pair)
     if len(texts) > 2:
