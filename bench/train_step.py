@@ -9,8 +9,8 @@ clipped gradients, fused AdamW. jaxret's is the step of train.py on MiniLM as co
 so that losses can be compared at every step; with --dropout they are not.
 
 `full`: batches without padding. `ragged`: texts as long as they are, which jaxret packs. Prints, for each, the median
-seconds of both, the median of the ratios of each round with its range, the same of processor seconds, and the largest
-difference of two losses; on a GPU also the MFU of both (each one's own products, without recomputation, against the
+seconds of both, the median of the ratios of each round with its range and the ratio of all rounds together (batches
+differ in length, and a run takes the sum), the same of processor seconds, and the largest difference of two losses; on a GPU also the MFU of both (each one's own products, without recomputation, against the
 chip's rate). Where other jobs run, only processor seconds with --threads=1 say something: torch's threads wait for each
 other by computing nothing, fast.
 """
@@ -213,7 +213,9 @@ def compare(case: str, arguments: argparse.Namespace) -> None:
     for what, took in (("seconds", seconds[rounds:]), ("processor seconds", busy[rounds:])):
         (mine, other), ratios = np.median(took, axis=0), took[:, 1] / took[:, 0]
         print(f"{case}, {what} a step: jaxret {mine:.3f}, torch {other:.3f}; torch / jaxret of the rounds: ", end="")
-        print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}", flush=True)
+        print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}", end="")
+        mine, other = took.sum(axis=0)
+        print(f"; of their sums {other / mine:.2f}", flush=True)
     (mine, other), apart = np.median(seconds[rounds:], axis=0), np.abs(losses[:, 0] - losses[:, 1])
     difference = float(np.max(apart / np.maximum(losses[:, 1], 1)))
     if all(ideal):
