@@ -32,6 +32,7 @@ def runs_with_new_pages(how: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.exhaustive
 def test_temporaries_are_kept() -> None:
     """But for the first runs, in which the heap grows to where it has a place for them."""
     assert runs_with_new_pages("kept") <= 50

@@ -23,7 +23,7 @@ def write_large(folder: Path) -> str:
     return f"--config.encoder.checkpoint={folder}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_values_without_a_compiler() -> None:
     done = run_script("-m", "jaxret", *BASE, "--json", "--topology=v5e:4x4", "--config.train.steps=1000")
     (values,) = json.loads(done.stdout)

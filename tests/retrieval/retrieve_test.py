@@ -331,6 +331,7 @@ def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(roo
         open_run(run.workdir, passage_length=2)
 
 
+@pytest.mark.exhaustive
 def test_prompts_are_in_front_of_what_is_encoded_and_searched(root: Path, tmp_path: Path) -> None:
     """As a run without prompts finds in files that have them in their texts; its shards are refused by the other."""
     joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}

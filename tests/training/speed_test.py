@@ -83,7 +83,8 @@ def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pyte
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
 
 
-@pytest.mark.parametrize("known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("known", [False, True])
 def test_every_line_of_a_log_says_how_fast(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if known:
         monkeypatch.setitem(chips.KINDS, jax.devices()[0].device_kind, "h100")

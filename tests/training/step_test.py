@@ -87,7 +87,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
     [
         ("dual_encoder", "8x1"),
         ("dual_encoder", "4x2"),
-        ("self_contrastive", "8x1"),
+        pytest.param("self_contrastive", "8x1", marks=pytest.mark.exhaustive),
         pytest.param("self_contrastive", "4x2", marks=pytest.mark.exhaustive),
     ],
 )
@@ -303,14 +303,9 @@ def separately(family: str) -> tuple[Any, Any]:
     return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float64) for x in leaves], axis=0), *found)
 
 
-@pytest.mark.parametrize(
-    ("family", "mesh"),
-    [
-        pytest.param(family, mesh, marks=[] if (family, mesh) == ("dual_encoder", "8x1") else pytest.mark.exhaustive)
-        for family in FAMILIES
-        for mesh in MESHES
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_an_accumulated_gradient_is_the_mean_of_its_batches(family: str, mesh: str) -> None:
     """With dropout, whose masks are those of each batch as a step of its own."""
     terms, gradients = gradients_of(mesh, family, stacked(0, 1, 2), 2, COUNT)
