@@ -1,31 +1,6 @@
-"""Trains a retriever: python train.py --config=configs/mlr.py --workdir=runs/mlr --config.data.train=FOLDER_OR_FILE
+"""`jaxret train` from a clone: python train.py --config=configs/mlr.py --workdir=runs/mlr (-h lists the flags)."""
 
-Run the same command again to resume. With several hosts, run it on each (see config.mesh).
-"""
-
-import sys
-
-from absl import flags
-from ml_collections import config_flags
-
-from jaxret.tools.cli import config_keys, run_script
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "what to train: configs/FILE.py, or configs/FILE.py:SYSTEM")
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-
-
-def main() -> None:
-    from jaxret import distributed
-    from jaxret.memory import keep_freed_memory
-    from jaxret.training.loop import train
-
-    keep_freed_memory()
-    mesh = _CONFIG.value.mesh
-    several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
-    distributed.initialize(*several, where="--config.mesh.")
-    train(_CONFIG.value, _WORKDIR.value, given=config_keys(sys.argv)).require_finished()
-
+from jaxret.__main__ import main
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
-    run_script(main)
+    main("train")

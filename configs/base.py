@@ -205,7 +205,7 @@ def get_config() -> ConfigDict:
     c.mesh.process_id = 0
     c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
     # tpu, gpu or cpu: without one this is an error, and with cpu nothing else is used. "": what JAX finds, and where it
-    # finds no accelerator that is the CPU. encode.py and search.py have a --platform of their own.
+    # finds no accelerator that is the CPU. `jaxret encode` and `search` have a --platform of their own.
     c.mesh.platform = ""
 
     c.encode = ConfigDict()

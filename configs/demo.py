@@ -1,6 +1,6 @@
 """The embedded default: configs/minilm.py on the documentation of the Python that runs it, in minutes on two cores.
 
-The suffix names the system, as there; `python -m jaxret demo` trains all three and fills in where the data is.
+The suffix names the system, as there; `jaxret demo` trains all three and fills in where the data is.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
     c = minilm(system)
     c.tokens.query_length = 24
     c.tokens.passage_length = 48
-    c.data.train = c.data.dev = "runs/demo/data/pairs"  # written by python -m jaxret demo
+    c.data.train = c.data.dev = "runs/demo/data/pairs"  # written by jaxret demo
     c.optimizer.learning_rate = 3e-5
     if system != "as_it_comes":
         c.train.steps = 20  # a third of an epoch: what two cores do in half a minute

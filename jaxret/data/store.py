@@ -276,7 +276,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
                 say = _silent
                 time.sleep(0.2)
     except StorageError as error:
-        remedy = "tokens are kept there; name another folder with data.store (encode.py: --store)"
+        remedy = "tokens are kept there; name another folder with data.store (jaxret encode: --store)"
         raise StorageError(f"{error}; {remedy}") from error
     try:
         yield

@@ -21,10 +21,10 @@ from jaxret.demo.python_docs import Pair, load_questions, read_docstrings, train
 from jaxret.evaluation.bm25 import BM25
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_markdown, to_text, write_evaluation
+from jaxret.shipped import load
 from jaxret.storage import atomic_write
 from jaxret.tools.experiment import MEASURES, run_system
 from jaxret.tools.search_files import print_ranking
-from jaxret.tools.shipped import shipped_config
 
 SYSTEMS = {  # family of configs/demo.py -> row of the table
     "as_it_comes": "MiniLM as it comes",
@@ -66,7 +66,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 def demo_config(family: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
     """configs/demo.py with the data's place filled in."""
-    config = shipped_config("demo", family)
+    config = load(f"demo:{family}")
     untrained = {"train.steps": 0} if family == "as_it_comes" else {}
     config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **untrained})
     return config
@@ -125,12 +125,12 @@ Saved in {workdir}: the data (data/), and for each system its config, checkpoint
 ({", ".join(SYSTEMS)}); the table is in {workdir / "results.md"}.
 
 In this environment (source .venv/bin/activate), ask it something:
-  python search.py --workdir={best} --query="how do I sort a list of dictionaries by a key?"
+  jaxret search --workdir={best} --query="how do I sort a list of dictionaries by a key?"
 
 The same on your own data, a BEIR folder or DPR files:
-  python train.py  --config=configs/minilm.py:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
-  python encode.py --workdir=runs/mine --corpus=FOLDER_OR_FILE
-  python search.py --workdir=runs/mine --queries=FILE --qrels=FILE --k=100""")
+  jaxret train  --config=minilm:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
+  jaxret encode --workdir=runs/mine --corpus=FOLDER_OR_FILE
+  jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100""")
 
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:

@@ -15,6 +15,7 @@ from jaxret.contract import flatten
 from jaxret.plan.compiled import require_compiler
 from jaxret.plan.job import Plan
 from jaxret.plan.programs import encoder_directory
+from jaxret.shipped import importable
 
 Values = dict[str, Any]
 FOR_CPUS = "package:"  # what the checkpoints of small configs begin with, which are for a laptop
@@ -24,6 +25,7 @@ SCHEDULE = ("train.steps", "optimizer.warmup_steps")
 
 def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
     """ "recipes/mlr_open_qa:t5" and its config, for every file of a folder and each of its SUFFIXES."""
+    importable()
     for path in sorted(folder.rglob("*.py")):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None

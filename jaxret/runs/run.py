@@ -152,7 +152,9 @@ def stored_config(workdir: Workdir) -> ConfigDict:
     """The config of a run, as this jaxret spells it. Raises FileNotFoundError if the folder is no run, ContractError
     if one of its files is damaged or was edited."""
     if not workdir.config.exists():
-        raise FileNotFoundError(f"{workdir} is no run: it has no config.json; train.py --workdir={workdir} makes one")
+        raise FileNotFoundError(
+            f"{workdir} is no run (it has no config.json); jaxret train --workdir={workdir} makes one"
+        )
     check_seal(workdir)
     for path in (workdir.contract, workdir.encoder / "config.json"):  # of an older run: a newer one has a seal
         if not path.exists():
@@ -255,7 +257,7 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()
         if step is None:
-            raise CheckpointError(f"{workdir} has no checkpoint yet; train.py --workdir={workdir} continues the run")
+            raise CheckpointError(f"{workdir} has no checkpoint yet; jaxret train --workdir={workdir} goes on with it")
         return step
     if not name.isdecimal():
         raise CheckpointError(f"checkpoint is {name!r}; it must be best, last, or a step")

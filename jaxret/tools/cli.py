@@ -1,4 +1,4 @@
-"""What the scripts and `python -m jaxret` share: flags and help, a quiet terminal, compiled programs that are kept, and
+"""What all verbs of the command line share: flags and help, a quiet terminal, compiled programs that are kept, and
 errors in one sentence instead of a traceback.
 
 Nothing here imports JAX: a mistake in the flags is told at once.
@@ -7,21 +7,23 @@ Nothing here imports JAX: a mistake in the flags is told at once.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+from jaxret.shipped import load, locate, nearest, require_keys
 from jaxret.storage import cache_folder
+
+HELP = {"-h", "--h", "-help", "--help"}
 
 INTERRUPTED = 130  # what a shell shows for a program that Ctrl-C ended
 NO_READER = 141  # and for one that wrote to a closed pipe
@@ -43,7 +45,7 @@ def user_errors() -> Iterator[None]:
             raise
         print("interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from error
-    except BrokenPipeError as error:  # `search.py ... | head`
+    except BrokenPipeError as error:  # `jaxret search ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at the end
         raise SystemExit(NO_READER) from error
     except Exception as error:
@@ -159,29 +161,29 @@ def _prune(folder: Path, limit: int) -> None:
         total -= stat.st_size
 
 
-def run_script(main: Callable[[], None], module: str = "__main__", arguments: list[str] | None = None) -> None:
-    """Parses the flags, calls `main` and exits; -h and --help print the flags of `module`. arguments: those of the
-    process unless given, the program's name first."""
-    arguments = sys.argv if arguments is None else arguments
+def run_command(module: ModuleType, arguments: list[str]) -> None:
+    """Parses the flags of a module of `jaxret.commands` and calls its `main`; with one of HELP, prints its help."""
     with user_errors():
-        if any(argument in ("-h", "--h", "-help", "--help") for argument in arguments[1:]):
+        if HELP.intersection(arguments):
             print(help_text(module))
             return
-        if "--helpfull" in arguments[1:]:
+        if "--helpfull" in arguments:
             print(flags.FLAGS.get_help())
             return
-        parse(arguments, module)
+        given = parse(module, arguments)
         quiet()  # after the flags: absl sets its log level when they are parsed
         keep_compiled()
-        main()
+        module.main(*given)
 
 
-def parse(arguments: list[str], module: str = "__main__") -> None:
-    """Fills flags.FLAGS; whatever is wrong with the flags is a ValueError that says what would be right."""
+def parse(module: ModuleType, arguments: list[str]) -> list[str]:
+    """Fills flags.FLAGS and returns the arguments without a name; whatever is wrong is a ValueError that says what
+    would be right."""
     if "config" in flags.FLAGS:
-        _check_config(arguments)
+        arguments = _with_config(arguments)
+    flags.FLAGS.set_gnu_getopt()  # flags and other arguments in any order
     try:
-        rest = flags.FLAGS(arguments)
+        given = flags.FLAGS(["jaxret", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         known = [holder.name for holder in _own_flags(module)]
         raise ValueError(
@@ -189,58 +191,40 @@ def parse(arguments: list[str], module: str = "__main__") -> None:
         ) from error
     except flags.Error as error:
         raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
-    if len(rest) > 1:
-        raise ValueError(f"what is {' '.join(rest[1:])!r}? every argument is a flag: --name=value")
+    known = list(_arguments(module))
+    missing = [name for name in known[len(given) :] if not name.startswith("[")]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given (--help says what it is)")
+    if len(given) > len(known):
+        also = f"besides {' and '.join(known)} " if known else ""
+        raise ValueError(f"what is {' '.join(given[len(known) :])!r}? {also}every argument is a flag: --name=value")
+    return given
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?" for the known name that is nearest, "" if none is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _check_config(arguments: list[str]) -> None:
-    """What ml_collections would answer with a traceback: a file that is no config, and keys that it does not have."""
-    pairs = [argument.lstrip("-").partition("=") for argument in arguments[1:]]
-    following = dict(pairwise(arguments))
-    given = [value if equals else following.get(f"--{name}", "") for name, equals, value in pairs if name == "config"]
-    keys = config_keys(arguments[1:])
+def _with_config(arguments: list[str]) -> list[str]:
+    """The arguments with the path of the config's file for its name. Raises ValueError where ml_collections would show
+    a traceback: for a file that is no config, and keys that it does not have."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in ("-config", "--config"):  # its value is the next argument
+            joined[-1] = f"--config={argument}"
+        else:
+            joined.append(argument)
+    given = [argument for argument in joined if re.match(r"--?config(=|$)", argument)]
+    keys = config_keys(joined)
     if not given:
         if keys:
-            raise ValueError(f"--config.{keys[0]} needs a config to change: --config=configs/FILE.py")
-        return
-    path = given[-1].partition(":")[0]
-    if not (path.endswith(".py") and Path(path).is_file()):
-        near = nearest(path, [str(p) for p in Path(path).parent.glob("*.py")])
-        raise ValueError(f"--config={given[-1]}: there is no file {path!r} that ends in .py{near}")
-    try:
-        config = flags.FLAGS["config"].parser.parse(given[-1])
-    except Exception as error:  # whatever the file does
-        last = str(error).strip().splitlines()[-1]
-        told = re.sub(r"^[A-Za-z]+Error: ", "", last)
-        if re.search(r"get_config\(\) takes 0 positional arguments", told):
-            told = f"{path} takes no suffix: leave {given[-1].removeprefix(path)!r} out"
-        raise ValueError(told if path in told else f"--config={given[-1]}: {told}") from error
-    known = list(_keys(config))
-    for key in keys:
-        if any(name.startswith(f"{key}.") for name in known):
-            raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
-        if key not in known:
-            raise ValueError(f"--config.{key}: {given[-1]} has no such key{nearest(key, known)}")
+            raise ValueError(f"--config.{keys[0]} needs a config to change: --config=NAME or --config=FILE.py")
+        return arguments
+    config = given[-1].partition("=")[2]
+    require_keys(load(config), keys, config)
+    return [f"--config={locate(config)}", *(argument for argument in joined if argument not in given)]
 
 
 def config_keys(arguments: Iterable[str]) -> list[str]:
     """The keys of the config that a command line sets."""
     names = [argument.lstrip("-").partition("=")[0] for argument in arguments]
     return [name.removeprefix("config.") for name in names if name.startswith("config.")]
-
-
-def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if hasattr(value, "items"):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _wrong_value(told: str) -> str:
@@ -258,18 +242,27 @@ def _wrong_value(told: str) -> str:
     return f"{found[1]}: it must be {kind}" if kind else told.removeprefix("flag ")
 
 
-def _own_flags(module: str = "__main__") -> list[flags.FlagHolder]:
-    """The flags that the script itself defines, in its order."""
-    return [value for value in vars(sys.modules[module]).values() if isinstance(value, flags.FlagHolder)]
+def _own_flags(module: ModuleType) -> list[flags.FlagHolder]:
+    """The flags that a module itself defines, in its order."""
+    return [value for value in vars(module).values() if isinstance(value, flags.FlagHolder)]
 
 
-def help_text(module: str = "__main__") -> str:
-    """The script's docstring, and its flags with meaning and default."""
-    lines = [(sys.modules[module].__doc__ or "").strip(), "", "Flags:"]
+def _arguments(module: ModuleType) -> dict[str, str]:
+    """The arguments of a module that have no name, and what each is."""
+    return getattr(module, "ARGUMENTS", {})
+
+
+def help_text(module: ModuleType) -> str:
+    """A module's docstring, its arguments, and its flags with meaning and default."""
+    lines = [(module.__doc__ or "").strip(), ""]
+    if _arguments(module):
+        lines += ["Arguments:", *(f"  {name:<16} {meaning}" for name, meaning in _arguments(module).items()), ""]
+    lines.append("Flags:")
     for holder in _own_flags(module):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
-        default = " [required]" if value is None else f" [{value}]" if value != "" else ""
+        required = any("must have a value" in validator.message for validator in flag.validators)
+        default = " [required]" if required else "" if value in (None, "") else f" [{value}]"
         lines.append(f"  --{flag.name + '=':<14} {flag.help}{default}")
         if flag.name == "config":
             lines.append(f"  {'--config.KEY=':<16} any key of the config: configs/base.py has all, with their meaning")

@@ -1,4 +1,4 @@
-"""python -m jaxret data check: what a data set is, what is in it, and everything that is wrong with it."""
+"""jaxret data check: what a data set is, what is in it, and everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxret.data.formats.readers import read_run
 from jaxret.data.formats.recognise import source_path
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
+from jaxret.models.encoders.pretrained import resolve
 from jaxret.types import Ragged
 
 LENGTHS = (32, 64, 128, 256, 512)
@@ -241,6 +242,17 @@ def _tell_lengths(check: Check, what: str, lengths: np.ndarray) -> None:
     if check.tokenizer is not None:
         cut = ", ".join(f"{np.mean(lengths > limit):.1%} at {limit}" for limit in check.lengths)
         check.say(f"  cut: {cut}")
+
+
+def tell(source: str, tokenizer: str, lengths: Sequence[int]) -> None:
+    """Prints what there is, and every bad record; with one, raises ValueError. tokenizer: a model's name, or ""."""
+    reader = load_tokenizer(str(resolve(tokenizer, weights=False))) if tokenizer else None
+    found = check_data(source, reader, lengths)
+    print("\n".join(found.lines))
+    for error in found.policy.errors:
+        print(f"bad: {error}")
+    if found.policy.errors:
+        raise ValueError(f"{source}: {len(found.policy.errors):,} bad records, listed above")
 
 
 def load_tokenizer(directory: str) -> TextTokenizer:

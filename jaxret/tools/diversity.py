@@ -1,4 +1,4 @@
-"""python -m jaxret diversity: how different a checkpoint's vectors of one passage are, on judged queries."""
+"""jaxret diversity: how different a checkpoint's vectors of one passage are, on judged queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m jaxret export: a run in the files of transformers or sentence-transformers, read back and compared."""
+"""jaxret export: a run in the files of transformers or sentence-transformers, read back and compared."""
 
 from __future__ import annotations
 

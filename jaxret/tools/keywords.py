@@ -1,4 +1,4 @@
-"""python -m jaxret keywords: pseudo-queries from the passages' own words, where no query generator is at hand."""
+"""jaxret keywords: pseudo-queries from the passages' own words, where no query generator is at hand."""
 
 from __future__ import annotations
 

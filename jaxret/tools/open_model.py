@@ -1,4 +1,4 @@
-"""python -m jaxret open: a model as it comes becomes a run, to encode, search and probe with, and to start from."""
+"""jaxret open: a model as it comes becomes a run, to encode, search and probe with, and to start from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from jaxret.models.encoders.pretrained import find
 from jaxret.models.encoders.sentence_transformers import LENGTHS, stated
 from jaxret.runs.adopt import UNSET
 from jaxret.runs.run import open_run
+from jaxret.shipped import load
 from jaxret.tools.original import difference
-from jaxret.tools.shipped import shipped_config
 from jaxret.training.loop import train
 
 
 def open_model(model: str, workdir: str | Path, token: str = "", download: bool = False) -> str:
-    """Makes `workdir` a run of no steps with the model's own vectors, and says how far they are from the original's.
+    """`make_run`, and a sentence on how far the run's vectors are from the original's."""
+    directory = make_run(model, workdir, token, download)
+    return difference(open_run(workdir), directory)
+
+
+def make_run(model: str, workdir: str | Path, token: str = "", download: bool = False, progress: bool = True) -> Path:
+    """Makes `workdir` a run of no steps with the model's own vectors, and returns where the model is.
 
     model: as `encoder.checkpoint`. Of a sentence-transformers directory the modules say what a vector is; of an encoder
     alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model is not on
@@ -25,7 +31,7 @@ def open_model(model: str, workdir: str | Path, token: str = "", download: bool 
     another run.
     """
     directory = find(model, download)
-    config = shipped_config("base")
+    config = load("base")
     devices = jax.device_count()
     config.update_from_flattened_dict(
         {
@@ -43,5 +49,5 @@ def open_model(model: str, workdir: str | Path, token: str = "", download: bool 
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})
     if token:
         config.head.token = token
-    train(config, workdir, given=["head.token"] if token else ())
-    return difference(open_run(workdir), directory)
+    train(config, workdir, progress, given=["head.token"] if token else ())
+    return directory

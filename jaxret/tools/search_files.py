@@ -1,4 +1,4 @@
-"""What search.py does: files in, run file and evaluation out, or an answer on the terminal."""
+"""What `jaxret search` does: files in, run file and evaluation out, or an answer on the terminal."""
 
 from __future__ import annotations
 

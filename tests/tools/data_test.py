@@ -10,8 +10,7 @@ import pytest
 
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.tools.data import check
-from jaxret.tools.data_check import check_data, load_tokenizer
+from jaxret.tools.data_check import check_data, load_tokenizer, tell
 from tests.pipeline import write_encoder
 
 
@@ -59,7 +58,7 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(ValueError, match=r"data: 5 bad records, listed above"):
-        check(str(folder), "", "64")
+        tell(str(folder), "", [64])
     told = [line.partition(f"{folder}/")[2] for line in capsys.readouterr().out.splitlines() if line[:5] == "bad: "]
     places = [line.partition(": ")[0] for line in told]
     assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
@@ -92,5 +91,3 @@ def test_files(rows: list, told: str, tmp_path: Path) -> None:
 
 def test_what_a_file_is_called_where_content_does_not_tell(tmp_path: Path) -> None:
     assert "MS MARCO queries" in check_data(str(lines(tmp_path / "queries.dev.tsv", "1\ta text"))).lines[0]
-    with pytest.raises(ValueError, match="--lengths=a: numbers of tokens are expected"):
-        check(str(tmp_path), "", "a")

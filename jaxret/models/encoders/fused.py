@@ -28,7 +28,7 @@ def require_kernel(attention: str, platform: str) -> None:
     if needed and found != needed:
         raise ValueError(
             f"encoder.attention is {attention!r}, which runs on a {needed.upper()}, and here is a {found.upper()}: "
-            "choose another (encode.py and search.py: --attention=plain)"
+            "choose another (jaxret encode and search: --attention=plain)"
         )
 
 

@@ -1,10 +1,10 @@
 """What a config asks of chips that nobody has started yet:
 
-python -m jaxret plan --config=configs/mlr.py --topology=v5e:4x4        a training step, and the run
-python -m jaxret plan encode --config=... --passages=21015324           encoding a corpus
-python -m jaxret plan search --config=... --passages=21015324           searching it
-python -m jaxret plan table --config=configs/base.py                    a table of docs/scale.md: what is watched
-python -m jaxret plan table --configs=configs --topology=h100:1         and another: every config of a folder
+jaxret plan --config=mlr --topology=v5e:4x4                 a training step, and the run
+jaxret plan encode --config=... --passages=21015324         encoding a corpus
+jaxret plan search --config=... --passages=21015324         searching it
+jaxret plan table --config=base                             a table of docs/scale.md: what is watched
+jaxret plan table --configs=configs --topology=h100:1       and another: every config of a folder
 
 Exit status 1 if it does not fit. Nothing is executed on an accelerator, and none is needed; docs/scale.md says more.
 """
@@ -21,13 +21,18 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from jaxret.shipped import nearest
+
 if TYPE_CHECKING:  # neither imports JAX here: a mistake in the flags is told at once
     from jaxret.chips import Topology
     from jaxret.plan.job import Plan
 
-VERBS = ("train", "encode", "search", "table")
+ARGUMENTS = {"[WHAT]": "train (the default), encode, search or table"}
+PLANNED = ("train", "encode", "search", "table")
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "what to plan: configs/FILE.py, or configs/FILE.py:SYSTEM")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "what to plan: a shipped config's NAME or a FILE.py; also :SYSTEM"
+)
 _CONFIGS = flags.DEFINE_string("configs", "", "a folder; with `table`, every config in it as it stands")
 _TOPOLOGY = flags.DEFINE_list("topology", [], "chips, as v5e:4x4, v5p:2x2x1, h100:8; several with commas between")
 _JSON = flags.DEFINE_boolean("json", False, "print values instead of text")
@@ -45,8 +50,10 @@ _LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages
 _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 
 
-def main(verb: str) -> None:
+def main(verb: str = "train") -> None:
     """Prints a plan, for each topology; exits with 1 if one does not fit."""
+    if verb not in PLANNED:
+        raise ValueError(f"plan {verb}: what is planned is one of {', '.join(PLANNED)}{nearest(verb, PLANNED)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the compiler ends too
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan never runs on an accelerator, not even where there is one
     os.environ.pop("XLA_FLAGS", None)

@@ -1,0 +1,18 @@
+"""What `jaxret VERB` does: a module a verb (a blank in its name is a _ in the module's), each with a docstring that is
+its help, flags at module level, `ARGUMENTS` if it has some without a name ("[X]": may be left out), and `main`, which
+takes them. A module imports nothing heavy before `main`.
+"""
+
+VERBS = {
+    "train": "train a retriever; the same command again goes on",
+    "encode": "encode a corpus; the same command again goes on",
+    "search": "search an encoded corpus exactly, and evaluate",
+    "open": "a model as it comes, as a run: to encode, search and start training from",
+    "export": "a run in the files of other libraries, read back and compared",
+    "data check": "what a data set is, its counts, lengths, duplicates, leaks, and every bad record",
+    "data convert": "write a data set in another format; what that cannot hold is counted",
+    "plan": "memory, time and storage of a config on chips that are not there",
+    "demo": "train, encode, search and evaluate on the documentation of this Python",
+    "diversity": "how different a checkpoint's vectors of a passage are, and which wins",
+    "keywords": "pseudo-queries from the passages' own words",
+}

@@ -1,0 +1,55 @@
+"""Searches an encoded corpus exactly:
+
+jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
+jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
+"""
+
+from absl import flags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+_QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
+_QUERIES = flags.DEFINE_string("queries", "", "folder or file with queries (docs/data.md has the formats)")
+_QRELS = flags.DEFINE_string("qrels", "", "folder or file with judgements; none: no evaluation")
+_SPLIT = flags.DEFINE_string("split", "test", "split, where --queries or --qrels is a folder")
+_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
+_K = flags.DEFINE_integer("k", None, "passages per query; default: 10 for --query, 100 for --queries", lower_bound=1)
+_BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
+_QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
+_MEASURES = flags.DEFINE_list(
+    "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
+)
+_PLATFORM = flags.DEFINE_string(
+    "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
+)
+_ATTENTION = flags.DEFINE_string("attention", None, "plain, flash (TPU) or cudnn (GPU); default: as in training")
+_ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to do with bad records")
+
+
+def main() -> None:
+    from jaxret.data.files import check_question
+    from jaxret.distributed import require_platform
+    from jaxret.runs.run import open_run
+    from jaxret.tools.search_files import answer, search_files
+
+    if (_QUERY.value is None) == (not _QUERIES.value):
+        raise ValueError("give either --query (a question) or --queries (a file)")
+    if _QUERY.value is not None:
+        check_question(_QUERY.value)
+    require_platform(_PLATFORM.value, "--platform")
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
+    if _QUERY.value is not None:
+        answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value)
+    else:
+        search_files(
+            run,
+            queries=_QUERIES.value,
+            qrels=_QRELS.value,
+            split=_SPLIT.value,
+            k=_K.value or 100,
+            measures=_MEASURES.value,
+            corpus=_CORPUS.value,
+            backend=_BACKEND.value,
+            on_error=_ON_ERROR.value,
+            label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
+        )

@@ -1,0 +1,31 @@
+"""Trains a retriever:
+
+jaxret train --config=mlr --workdir=runs/mlr --config.data.train=FOLDER_OR_FILE
+
+Run the same command again to resume. With several hosts, run it on each (see config.mesh).
+"""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxret.tools.cli import config_keys
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "what to train: a shipped config's NAME or a FILE.py; also :SYSTEM"
+)
+flags.mark_flag_as_required("config")
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+
+
+def main() -> None:
+    from jaxret import distributed
+    from jaxret.memory import keep_freed_memory
+    from jaxret.training.loop import train
+
+    keep_freed_memory()
+    mesh = _CONFIG.value.mesh
+    several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
+    distributed.initialize(*several, where="--config.mesh.")
+    train(_CONFIG.value, _WORKDIR.value, given=config_keys(sys.argv)).require_finished()
