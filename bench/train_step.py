@@ -10,9 +10,10 @@ so that losses can be compared at every step; with --dropout they are not.
 
 `full`: batches without padding. `ragged`: texts as long as they are, which jaxret packs. Prints, for each, the median
 seconds of both, the median of the ratios of each round with its range and the ratio of all rounds together (batches
-differ in length, and a run takes the sum), the same of processor seconds, and the largest difference of two losses; on a GPU also the MFU of both (each one's own products, without recomputation, against the
-chip's rate). Where other jobs run, only processor seconds with --threads=1 say something: torch's threads wait for each
-other by computing nothing, fast.
+differ in length, and a run takes the sum), the same of processor seconds, and the largest difference of two losses; on
+a GPU also the MFU of both (each one's own products, without recomputation, against the chip's rate). Where other jobs
+run, only processor seconds with --threads=1 say something: torch's threads wait for each other by computing nothing,
+fast.
 """
 
 from __future__ import annotations
