@@ -215,6 +215,7 @@ def write_shards(
                 writer.write(shard, vectors.stacked() if fixed else vectors, texts.ids[shard.start : shard.stop])
             except VectorError as error:
                 raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
+        bar.set_postfix_str(f"{len(own)} of {len(own)} shards")
 
 
 def finish(writer: ShardWriter, say: Say) -> bool:

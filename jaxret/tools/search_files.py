@@ -121,7 +121,8 @@ def search_files(
         relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
         missing = len(retrieved.shards.without(relevant))
         if missing:
-            print(f"{missing:,} of {len(relevant):,} relevant passages are not in the corpus: they count as not found")
+            where = "among those that match" if filters else "in the corpus"
+            print(f"{missing:,} of {len(relevant):,} relevant passages are not {where}: they count as not found")
         source |= {"qrels": str(qrels), "split": split, "relevant_passages_not_in_corpus": missing}
     found = [one for one in (evaluation, answers) if one]
     if found:

@@ -134,7 +134,8 @@ def encoding(tiny: Tiny) -> Begin:
 def appending(tiny: Tiny) -> Begin:
     more = tiny.root / "more.jsonl"
     texts = [f"{word} river {number}" for number, word in enumerate(WORDS * 2)]
-    more.write_text("".join(json.dumps({"_id": f"m{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+    if not more.exists():  # shards say when it was written
+        more.write_text("".join(json.dumps({"_id": f"m{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
 
     def begin(folder: Path, **faults: Any) -> list[Script]:
         if not folder.exists():

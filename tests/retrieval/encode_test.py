@@ -418,7 +418,7 @@ def test_the_bar_is_that_of_the_whole_job(
         result.passages - ROWS,
         result.passages,
         result.passages,
-        ["2 of 3 shards"],
+        ["2 of 3 shards", "3 of 3 shards"],
     )
 
 
