@@ -210,7 +210,10 @@ def get_config() -> ConfigDict:
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384
-    c.encode.shard_rows = 8192  # passages per shard: what a kill costs; never depends on the machine
+    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: what a kill costs; never depends on the
+    # machine.
+    c.encode.shard_rows = 8192
+    c.encode.shard_mb = 64
     c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
 
     return c

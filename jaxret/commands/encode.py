@@ -1,23 +1,30 @@
 """Encodes a corpus:
 
 jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
+jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
+jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
 Run the same command again to continue an interrupted job. On several hosts with a shared folder run it on each, with
 --coordinator: each encodes its own shards, and the last to finish completes the folder.
 """
 
+from typing import Any
+
 from absl import flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_CORPUS = flags.DEFINE_string(
-    "corpus", None, "folder or file with passages (docs/data.md has the formats)", required=True
-)
+_CORPUS = flags.DEFINE_string("corpus", "", "folder or file with passages (docs/data.md has the formats)")
 _NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: that of the folder or file")
+_APPEND = flags.DEFINE_bool("append", False, "add the passages to the corpus that is encoded as --name")
+_DELETE = flags.DEFINE_string("delete", "", "file with ids, one a line: delete these passages from the corpus --name")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _PASSAGE_LENGTH = flags.DEFINE_integer("passage_length", None, "tokens of a passage at most; default: as in training")
 _DTYPE = flags.DEFINE_string("dtype", "", "of the vectors on disk, float32 or float16; default: the run's encode.dtype")
 _SHARD_ROWS = flags.DEFINE_integer(
     "shard_rows", 0, "passages per shard; default: the run's encode.shard_rows, but no more than 8192"
+)
+_SHARD_MB = flags.DEFINE_integer(
+    "shard_mb", 0, "MB (10^6 bytes) of vectors per shard at most; default: the run's encode.shard_mb", lower_bound=0
 )
 _TOKENS_PER_BATCH = flags.DEFINE_integer("tokens_per_batch", None, "default: the run's encode.tokens_per_batch")
 _STORE = flags.DEFINE_string(
@@ -37,10 +44,23 @@ _ON_ERROR = flags.DEFINE_enum(
 
 
 def main() -> None:
+    if not _CORPUS.value and not _DELETE.value:
+        raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
+    if _DELETE.value and (_CORPUS.value or _APPEND.value):
+        raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
+    if _DELETE.value:
+        delete()
+    else:
+        encode()
+
+
+def encode() -> None:
     from jaxret import distributed
     from jaxret.memory import keep_freed_memory
     from jaxret.models.encoders.fused import told
+    from jaxret.retrieval.change import append_corpus
     from jaxret.retrieval.encode import encode_corpus
+    from jaxret.retrieval.retrieve import corpus_folder
     from jaxret.runs.run import open_run
 
     keep_freed_memory()
@@ -54,16 +74,30 @@ def main() -> None:
         attention=_ATTENTION.value,
     )
     print(told(run.config.encoder.attention))
-    result = encode_corpus(
-        run,
-        _CORPUS.value,
-        _NAME.value,
-        _ON_ERROR.value,
-        dtype=_DTYPE.value,
-        shard_rows=_SHARD_ROWS.value,
-        store=_STORE.value,
-    )
+    settings: dict[str, Any] = {
+        "on_error": _ON_ERROR.value,
+        "dtype": _DTYPE.value,
+        "shard_rows": _SHARD_ROWS.value,
+        "shard_mb": _SHARD_MB.value,
+        "store": _STORE.value,
+    }
+    if _APPEND.value:
+        folder = corpus_folder(run.workdir, _NAME.value, "--name")
+        result = append_corpus(run, _CORPUS.value, folder, **settings)
+    else:
+        result = encode_corpus(run, _CORPUS.value, _NAME.value, **settings)
     if result.finished:
-        print(f"{result.passages:,} passages are in {result.folder}")
+        whole = f", a part of {result.folder.parent}" if _APPEND.value else ""
+        print(f"{result.passages:,} passages are in {result.folder}{whole}")
     else:  # one of several processes: where there is one, this is an error
         print(f"this process is done; others still write to {result.folder}")
+
+
+def delete() -> None:
+    from jaxret.retrieval.change import delete_passages
+    from jaxret.retrieval.retrieve import corpus_folder
+    from jaxret.runs.workdir import Workdir
+
+    folder = corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name")
+    deleted, left = delete_passages(folder, _DELETE.value)
+    print(f"{deleted:,} passages deleted from {folder}; {left:,} are left")

@@ -2,17 +2,26 @@
 
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
+jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
 """
 
 from absl import flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 _QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
+_INTERACTIVE = flags.DEFINE_bool(
+    "interactive", False, "answer questions of the terminal or of standard input, one a line, until an empty line"
+)
 _QUERIES = flags.DEFINE_string("queries", "", "folder or file with queries (docs/data.md has the formats)")
 _QRELS = flags.DEFINE_string("qrels", "", "folder or file with judgements; none: no evaluation")
 _SPLIT = flags.DEFINE_string("split", "test", "split, where --queries or --qrels is a folder")
 _CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
-_K = flags.DEFINE_integer("k", None, "passages per query; default: 10 for --query, 100 for --queries", lower_bound=1)
+_FILTER = flags.DEFINE_multi_string(
+    "filter",
+    [],
+    "FIELD:VALUE of passages' metadata: search those that have it alone; of several, one value of each field",
+)
+_K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
 _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
@@ -29,17 +38,21 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 def main() -> None:
     from jaxret.data.files import check_question
     from jaxret.distributed import require_platform
+    from jaxret.retrieval.retrieve import Searcher, choose_corpus
     from jaxret.runs.run import open_run
+    from jaxret.tools.interactive import interact
     from jaxret.tools.search_files import answer, search_files
 
-    if (_QUERY.value is None) == (not _QUERIES.value):
-        raise ValueError("give either --query (a question) or --queries (a file)")
+    if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
+        raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
-    if _QUERY.value is not None:
-        answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value)
+    if _INTERACTIVE.value:
+        interact(Searcher(run, choose_corpus(run, _CORPUS.value), _BACKEND.value, _FILTER.value), _K.value or 10)
+    elif _QUERY.value is not None:
+        answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value, filters=_FILTER.value)
     else:
         search_files(
             run,
@@ -52,4 +65,5 @@ def main() -> None:
             backend=_BACKEND.value,
             on_error=_ON_ERROR.value,
             label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
+            filters=_FILTER.value,
         )

@@ -19,7 +19,7 @@ from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.encoders.sentence_transformers import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
-from jaxret.retrieval.backends import _xla_top, _xla_top_lists, power_of_two
+from jaxret.retrieval.backends import _xla_top, _xla_top_lists, few_sizes, power_of_two
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.runs.adopt import adopt
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
@@ -171,7 +171,8 @@ def searching(config: ConfigDict, directory: Path, k: int, device: Any) -> Plann
             array(rows, length, dtype=bool),
         )
         return Planned(Static(_xla_top_lists, power_of_two(min(k, rows))), lists, {})
-    arguments = (array(QUERY_ROWS, size), array(max(1, BLOCK_ROWS // vectors), vectors, size))
+    rows = few_sizes(max(1, BLOCK_ROWS // vectors))
+    arguments = (array(QUERY_ROWS, size), array(rows, vectors, size), array(dtype=jnp.int32))
     return Planned(Static(_xla_top, min(k, BLOCK_ROWS // vectors)), arguments, {})
 
 

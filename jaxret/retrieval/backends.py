@@ -191,13 +191,17 @@ class Xla:
     def load(self, block: np.ndarray | Padded) -> Searcher:
         if isinstance(block, Padded):
             return self._load_lists(block)
-        on_device = jnp.asarray(block)
         n_documents = len(block)
+        size = few_sizes(n_documents)
+        on_device = jnp.asarray(
+            block if size == n_documents else np.pad(block, ((0, size - n_documents), (0, 0), (0, 0)))
+        )
 
         def top(queries: np.ndarray, k: int) -> Found:
             count = len(queries)
             queries = np.pad(queries, ((0, power_of_two(count) - count), (0, 0)))
-            scores, documents = (np.asarray(x)[:count] for x in _xla_top(queries, on_device, min(k, n_documents)))
+            found = _xla_top(queries, on_device, n_documents, min(k, n_documents))
+            scores, documents = (np.asarray(x)[:count] for x in found)
             cut = scores[:, -1] if k < n_documents else np.full(count, -np.inf, np.float32)
             return Found(scores, documents.astype(np.int64), cut)
 
@@ -225,10 +229,19 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-@partial(jax.jit, static_argnums=2)
-def _xla_top(queries: jax.Array, vectors: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def few_sizes(count: int) -> int:
+    """The next size in steps of a sixteenth of a power of two: blocks from which rows were left out are all of other
+    sizes, and each size is a program."""
+    step = max(1, power_of_two(count) // 16)
+    return -(-count // step) * step
+
+
+@partial(jax.jit, static_argnums=3)
+def _xla_top(queries: jax.Array, vectors: jax.Array, real: jax.Array | int, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k best of the first `real` documents; the others are padding."""
     product = jnp.einsum("qd,nvd->qnv", queries, vectors, precision=jax.lax.Precision.HIGHEST)
     scores = jnp.max(product, axis=-1)  # [Q,N]
+    scores = jnp.where(jnp.arange(scores.shape[1]) < real, scores, -jnp.inf)
     group = 16  # selecting groups by their maximum first: XLA sorts all of a long row on a GPU
     n_queries, n = scores.shape
     if 2 * k * group > n:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.retrieval.backends import Backend
+from jaxret.retrieval.picked import Picked
 from jaxret.retrieval.rounding import UNIT, rounding_error, upper_norms
 
 BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
@@ -39,7 +40,7 @@ class SingleVectors:
         return [(slice(start, start + QUERY_ROWS), self.vectors[start : start + QUERY_ROWS]) for start in starts]
 
     def blocks(
-        self, shard: np.ndarray, total_rows: int, depth: int, backend: Backend
+        self, shard: np.ndarray | Picked, total_rows: int, depth: int, backend: Backend
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
         size = _block_documents(total_rows, n_vectors, depth, backend)
@@ -51,10 +52,10 @@ class SingleVectors:
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
         return rounding_error(self.vectors.shape[1], self.norms, largest_norm) * (unit / UNIT)
 
-    def pairs_at_once(self, shard: np.ndarray) -> int:
+    def pairs_at_once(self, shard: np.ndarray | Picked) -> int:
         return max(1, PAIR_NUMBERS // (shard.shape[1] * shard.shape[2]))
 
-    def scores(self, queries: np.ndarray, shard: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def scores(self, queries: np.ndarray, shard: np.ndarray | Picked, rows: np.ndarray) -> np.ndarray:
         vectors = np.asarray(shard[rows], np.float64)  # [P,V,D]
         found: Any = np.vecdot(vectors, self.vectors[queries].astype(np.float64)[:, None]).max(axis=1)
         return found

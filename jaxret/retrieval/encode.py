@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from jaxret import distributed
@@ -15,7 +16,7 @@ from jaxret.data.formats import CorpusScan, Policy, absolute, describe, scan_cor
 from jaxret.data.store import store_root
 from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
 from jaxret.retrieval.passages import place
-from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
+from jaxret.retrieval.shards import DTYPES, Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.lock import hold, locked
 from jaxret.runs.run import Run
@@ -25,6 +26,7 @@ from jaxret.types import VECTOR_DTYPES
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
 # minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
 SHARD_ROWS = 8192
+MB = 10**6
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,43 @@ def corpus_name(path: str | Path) -> str:
     return path.name if path.is_dir() else path.name.split(".")[0]
 
 
+Say = Callable[[str], None]
+
+
+@dataclass
+class Source:
+    """A corpus that was looked at: counted and digested, and tokenised where it was before."""
+
+    corpus: str | Path
+    policy: Policy
+    root: Path  # of token stores
+    scan: CorpusScan
+    texts: TokenizedCorpus | None
+
+    def tokenized(self, run: Run, progress: bool, say: Say) -> TokenizedCorpus:
+        """As tokens, which are made unless they were before."""
+        if self.texts is None:
+            self.texts = stored_corpus(self.corpus, self.scan, self.policy, run.tokenizer, self.root, progress, say)
+        return self.texts
+
+
+def look_at(run: Run, corpus: str | Path, on_error: str, store: str, say: Say) -> Source:
+    """Checks and counts a corpus. Raises DataError for a bad record, ValueError if there is no passage."""
+    root, policy = store_root(store or run.config.data.store), Policy(on_error)
+    say(f"{corpus}: {describe(corpus, 'passages')}")
+    texts = find_corpus(corpus, policy, run.tokenizer, root)
+    scan = texts.scan if texts else scan_corpus(corpus, policy)
+    if report := texts.report if texts else policy.report():
+        say(report)
+    if not scan.passages:
+        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
+    return Source(corpus, policy, root, scan, texts)
+
+
+def speaker(progress: bool) -> Say:
+    return tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+
+
 def encode_corpus(
     run: Run,
     corpus: str | Path,
@@ -57,49 +96,59 @@ def encode_corpus(
     dtype: str = "",
     shard_rows: int = 0,
     store: str = "",
+    shard_mb: int = 0,
 ) -> EncodeResult:
     """Encodes every passage of a folder or file into `<workdir>/embeddings/<name>/`.
 
     The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard at a time is
     encoded, so memory does not grow with the corpus. With several processes, each writes its own shards.
 
-    dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows: passages per shard; 0: as the folder's shards
-    have it, else the run's encode.shard_rows, but no more than SHARD_ROWS. store: the folder of token stores; "": the
-    run's data.store, else the user's cache.
+    dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows, shard_mb: passages per shard, and MB of
+    vectors (10^6 bytes), whichever is less; 0: as the folder's shards have it, else the run's encode.shard_rows, but no
+    more than SHARD_ROWS, and encode.shard_mb. store: the folder of token stores; "": the run's data.store, else the
+    user's cache.
 
     Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
     VectorError for a passage whose vectors are not finite, and ShardError if shards are missing in the end although no
     other process is to write them.
     """
-    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     folder = run.workdir.embeddings(name or corpus_name(corpus))
-    root, policy = store_root(store or run.config.data.store), Policy(on_error)
-    say(f"{corpus}: {describe(corpus, 'passages')}")
-    texts = find_corpus(corpus, policy, run.tokenizer, root)
-    scan = texts.scan if texts else scan_corpus(corpus, policy)
-    if report := texts.report if texts else policy.report():
-        say(report)
-    if not scan.passages:
-        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
-    dtype = dtype or run.config.encode.dtype
-    rows = shard_rows or rows_begun(folder) or min(run.config.encode.shard_rows, SHARD_ROWS)
-    produced_by = made_from(run, scan.sha256, scan.passages, vector_dtype(dtype), rows, contract_begun(run, folder))
+    source = look_at(run, corpus, on_error, store, speaker(progress))
+    return encode_source(run, folder, source, progress, dtype, shard_rows, shard_mb)
+
+
+def encode_source(
+    run: Run,
+    folder: Path,
+    source: Source,
+    progress: bool = True,
+    dtype: str = "",
+    shard_rows: int = 0,
+    shard_mb: int = 0,
+) -> EncodeResult:
+    """As `encode_corpus`, of a corpus that was looked at, into a folder."""
+    say, scan = speaker(progress), source.scan
+    dtype = vector_dtype(dtype or run.config.encode.dtype)
+    rows = rows_begun(folder)
+    if shard_mb or not rows or shard_rows not in (0, rows):
+        rows = rows_per_shard(run, source, dtype, shard_rows, shard_mb, progress)
+    produced_by = made_from(run, scan.sha256, scan.passages, dtype, rows, contract_begun(run, folder))
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     embedder, mine = run.embedder(), []
     left = writer.pending() or read_entry(folder / "manifest.json") is None or locked(folder)
     if distributed.any_process(bool(left)):
         with hold(folder, "encoding"):
             mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
-            note_corpus(folder, corpus, scan)
+            note_corpus(folder, source.corpus, scan)
             if mine:
-                texts = texts or stored_corpus(corpus, scan, policy, run.tokenizer, root, progress, say)
+                texts = source.tokenized(run, progress, say)
                 say(f"{scan.passages:,} passages in {mine[0].count} shard(s), {len(mine)} to encode")
                 say(str(texts.truncation))
-                write_shards(run, embedder, writer, mine, texts, corpus, progress)
+                write_shards(run, embedder, writer, mine, texts, source.corpus, progress)
             distributed.wait_for_all()
             finished = finish(writer, say)
     else:
-        note_corpus(folder, corpus, scan)
+        note_corpus(folder, source.corpus, scan)
         finished = finish(writer, say)
     if mine:
         say(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
@@ -110,9 +159,36 @@ def encode_corpus(
         shards_written=len(mine),
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
-        truncation=str(texts.truncation) if texts else "",
+        truncation=str(source.texts.truncation) if source.texts else "",
         finished=finished,
     )
+
+
+def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_mb: int, progress: bool = False) -> int:
+    """Passages per shard: as many as are allowed, and as have no more than the allowed MB of vectors. Where a passage
+    has as many vectors as tokens, these are counted first, so that the largest shard is within the limit too."""
+    rows = shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS)
+    megabytes = shard_mb or run.config.encode.shard_mb
+    vectors = megabytes * MB // (run.retriever.dimension * np.dtype(DTYPES[dtype]).itemsize)
+    each = run.retriever.vectors_per_passage
+    if each is not None:
+        return max(1, min(rows, vectors // each))
+    lengths = source.tokenized(run, progress, speaker(progress)).passages.lengths
+    return rows_within(run.retriever.vector_counts(lengths, "passage"), rows, vectors)
+
+
+def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
+    """Of equal shards of at most `rows` passages, which have `counts` vectors [N], a size at which none has above
+    `most` (or 1)."""
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    rows = min(rows, len(counts))
+    while rows > 1:
+        starts = np.arange(0, len(counts), rows)
+        largest = int((ends[np.minimum(starts + rows, len(counts))] - ends[starts]).max())
+        if largest <= most:
+            break
+        rows = max(1, min(rows - 1, rows * most // largest))
+    return rows
 
 
 def write_shards(
@@ -124,19 +200,25 @@ def write_shards(
     corpus: str | Path,
     progress: bool,
 ) -> None:
-    """Encodes and writes some shards, one at a time."""
+    """Encodes and writes some shards, one at a time. The bar is that of all shards of this process, also of those that
+    an earlier start wrote."""
     dtype = writer.made_from["fingerprint"]["encode"]["dtype"]
     fixed = run.retriever.vectors_per_passage is not None
-    for shard in shards:
-        tokens = texts.passages.part(shard.start, shard.stop)
-        vectors = embedder(tokens, "passage", progress).astype(dtype)
-        try:
-            writer.write(shard, vectors.stacked() if fixed else vectors, texts.ids[shard.start : shard.stop])
-        except VectorError as error:
-            raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
+    own = [shard for shard in writer.shards if shard.index % jax.process_count() == jax.process_index()]
+    total, left = sum(shard.rows for shard in own), sum(shard.rows for shard in shards)
+    with tqdm(total=total, initial=total - left, desc="encode", unit="text", disable=not progress, delay=1) as bar:
+        for done, shard in enumerate(shards, len(own) - len(shards)):
+            bar.set_postfix_str(f"{done} of {len(own)} shards", refresh=False)
+            tokens = texts.passages.part(shard.start, shard.stop)
+            vectors = embedder(tokens, "passage", advance=bar.update).astype(dtype)
+            try:
+                writer.write(shard, vectors.stacked() if fixed else vectors, texts.ids[shard.start : shard.stop])
+            except VectorError as error:
+                raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
+        bar.set_postfix_str(f"{len(own)} of {len(own)} shards")
 
 
-def finish(writer: ShardWriter, say: Callable[[str], None]) -> bool:
+def finish(writer: ShardWriter, say: Say) -> bool:
     """Completes the folder, if every shard is there; those of other processes may not be."""
     missing = writer.pending()
     if missing and jax.process_count() == 1:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxret.retrieval.backends import Searcher
-from jaxret.types import Ragged
 
 KEPT_BYTES = 2**30  # of vectors as float32; what is larger is read from disk, shard by shard, for every search
 KEPT_SHARDS = 256  # each is an open file
@@ -24,7 +23,7 @@ class Block(NamedTuple):
 
 @runtime_checkable
 class Stored(Protocol):
-    """An encoded corpus as it is on disk; a ShardSet is one."""
+    """An encoded corpus as it is on disk; an EncodedCorpus is one."""
 
     @property
     def total_rows(self) -> int: ...
@@ -63,7 +62,7 @@ def keep(corpus: Stored) -> Kept | Stored:
     numbers = 0
     for first_row, shard in corpus:
         shards.append((first_row, shard))
-        numbers += int(np.prod(shard.shape)) if not isinstance(shard, Ragged) else shard.flat.size
+        numbers += int(shard.lengths.sum()) * corpus.dimension if corpus.ragged else int(np.prod(shard.shape))
         if len(shards) > KEPT_SHARDS or 4 * numbers > KEPT_BYTES:
             return corpus
     return Kept(corpus, shards)

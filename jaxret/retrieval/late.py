@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxret.retrieval.backends import Backend, Padded, power_of_two
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.retrieval.picked import PickedLists
 from jaxret.retrieval.rounding import sum_error, upper_norms
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged
@@ -51,7 +52,7 @@ class VectorLists:
         return found
 
     def blocks(
-        self, shard: Ragged, total_rows: int, depth: int, backend: Backend
+        self, shard: Ragged | PickedLists, total_rows: int, depth: int, backend: Backend
     ) -> Iterator[tuple[np.ndarray, Padded, np.ndarray]]:
         for rows, size, length in plan_batches(shard.lengths, BLOCK_ROWS, 1):
             rows = np.sort(rows)
@@ -63,10 +64,10 @@ class VectorLists:
         own = Ragged(self.norms, self.vectors.offsets)
         return np.array([sum_error(self.vectors.flat.shape[1], norms, largest_norm, unit) for norms in own])
 
-    def pairs_at_once(self, shard: Ragged) -> int:
+    def pairs_at_once(self, shard: Ragged | PickedLists) -> int:
         return PAIRS
 
-    def scores(self, queries: np.ndarray, shard: Ragged, rows: np.ndarray) -> np.ndarray:
+    def scores(self, queries: np.ndarray, shard: Ragged | PickedLists, rows: np.ndarray) -> np.ndarray:
         found = np.empty(len(rows))
         order = np.argsort(queries, kind="stable")
         for pairs in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):  # those of one query

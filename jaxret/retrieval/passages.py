@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -24,7 +25,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.records import Passage
 from jaxret.retrieval.shards import ShardError, read_sealed
-from jaxret.storage import atomic_write, sealed, sha256_file, write_json
+from jaxret.storage import StorageError, atomic_write, sealed, sha256_file, write_json
 
 _BLOCK = 2**24  # bytes of a file looked at for line ends at a time
 
@@ -39,33 +40,36 @@ class Index(NamedTuple):
 
 
 class Passages:
-    """The passages of the corpus that was encoded into `folder`.
+    """The passages of the corpus that was encoded into `folder`: reading some reads their lines alone.
+
+    The first reading makes an index beside the shards, `passages.npy`. A corpus whose bytes cannot be pointed into
+    (compressed, parquet, a JSON array, training records) is copied there first, a line each: `passages.jsonl`. Where
+    the folder cannot be written the index is in memory, and a corpus that needs a copy is read through each time.
 
     Opening raises FileNotFoundError if the corpus is no longer where it was, ContractError if it is another now, and
-    ShardError if corpus.json is damaged. The first reading makes an index beside the shards (in memory, where that
-    cannot be written); a file that is compressed or has no lines has none, and is read through each time.
+    ShardError if corpus.json is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = _unchanged_corpus(folder)
+        self.path = unchanged_corpus(folder)
         found = found_corpus(self.path)
         self._file, self._format = found.path, found.format.name
-        one_a_line = found.in_lines and found.format.passages is not None
-        self.indexed = one_a_line and not compression(found.path)
-        self.bytes_read = 0  # of the corpus, so far, by index
+        self._copied = not found.in_lines or found.format.passages is None or bool(compression(found.path))
+        if self._copied:
+            self._file, self._format = folder / "passages.jsonl", "beir.texts"
+        self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._index: Index | None = None
 
     def read(self, wanted: Collection[str]) -> dict[str, Passage]:
         """Those of the passages that there are and that say something, by id."""
-        found: dict[str, Passage] = {}
-        if self.indexed:
-            self._index = self._index or self._stored() or self._make()
-            found = self._at_places(self._index, wanted)
-        missing = set(wanted).difference(found)
-        if missing:
-            found |= {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in missing}
-        return found
+        if self._index is None:
+            self._index = self._stored()
+        if self._index is None:
+            if self._copied and not self._copy():
+                return {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in wanted}
+            self._index = self._make()
+        return self._at_places(self._index, wanted)
 
     def _at_places(self, index: Index, wanted: Collection[str]) -> dict[str, Passage]:
         """Copies the lines that are wanted to a file of their own, for the reader that knows the format."""
@@ -89,31 +93,48 @@ class Passages:
             made = read_sealed(self.folder / "passages.json")
             if made["corpus"] != stat_corpus(self.path) or made["sha256_index"] != sha256_file(path):
                 return None
+            if self._copied and made["sha256_copy"] != sha256_file(self._file):
+                return None
             hashes, starts, ends = np.load(path, mmap_mode="r", allow_pickle=False)
             return Index(hashes, starts, ends, made["head"])
         except (OSError, ValueError, KeyError, TypeError):
             return None  # made again
 
+    def _copy(self) -> bool:
+        """Writes the passages a line each; whether the folder could be written."""
+        try:
+            with atomic_write(self._file) as file:
+                for _, passage in read_located(self.path):
+                    line = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        except StorageError:
+            return False
+        return True
+
     def _make(self) -> Index:
+        source = f"{self._format}:{self._file}" if self._copied else self.path
         lines, size = _line_starts(self._file)
-        located = [(hash_id(passage.id), int(where.line or 0)) for where, passage in read_located(self.path)]
-        hashes, numbers = (np.array(column, dtype) for column, dtype in zip(zip(*located), (np.uint64, np.int64)))
+        located = [(hash_id(passage.id), int(where.line or 0)) for where, passage in read_located(source)]
+        columns = zip(*located) if located else ((), ())
+        hashes, numbers = (np.array(column, dtype) for column, dtype in zip(columns, (np.uint64, np.int64)))
         starts = lines[numbers - 1]
-        ends = np.append(starts[1:], np.uint64(size))
+        ends = np.append(starts, np.uint64(size))[1:]
         order = np.argsort(hashes, kind="stable")
-        table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0])
+        table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0]) if located else 0
         path = self.folder / "passages.npy"
         try:
             with atomic_write(path, "wb") as file:
                 np.save(file, table, allow_pickle=False)
             made = {"corpus": stat_corpus(self.path), "head": head, "sha256_index": sha256_file(path)}
-            write_json(self.folder / "passages.json", sealed(made))
-        except OSError:  # a disk that cannot be written
+            copy = {"sha256_copy": sha256_file(self._file)} if self._copied else {}
+            write_json(self.folder / "passages.json", sealed(made | copy))
+        except StorageError:  # a disk that cannot be written
             pass
         return Index(table[0], table[1], table[2], head)
 
 
-def _unchanged_corpus(folder: Path) -> str:
+def unchanged_corpus(folder: Path) -> str:
+    """The corpus that was encoded into `folder`. Raises as opening `Passages` does."""
     written = folder / "corpus.json"
     found = read_sealed(written)
     if not isinstance(found.get("path"), str) or "\0" in found["path"]:

@@ -14,14 +14,16 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.kept import keep, vectors_of
+from jaxret.retrieval.metadata import matching
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
-from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.types import Ragged
 
@@ -32,69 +34,85 @@ class Retrieved:
 
     rankings: Rankings
     result: SearchResult
-    shards: ShardSet
+    shards: EncodedCorpus
     truncation: Truncation  # of the queries
     vectors: Ragged  # of the queries
+    filters: tuple[str, ...] = ()
 
     @property
     def corpus(self) -> dict[str, Any]:
-        """{"sha256", "passages"}."""
-        return self.shards.manifest.fingerprint["corpus"]
+        """{"sha256", "passages"}; after passages were appended or deleted, the digest is of what the corpus consists
+        of."""
+        return self.shards.corpus
 
 
 def choose_corpus(run: Run, name: str = "") -> Path:
-    """The folder of an encoded corpus; without a name, the only one there is. Raises FileNotFoundError."""
-    there = run.workdir.corpora
+    """The folder of an encoded corpus; without a name, the only one there is. Raises FileNotFoundError, and ValueError
+    where there are several."""
+    return corpus_folder(run.workdir, name)
+
+
+def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
+    """As `choose_corpus`, of a run that need not be opened. flag: what chooses one of several, for the error."""
+    there = workdir.corpora
     if not there:
-        remedy = f"jaxret encode --workdir={run.workdir} --corpus=... first"
-        raise FileNotFoundError(f"{run.workdir} has no encoded corpus; {remedy}")
+        remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
+        raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
     if not name and len(there) > 1:
-        raise ValueError(f"{run.workdir} has several corpora, {', '.join(there)}: choose one with --corpus")
+        raise ValueError(f"{workdir} has several corpora, {', '.join(there)}: choose one with {flag}")
     if name and name not in there:
-        raise FileNotFoundError(f"{run.workdir} has no corpus {name!r}; it has {', '.join(there)}")
-    return run.workdir.embeddings(name or there[0])
+        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(there)}")
+    return workdir.embeddings(name or there[0])
 
 
-def open_corpus(run: Run, folder: Path) -> ShardSet:
-    """The shards in `folder`. Raises ContractError if another model, or another checkpoint of it, encoded them; how
-    long texts may be is each side's own. Raises ShardError if they do not say what they were made from."""
-    shards = open_shards(folder)
-    made_by = shards.manifest.fingerprint
-    for name, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
-        part = made_by.get(name)
-        if not isinstance(part, dict) or not all(key in part for key in keys):
-            raise ShardError(f"{folder}/manifest.json: fingerprint.{name} is {part!r}; run encode again")
-    remedy = (
-        f"Encode the corpus with this checkpoint (jaxret encode --workdir={run.workdir} --name=...), "
-        f"or search with --checkpoint={made_by['checkpoint']['step']}."
-    )
-    name = f"{folder}/manifest.json"
-    run.require_same_vectors(made_by["contract"], name, remedy)
-    require_equal(
-        {"checkpoint": made_by["checkpoint"]},
-        {"checkpoint": run.checkpoint},
-        name,
-        f"the model in {run.workdir}",
-        remedy,
-    )
-    return shards
+def open_corpus(run: Run, folder: Path) -> EncodedCorpus:
+    """The shards in `folder`, of all parts. Raises ContractError if another model, or another checkpoint of it, encoded
+    them; how long texts may be is each side's own. Raises ShardError if they do not say what they were made from."""
+    corpus = open_encoded(folder)
+    for shards in corpus.shards:
+        made_by, name = shards.fingerprint, f"{shards.folder}/manifest.json"
+        for part, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
+            found = made_by.get(part)
+            if not isinstance(found, dict) or not all(key in found for key in keys):
+                raise ShardError(f"{name}: fingerprint.{part} is {found!r}; run encode again")
+        remedy = (
+            f"Encode the corpus with this checkpoint (jaxret encode --workdir={run.workdir} --name=...), "
+            f"or search with --checkpoint={made_by['checkpoint']['step']}."
+        )
+        run.require_same_vectors(made_by["contract"], name, remedy)
+        require_equal(
+            {"checkpoint": made_by["checkpoint"]},
+            {"checkpoint": run.checkpoint},
+            name,
+            f"the model in {run.workdir}",
+            remedy,
+        )
+    return corpus
 
 
 class Searcher:
     """A run and a corpus that it encoded, opened once for any number of searches: keeps the compiled programs, the
     shards (verified when it is opened) with the backend, and the index of the passages' texts."""
 
-    def __init__(self, run: Run, folder: Path, backend: str = "auto") -> None:
-        """folder: as `choose_corpus` gives it. Raises what `open_corpus` raises, ValueError for a backend that there is
-        not, and RuntimeError if it disagrees with a float64 product."""
+    def __init__(self, run: Run, folder: Path, backend: str = "auto", filters: Sequence[str] = ()) -> None:
+        """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
+        metadata (`metadata.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is
+        not and where there is no passage to search, and RuntimeError if the backend disagrees with a float64
+        product."""
         self.run = run
         self.folder = folder
+        self.filters = tuple(filters)
         self.shards = open_corpus(run, folder)
+        if filters:
+            self.shards = self.shards.only(matching(self.shards, filters))
+        if not self.shards.total_rows:
+            why = f"none has {' '.join(filters)}" if filters else "all were deleted"
+            raise ValueError(f"{folder} has no passage to search: {why}")
         self._corpus = keep(self.shards)
         self.backend = select_backend(backend, self.shards.ragged)
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
-        self._texts: Passages | None = None
+        self._texts: list[Passages] = []  # of each part, the last one first
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> Retrieved:
         """Encodes the queries and searches exactly; the k best passages of each, best first. Raises ValueError for
@@ -116,7 +134,7 @@ class Searcher:
             ]
             for i, query in enumerate(queries)
         }
-        return Retrieved(rankings, result, self.shards, cut, vectors)
+        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters)
 
     def winners(self, found: Retrieved) -> list[list[tuple[int, ...]]]:
         """For each passage of each ranking: which of its vectors has the highest product with each of the query's."""
@@ -131,13 +149,16 @@ class Searcher:
 
     @property
     def bytes_read(self) -> int:
-        """Of the corpus's file, by index, so far."""
-        return self._texts.bytes_read if self._texts else 0
+        """Of the corpus's files, by index, so far."""
+        return sum(texts.bytes_read for texts in self._texts)
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
         """The passages of the shards with these ids; reads no others. Raises what opening `Passages` raises."""
-        self._texts = self._texts or Passages(self.folder)
-        found = self._texts.read(ids)
+        self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
+        found: dict[str, Passage] = {}
+        for texts in self._texts:  # an id that was deleted may have come again: the last one counts
+            missing = [key for key in ids if key not in found]
+            found |= texts.read(missing) if missing else {}
         return {key: found.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
 
 
@@ -165,6 +186,7 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
             "backend": retrieved.result.backend,
             "k": k,
             "exact": True,
+            **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
         },

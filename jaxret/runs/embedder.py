@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,8 +113,11 @@ class Embedder:
             )
         return self.compiled[key]
 
-    def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> Ragged:
-        """The vectors of every text, float32, in the order of `texts`."""
+    def __call__(
+        self, texts: Ragged, side: Side, progress: bool = False, advance: Callable[[int], object] | None = None
+    ) -> Ragged:
+        """The vectors of every text, float32, in the order of `texts`. progress: shows a bar of its own; advance: is
+        told how many more texts are done."""
         counts = self.retriever.vector_counts(texts.lengths, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         result = Ragged(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
@@ -139,6 +142,8 @@ class Embedder:
                 self.counts.real_tokens += int(texts.lengths[rows].sum())
                 self.counts.padded_tokens += size * length
                 bar.update(len(rows))
+                if advance:
+                    advance(len(rows))
             if pending:
                 store(*pending)
         self.counts.programs += program.count - before

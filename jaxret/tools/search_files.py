@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,15 @@ def search_files(
     on_error: str = "error",
     progress: bool = True,
     label: str = "",
+    filters: Sequence[str] = (),
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
     queries have answer strings, their accuracy is in eval/ too, also without judgements.
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
-    for results that are not to replace others. Raises ValueError, before the search, for a measure deeper than k.
+    for results that are not to replace others; those of a search with filters have "filtered". Raises ValueError,
+    before the search, for a measure deeper than k.
     """
     parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
     deepest = max(parsed, key=lambda measure: measure.cutoff or 0)
@@ -93,17 +96,18 @@ def search_files(
     if not asked:
         what = "judged query" if qrels else "query"
         raise ValueError(f"{queries} has no {what} to search for; give a folder or a file with some")
-    name = ".".join([dataset_name(queries), *([split] if qrels else []), *([label] if label else [])])
+    labels = [split] * bool(qrels) + [label] * bool(label) + ["filtered"] * bool(filters)
+    name = ".".join([dataset_name(queries), *labels])
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters)
     retrieved = searcher.search(asked, k, progress)
     cut = retrieved.shards.fingerprint["contract"].get("passage_length")
     print(retrieved.truncation)
     print(
-        f"exact search of {retrieved.corpus['passages']:,} passages (of at most {cut} tokens) for {len(asked):,} "
+        f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked):,} "
         f"queries by {retrieved.result.backend}"
     )
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
@@ -117,7 +121,8 @@ def search_files(
         relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
         missing = len(retrieved.shards.without(relevant))
         if missing:
-            print(f"{missing:,} of {len(relevant):,} relevant passages are not in the corpus: they count as not found")
+            where = "among those that match" if filters else "in the corpus"
+            print(f"{missing:,} of {len(relevant):,} relevant passages are not {where}: they count as not found")
         source |= {"qrels": str(qrels), "split": split, "relevant_passages_not_in_corpus": missing}
     found = [one for one in (evaluation, answers) if one]
     if found:
@@ -145,12 +150,29 @@ def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Quer
     return found
 
 
-def answer(run: Run, question: str, k: int, corpus: str = "", backend: str = "auto", progress: bool = True) -> None:
+def searched(searcher: Searcher) -> str:
+    """What a searcher searches, in a few words: "12 of 57,578 passages, those with section:python"."""
+    rows, passages = searcher.shards.total_rows, searcher.shards.corpus["passages"]
+    if not searcher.filters:
+        return f"{passages:,} passages"
+    return f"{rows:,} of {passages:,} passages, those with {' '.join(searcher.filters)}"
+
+
+def answer(
+    run: Run,
+    question: str,
+    k: int,
+    corpus: str = "",
+    backend: str = "auto",
+    progress: bool = True,
+    filters: Sequence[str] = (),
+) -> None:
     """Prints the k best passages for a question."""
-    show_answer(Searcher(run, choose_corpus(run, corpus), backend), question, k, progress)
+    show_answer(Searcher(run, choose_corpus(run, corpus), backend, filters), question, k, progress)
 
 
 def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:
+    begun = time.perf_counter()
     retrieved = searcher.search([check_question(question)], k, progress)
     found = retrieved.rankings["0"]
     passages: dict[str, Passage] = {}
@@ -158,7 +180,8 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
         passages = searcher.passages({passage for passage, _ in found})
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
-    print(f"{question}   (exact search of {retrieved.corpus['passages']:,} passages by {retrieved.result.backend})")
+    seconds = time.perf_counter() - begun
+    print(f"{question}   (exact search of {searched(searcher)} by {retrieved.result.backend}, {seconds:.3f} s)")
     print_ranking(found, passages)
 
 

@@ -21,7 +21,16 @@ from jaxret.types import VECTOR_DTYPES
 
 LEAST = {  # what a number must at least be; a head checks its own
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
-    **dict.fromkeys(("tokens.length_multiple", "encode.shard_rows", "encode.tokens_per_batch", "train.log_every"), 1),
+    **dict.fromkeys(
+        (
+            "tokens.length_multiple",
+            "encode.shard_rows",
+            "encode.shard_mb",
+            "encode.tokens_per_batch",
+            "train.log_every",
+        ),
+        1,
+    ),
     **dict.fromkeys(
         ("train.batch_size", "train.accumulate", "validation.batch_size", "optimizer.reference_processes"), 1
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.retrieval.encoded import open_encoded
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import Script, start
-from tests.pipeline import CLOCKS, contents, free_address
+from tests.pipeline import CLOCKS, WORDS, contents, free_address
 
 KILLS, CHAINS = 50, 5  # as many tests as chains, so that they run side by side
 STEPS = 8  # each saved and validated
@@ -129,6 +131,22 @@ def encoding(tiny: Tiny) -> Begin:
     return begin
 
 
+def appending(tiny: Tiny) -> Begin:
+    more = tiny.root / "more.jsonl"
+    texts = [f"{word} river {number}" for number, word in enumerate(WORDS * 2)]
+    if not more.exists():  # shards say when it was written
+        more.write_text("".join(json.dumps({"_id": f"m{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+
+    def begin(folder: Path, **faults: Any) -> list[Script]:
+        if not folder.exists():
+            shutil.copytree(tiny.run / "embeddings" / "data", folder)
+        store = tiny.root / "stores" / folder.name
+        flags = [f"--workdir={tiny.run}", f"--corpus={more}", f"--name={folder.name}", f"--store={store}"]
+        return [start("encode.py", *flags, "--append", **faults)]
+
+    return begin
+
+
 def training(tiny: Tiny) -> Begin:
     def begin(folder: Path, **faults: Any) -> list[Script]:
         return [start("train.py", *tiny.training(folder, train__steps=STEPS), **faults)]
@@ -152,6 +170,12 @@ def encoded_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone
 
 
 @pytest.fixture(scope="session")
+def appended_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    file = tmp_path_factory.mktemp("appending") / "count"
+    return undisturbed(appending(tiny), file, tiny.run / "embeddings" / "appended", vectors)
+
+
+@pytest.fixture(scope="session")
 def trained_alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     root = tmp_path_factory.mktemp("training")
     return undisturbed(training(tiny), root / "count", root / "alone", trained)
@@ -168,6 +192,33 @@ def trained_together(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Al
 def test_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
     assert len(encoded_alone.result) > 60
     all_chains(encoding(tiny), tiny.run / "embeddings", seed, encoded_alone, vectors, trials)
+
+
+@pytest.mark.faults(1)
+def test_appending(tiny: Tiny, appended_alone: Alone, trials: Trials) -> None:
+    assert {"parts.json", "manifest.json"} <= appended_alone.result.keys()
+    all_chains(appending(tiny), tiny.run / "embeddings", CHAINS, appended_alone, vectors, trials)
+
+
+@pytest.mark.faults(1)
+def test_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """At every call that makes something durable or visible: all of the passages are gone, or none is."""
+    (tmp_path / "ids.txt").write_text("p1\np2\n")
+    for number in range(1, 9):
+        for kill_at in (number, -number):
+            folder = tiny.run / "embeddings" / f"deleting{kill_at}"
+            shutil.copytree(tiny.run / "embeddings" / "data", folder)
+            flags = [f"--workdir={tiny.run}", f"--name={folder.name}", f"--delete={tmp_path / 'ids.txt'}"]
+            before = open_encoded(folder).total_rows
+            killed = start("encode.py", *flags, kill_at=kill_at).wait()
+            gone = before - open_encoded(folder).total_rows
+            again = start("encode.py", *flags)
+            again.wait()
+            left = open_encoded(folder).total_rows
+            trials.count(gone in (0, 2) and left == before - 2 and not leftovers(folder), f"{kill_at}: {again.told}")
+        if killed != -signal.SIGKILL:
+            return
+    trials.count(False, "it never ended by itself")
 
 
 @pytest.mark.faults(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -306,8 +307,8 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
     third = json.loads((root / "data" / "corpus.jsonl").read_text().splitlines()[2])["_id"]
     embed = Embedder.__call__
 
-    def broken(self: Embedder, *rest: Any) -> Any:
-        vectors = embed(self, *rest)
+    def broken(self: Embedder, *rest: Any, **more: Any) -> Any:
+        vectors = embed(self, *rest, **more)
         vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
         return vectors
 
@@ -342,6 +343,83 @@ def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, mon
     assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
     monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
     assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
+
+
+@pytest.mark.parametrize("head", ["layers", "all_tokens"])
+def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path) -> None:
+    """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""
+    chosen = {"head__layers__chosen": (1, 3)} if head == "layers" else {}
+    config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
+    run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
+    source = encode.look_at(run, root / "data", "error", "", print)
+    lengths = source.tokenized(run, False, print).passages.lengths
+    vector = run.retriever.dimension * 4
+    counts = run.retriever.vector_counts(lengths, "passage")
+    assert encode.rows_per_shard(run, source, "float32", 0, 0) == 50
+    for limit in (1, 3 * vector, 30 * vector, 300 * vector):
+        rows = encode.rows_within(counts, 50, limit // vector)
+        sums = [counts[start : start + rows].sum() * vector for start in range(0, len(counts), rows)]
+        assert rows == 1 or max(sums) <= limit
+        twice = [counts[start : start + 2 * rows].sum() * vector for start in range(0, len(counts), 2 * rows)]
+        assert rows == 50 or max(twice) > limit  # no smaller than it needs to be
+
+
+def test_the_size_of_a_shard_is_the_lesser_of_rows_and_bytes(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a folder that has shards keeps their size, also one that is begun with rows that are too many now."""
+    other = with_run(run, tmp_path)
+    row = 2 * run.retriever.dimension * 4
+    assert encode_corpus(other, root / "data", "old", progress=False, shard_rows=100).shards == 2
+    real = encode.rows_per_shard
+    monkeypatch.setattr(encode, "MB", row * 7)  # 7 passages
+    for asked, expected in (
+        ({}, 7),
+        ({"shard_mb": 2}, 14),
+        ({"shard_mb": 2, "shard_rows": 9}, 9),
+        ({"shard_mb": 99}, 50),
+    ):
+        source = encode.look_at(run, root / "data", "error", "", print)
+        asked = {"shard_rows": 0, "shard_mb": 0} | asked
+        with other.config.unlocked():
+            other.config.encode.shard_mb = 1
+        assert real(other, source, "float32", asked["shard_rows"], asked["shard_mb"]) == expected
+    assert real(other, source, "float16", 0, 1) == 14
+    assert encode_corpus(other, root / "data", "old", progress=False, shard_rows=100).shards_written == 0
+    assert encode_corpus(other, root / "data", "old", progress=False).shards_written == 0
+    assert encode_corpus(other, root / "data", "new", progress=False, shard_rows=100).shards == 17
+    assert encode_corpus(other, root / "data", "new", progress=False, shard_rows=100).shards_written == 0
+    with pytest.raises(ContractError, match="rows_per_shard: 14 in what is to be encoded now, 7 in"):
+        encode_corpus(other, root / "data", "new", progress=False, shard_mb=2)
+
+
+def test_the_bar_is_that_of_the_whole_job(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Any] = []
+
+    class Bar(encode.tqdm):  # type: ignore[misc, type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"file": io.StringIO()})
+            self.began = self.n
+            self.told: list[str] = []
+            bars.append(self)
+
+        def set_postfix_str(self, text: str = "", refresh: bool = True) -> None:
+            self.told.append(text)
+
+    other = with_run(run, tmp_path)
+    result = encode_corpus(other, root / "data", progress=False)
+    next(result.folder.glob("ids-00001*")).unlink()
+    monkeypatch.setattr(encode, "tqdm", Bar)
+    encode_corpus(other, root / "data")
+    bar = bars[-1]
+    assert (bar.began, bar.n, bar.total, bar.told) == (
+        result.passages - ROWS,
+        result.passages,
+        result.passages,
+        ["2 of 3 shards", "3 of 3 shards"],
+    )
 
 
 def test_shards_made_on_other_devices_are_told(

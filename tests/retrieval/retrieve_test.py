@@ -265,12 +265,17 @@ def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_p
     assert Searcher(run, searcher.folder).passages(["p3"]) == {"p3": everything["p3"]}
 
 
-@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz", "reordered.tsv", "corpus.jsonl.gz"])
-def test_passages_are_read_from_files_of_any_format(name: str, root: Path, tmp_path: Path) -> None:
-    """Rows over several lines, a header with its own order, no line end at the end, and an id that is there twice."""
+@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz", "reordered.tsv", "corpus.jsonl.gz", "corpus.json"])
+def test_passages_are_read_from_files_of_any_format(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows over several lines, a header with its own order, no line end at the end, and an id that is there twice. What
+    has no lines to point at is copied once; then only what is asked for is read."""
     rows = [Passage(f"p{i}", f'line\none "{i}"' if i % 3 else "one\ttwo", f"title {i}") for i in range(20)]
     path = tmp_path / name
-    if "jsonl" in name:
+    if name == "corpus.json":
+        text = json.dumps([{"_id": p.id, "title": p.title, "text": p.text} for p in rows])
+    elif "jsonl" in name:
         text = "".join(json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in rows)
     else:
         columns = ["title", "id", "text"] if name == "reordered.tsv" else ["id", "text", "title"]
@@ -287,6 +292,44 @@ def test_passages_are_read_from_files_of_any_format(name: str, root: Path, tmp_p
     assert len(expected) == 20
     for wanted in (["p7"], ["p19", "p4", "p0"], list(expected)):
         assert searcher.passages(wanted) == {key: expected[key] for key in wanted if key in expected}
+    copy = folder / "passages.jsonl"
+    assert copy.exists() == (name in ("psgs.tsv.gz", "corpus.jsonl.gz", "corpus.json"))
+    again = Searcher(run, folder)
+    monkeypatch.setattr("jaxret.retrieval.passages.read_located", None)  # reads all of it
+    assert again.passages(["p7"]) == {"p7": expected["p7"]}
+    assert 0 < again.bytes_read < len(text) / 5
+    monkeypatch.undo()
+    if copy.exists():
+        copy.write_bytes(copy.read_bytes().replace(b"line", b"mine"))
+        assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
+
+
+def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    texts = ["river", "", *(["stone"] * 50)]
+    path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
+    run = copied(root, tmp_path / "mine")
+    searcher = Searcher(run, encode_corpus(run, path, on_error="keep", progress=False).folder)
+    searcher.passages(["p0"])
+    read = searcher.bytes_read
+    assert searcher.passages(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
+    assert searcher.bytes_read == 2 * read < path.stat().st_size / 10
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_passages_of_a_folder_that_cannot_be_written(name: str, root: Path, tmp_path: Path) -> None:
+    text = (root / "data" / "corpus.jsonl").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    run = copied(root, tmp_path / "mine")
+    folder = encode_corpus(run, tmp_path / name, "read-only", progress=False).folder
+    before = sorted(path.name for path in folder.iterdir())
+    folder.chmod(0o500)
+    found = Searcher(run, folder).passages(["p3", "p4"])
+    folder.chmod(0o700)
+    assert {key: passage.id for key, passage in found.items()} == {"p3": "p3", "p4": "p4"}
+    assert all(passage.text for passage in found.values())
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def damaged(good: bytes, random: np.random.Generator) -> bytes:
@@ -383,7 +426,7 @@ def test_which_corpus(root: Path, tmp_path: Path) -> None:
         choose_corpus(run)
     assert choose_corpus(run, "again").name == "again"
     shutil.rmtree(run.workdir / "embeddings")
-    with pytest.raises(FileNotFoundError, match=r"no encoded corpus; encode\.py --workdir="):
+    with pytest.raises(FileNotFoundError, match=r"no encoded corpus; jaxret encode --workdir="):
         choose_corpus(run)
 
 

@@ -1,0 +1,40 @@
+"""Some rows of a shard, in the place of a shard: what a search does with one, it does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxret.types import Ragged
+
+
+class Picked:
+    """Some rows of a shard [rows,V,D]; copied when they are asked for."""
+
+    def __init__(self, shard: np.ndarray, rows: np.ndarray) -> None:
+        self._shard, self._rows = shard, rows
+        self.shape = (len(rows), *shard.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self._shard[self._rows[key]]
+
+
+class PickedLists:
+    """Some rows of a shard of lists of vectors; copied when they are asked for."""
+
+    def __init__(self, shard: Ragged, rows: np.ndarray) -> None:
+        self._shard, self._rows = shard, rows
+        self.lengths = shard.lengths_of(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
+        return self._shard[self._rows[row]]
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        return self._shard.take(self._rows[rows])

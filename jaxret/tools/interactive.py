@@ -1,0 +1,72 @@
+"""Questions one after the other: the model and the vectors are opened once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxret.data.records import Query
+from jaxret.retrieval.retrieve import Searcher
+from jaxret.runs.embedder import padded_length
+from jaxret.tools.cli import sentence
+from jaxret.tools.search_files import searched, show_answer
+
+PROMPT = "question> "
+_WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer ones once for each step of length
+
+
+def interact(searcher: Searcher, k: int) -> None:
+    """Answers questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
+    with a history; Ctrl-C ends a line, not the session. What is wrong with a question is told on stderr, and the next
+    one is read."""
+    warm_up(searcher, k)
+    print(f"{searched(searcher)}; an empty line or Ctrl-D ends", flush=True)
+    for question in questions():
+        try:
+            show_answer(searcher, question, k, progress=False)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+        except Exception as error:
+            if not sentence(error):
+                raise
+            print(f"error: {sentence(error)}", file=sys.stderr)
+        sys.stdout.flush()
+
+
+def questions() -> Iterator[str]:
+    """The lines of standard input up to an empty one. Bytes that are not UTF-8 come as lone surrogates, which the check
+    of a question names."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):  # some builds of Python have none: no history then
+            import readline  # noqa: F401
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    while True:
+        try:
+            line = input(PROMPT) if terminal else sys.stdin.readline().rstrip("\r\n")
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            print()
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def warm_up(searcher: Searcher, k: int) -> None:
+    """Compiles what questions of up to _WARM_LENGTH tokens need, and reads the vectors once."""
+    tokenizer = searcher.run.tokenizer
+    texts = ["? " * n for n in range(1, min(tokenizer.query_length, _WARM_LENGTH))]
+    tokens = tokenizer.queries(texts)
+    of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
+    for row in of_length.values():
+        searcher.embedder(tokens.take(np.array([row])), "query")
+    late = searcher.run.retriever.late_interaction  # as many vectors as tokens: a program for each length, too
+    for row in list(of_length.values()) if late else [0]:
+        searcher.search([Query("0", texts[row])], k)

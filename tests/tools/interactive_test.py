@@ -1,0 +1,122 @@
+"""Questions one after the other."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from jaxret.data.records import Query
+from jaxret.retrieval import backends
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.retrieve import Searcher, choose_corpus
+from jaxret.runs.run import Run
+from jaxret.tools import interactive
+from jaxret.tools.interactive import interact
+from jaxret.tools.search_files import answer
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("interactive")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    found = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    encode_corpus(found, folder / "data", progress=False)
+    return found
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+
+
+@pytest.mark.parametrize("backend", ["faiss-cpu", "xla"])
+def test_each_question_is_answered_as_if_it_were_asked_alone(
+    backend: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = ["silver river", "stone", "paper light forest market winter garden bridge window thunder"]
+    for question in questions:
+        answer(run, question, 3, backend=backend, progress=False)
+    alone = capsys.readouterr().out
+    ask(monkeypatch, "\n".join([*questions, "", "never"]).encode())
+    interact(Searcher(run, choose_corpus(run), backend), 3)
+    first, *found = capsys.readouterr().out.splitlines()
+    assert first == "115 passages; an empty line or Ctrl-D ends"
+    seconds = re.compile(r", \d+\.\d{3} s\)")
+    assert len(seconds.findall("\n".join(found))) == len(questions)
+    assert seconds.sub("", "\n".join(found)) == seconds.sub("", alone.rstrip("\n"))
+    assert "never" not in "\n".join(found)
+
+
+def test_what_is_wrong_with_a_question_ends_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(monkeypatch, b"caf\xe9\nstone\r\n")
+    interact(Searcher(run, choose_corpus(run)), 2)
+    out, err = capsys.readouterr()
+    assert err == "error: the question holds byte 0xe9, which is not UTF-8, at character 4; write it in UTF-8\n"
+    assert out.splitlines()[1].startswith("stone   (exact search of 115 passages")
+
+
+def compiled() -> int:
+    """Programs of the search."""
+    return int(backends._xla_top._cache_size())  # type: ignore[attr-defined]
+
+
+def test_after_the_first_nothing_is_compiled_and_few_bytes_are_read(run: Run) -> None:
+    searcher = Searcher(replace(run, compiled={}), choose_corpus(run), "xla")
+    interactive.warm_up(searcher, 3)
+    before, searches = searcher.embedder.programs, compiled()
+    size = len((run.workdir.path.parent / "data" / "corpus.jsonl").read_bytes())
+    for text in ("river", "silver river stone", "paper light forest market winter garden bridge window thunder"):
+        read = searcher.bytes_read
+        ranking = searcher.search([Query("0", text)], 3).rankings["0"]
+        assert searcher.passages([key for key, _ in ranking])
+        assert searcher.bytes_read - read < size / 10
+    assert searcher.embedder.programs == before > 0
+    assert compiled() == searches > 0
+
+
+def test_ctrl_c_ends_a_line_and_the_end_of_input_ends_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal, where lines come from input()."""
+    typed: Iterator[str | type[BaseException]] = iter([KeyboardInterrupt, "river", EOFError])
+
+    def read(prompt: str) -> str:
+        assert prompt == "question> "
+        one = next(typed)
+        if isinstance(one, str):
+            return one
+        raise one
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", read)
+    interact(Searcher(run, choose_corpus(run)), 1)
+    assert "river   (exact search" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_search_ends_the_search(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def show(_: Searcher, question: str, *__: object, **___: object) -> None:
+        asked.append(question)
+        if question == "one":
+            raise KeyboardInterrupt
+        print("answered")
+
+    ask(monkeypatch, b"one\ntwo\n")
+    searcher = Searcher(run, choose_corpus(run))
+    monkeypatch.setattr(interactive, "show_answer", show)
+    interact(searcher, 1)
+    out, err = capsys.readouterr()
+    assert err == "interrupted\n"
+    assert out.endswith("answered\n")
+    assert asked == ["one", "two"]
