@@ -115,7 +115,7 @@ class Embedder:
 
     def __call__(self, texts: Ragged, side: Side, progress: bool = False) -> Ragged:
         """The vectors of every text, float32, in the order of `texts`."""
-        counts = self.retriever.vector_counts(texts.lengths, side)
+        counts = self.retriever.vector_counts(texts, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         result = Ragged(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
 
