@@ -109,8 +109,8 @@ def stored_head(root: Path) -> Params:
 def settings_of(head: Any, lengths: Mapping[str, int], words: Mapping[int, str]) -> dict[str, Any]:
     """The settings of PyLate that say the same as a head. lengths: of "query" and "document"; words: by id. Raises
     ValueError for what PyLate cannot say."""
-    if not head.late:
-        raise ValueError("PyLate scores every token of a query: head.all_tokens.late is False; use --to=hf")
+    if not head.late_interaction():
+        raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")
     prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
     for key, id in prefixes.items():
         if id == -1:
