@@ -58,6 +58,14 @@ def get_config() -> ConfigDict:
     c.head.all_tokens = ConfigDict()
     c.head.all_tokens.projection = 0  # vector size after a linear layer; 0: the encoder's size
     c.head.all_tokens.late = False  # True: late interaction: every query token is a vector; score = sum of their maxima
+    # Under late interaction. A PyLate directory decides them all (docs/models.md).
+    c.head.all_tokens.query_marker = -1  # id of a token after [CLS], as [unused0]'s, 1 in BERT's vocabulary; -1: none
+    c.head.all_tokens.passage_marker = -1
+    # What fills queries up to their length: none; or [MASK]s, which are vectors like the others, and which other tokens
+    # attend to (attended) or not (unattended).
+    c.head.all_tokens.expansion = "none"
+    c.head.all_tokens.mask_id = 103  # [MASK] in the vocabulary; read if there is an expansion
+    c.head.all_tokens.skiplist = ()  # ids of tokens of passages that are read but no vectors: punctuation
     # MVR: V = count
     c.head.viewers = ConfigDict()
     c.head.viewers.count = 8

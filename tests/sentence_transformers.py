@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, processors
 
 from jaxret.storage import write_json
@@ -54,4 +56,34 @@ def write_modules(
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32} | old | pooling)
     named = {"similarity_fn_name": similarity} if similarity else {}
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts or {}} | named | (settings or {}))
+    return folder
+
+
+def write_pylate(folder: Path, projection: int = 6, **settings: Any) -> Path:
+    """A PyLate directory in miniature: the encoder of `write_bert`, markers as added tokens, a projection."""
+    write_bert(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    lines = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    write_json(folder / "modules.json", lines)
+    written = {
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[Q] ",
+        "document_prefix": "[D] ",
+        "query_length": 12,
+        "document_length": 24,
+        "do_query_expansion": True,
+        "attend_to_expansion_tokens": False,
+        "skiplist_words": ["e", "river", "?"],  # the last is not in the vocabulary: [UNK]
+    }
+    write_json(folder / "config_sentence_transformers.json", written | settings)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": False})
+    identity = "torch.nn.modules.linear.Identity"
+    sizes = {"in_features": 32, "out_features": projection, "bias": False, "activation_function": identity}
+    write_json(folder / "1_Dense" / "config.json", sizes)
+    weight = np.random.default_rng(0).standard_normal((projection, 32)).astype(np.float32)
+    save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors", {"format": "pt"})
     return folder

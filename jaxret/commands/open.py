@@ -5,7 +5,7 @@ jaxret open MODEL --workdir=runs/as-it-comes
 
 from absl import flags
 
-ARGUMENTS = {"MODEL": "a Hugging Face or sentence-transformers directory, or a hub name"}
+ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run, to be made", required=True)
 _TOKEN = flags.DEFINE_enum("token", "", ["", "cls", "mean"], "of an encoder alone: what its vector is; default: cls")
 _DOWNLOAD = flags.DEFINE_boolean("download", False, "fetch a hub name that is not in the local cache")

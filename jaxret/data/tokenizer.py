@@ -96,6 +96,9 @@ class TextTokenizer:
     Prompts are text in front of every query or passage, tokenised with it, as sentence-transformers has them. With
     another `title_separator` than "[SEP]", title, separator and text are tokenised as one text.
 
+    A marker is an id after [CLS], of all queries or of all passages. With `expand_queries` queries are filled with
+    [MASK] up to their length limit. Both are a head's to ask for.
+
     `dataclasses.replace` gives the same with other lengths; one that leaves no token for a text is a ValueError.
     """
 
@@ -109,6 +112,9 @@ class TextTokenizer:
     query_prompt: str = ""
     passage_prompt: str = ""
     title_separator: str = SEPARATOR
+    query_marker: int | None = None
+    passage_marker: int | None = None
+    expand_queries: bool = False
 
     def __post_init__(self) -> None:
         for side in JOINS:
@@ -116,15 +122,17 @@ class TextTokenizer:
             if length < 3:
                 raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
             taken = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
-            if taken + len(self.marker_ids) >= length:
+            if self.expand_queries and self.mask_id is None:
+                raise ValueError("queries are to be filled with [MASK], which this tokenizer does not have")
+            if taken + len(self._start(side)) + 1 >= length:
                 raise ValueError(
                     f"tokens.{side}_prompt {prompt!r} takes {taken} tokens, which leaves none of tokens.{side}_length="
                     f"{length} for a text; shorten the prompt or allow more tokens"
                 )
 
     @classmethod
-    def load(cls, directory: str | Path, query_length: int, passage_length: int, **joins: str) -> TextTokenizer:
-        """Loads offline and without remote code. joins: prompts and title_separator, where they are not the defaults.
+    def load(cls, directory: str | Path, query_length: int, passage_length: int, **options: Any) -> TextTokenizer:
+        """Loads offline and without remote code. options: prompts and what else is not the default.
         Raises ValueError if there is no fast tokenizer, if it has no [SEP] (or end of text) and [PAD], or if a length
         leaves no token for a text."""
         backend, special = load_backend(Path(directory))
@@ -134,7 +142,9 @@ class TextTokenizer:
             raise ValueError(f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {found}")
         backend.no_padding()  # tokenizer.json may carry settings of its own
         backend.no_truncation()
-        return cls(backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"], **joins)
+        return cls(
+            backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"], **options
+        )
 
     @staticmethod
     def digests(directory: str | Path) -> dict[str, str]:
@@ -173,7 +183,16 @@ class TextTokenizer:
         lengths = {f"{side}_length": getattr(self, f"{side}_length") for side in sides}
         usual = {name: value for side in sides for name, value in JOINS[side].items()}
         joins = {name: value for name, value in self.joins.items() if value != usual.get(name, value)}
-        return {"sha256": self.digest, "library": tokenizers.__version__, **self.special_ids, **lengths, **joins}
+        more = {f"{side}_marker": id for side in sides if (id := getattr(self, f"{side}_marker")) is not None}
+        more |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
+        return {
+            "sha256": self.digest,
+            "library": tokenizers.__version__,
+            **self.special_ids,
+            **lengths,
+            **joins,
+            **more,
+        }
 
     def bare(self, texts: Iterable[str], keep: Keep = joined) -> Ragged:
         """Token ids of queries, prompt included, without markers and without a limit (of at most 2**20 characters); an
@@ -187,7 +206,8 @@ class TextTokenizer:
     ) -> Ragged:
         """Token ids of queries; what the limit costs is counted in `cut`, if one is given."""
         cut = cut or Truncation("queries", self.query_length)
-        return keep(self._encode(((self.query_prompt + text, "") for text in texts), cut, progress))
+        found = ((self.query_prompt + text, "") for text in texts)
+        return keep(self._encode(found, self._start("query"), cut, progress, fill=self.expand_queries))
 
     def passages(
         self, passages: Iterable[Passage], progress: bool = False, cut: Truncation | None = None, keep: Keep = joined
@@ -195,7 +215,11 @@ class TextTokenizer:
         """Token ids of passages; what the limit costs is counted in `cut`, if one is given. Of `passages`, which may
         be a stream, only a block is held at a time, and of a long one only its beginning."""
         cut = cut or Truncation("passages", self.passage_length)
-        return keep(self._encode(map(self._parts, passages), cut, progress))
+        return keep(self._encode(map(self._parts, passages), self._start("passage"), cut, progress))
+
+    def _start(self, side: str) -> list[int]:
+        """The ids that come before a text."""
+        return [id for id in (self.cls_id, getattr(self, f"{side}_marker")) if id is not None]
 
     def _parts(self, passage: Passage) -> tuple[str, str]:
         """(text, title) with what belongs in front and between; an empty title where [SEP] is not between them."""
@@ -206,9 +230,11 @@ class TextTokenizer:
             return prompt + text, ""
         return text, prompt + title
 
-    def _encode(self, texts: Iterable[tuple[str, str]], cut: Truncation, progress: bool) -> Iterator[Ragged]:
-        """Blocks of token ids, cut as `cut` says, which counts it."""
-        start, limit = [] if self.cls_id is None else [self.cls_id], cut.limit
+    def _encode(
+        self, texts: Iterable[tuple[str, str]], start: list[int], cut: Truncation, progress: bool, fill: bool = False
+    ) -> Iterator[Ragged]:
+        """Blocks of token ids, cut as `cut` says, which counts it; or filled up to there."""
+        limit = cut.limit
         with tqdm(desc=f"tokenize {cut.what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
@@ -220,7 +246,8 @@ class TextTokenizer:
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
                     read = text_read + title_read
                     cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
-                    rows.append(ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id])
+                    ids = ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id]
+                    rows.append([*ids, *[self.mask_id] * (limit - len(ids))] if fill else ids)  # type: ignore[list-item]
                 yield Ragged.from_lists(rows)
                 bar.update(len(block))
 

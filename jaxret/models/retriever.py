@@ -23,7 +23,7 @@ from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import HEADS, make_head
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.models.pooling import POOLINGS
-from jaxret.types import Embeddings, HiddenStates, Tokens
+from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -50,7 +50,7 @@ class RetrieverModule(nn.Module):
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
         encoder = self._encoder(side)
         head = self.head if self.tied else getattr(self, f"{side}_head")
-        hidden = encoder(tokens, head.keep(side), train, head.leading(side))
+        hidden = encoder(head.seen(tokens, side), head.keep(side), train, head.leading(side))
         embeddings = head(hidden, Text(side, replace(tokens, packing=None), encoder, train, labels))
         # Everything after the encoder is float32: scores of bf16 vectors would have ties where there are none.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))
@@ -106,11 +106,17 @@ class Retriever:
         """The same retriever for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
         return Retriever(self.module.clone(compute=replace(self.module.compute, read=read)))
 
-    def vector_counts(self, lengths: np.ndarray, side: Side) -> np.ndarray:
-        """How many vectors texts of `lengths` tokens have at inference."""
+    def vector_counts(self, texts: Ragged, side: Side) -> np.ndarray:
+        """How many vectors texts (token ids) have at inference."""
         if (side == "query" and self.late_interaction) or (side == "passage" and self.vectors_per_passage is None):
-            return lengths + self.module.head.keep(side).mean
-        return np.full(len(lengths), 1 if side == "query" else self.vectors_per_passage)
+            head = self.module.head
+            before = np.concatenate([[0], np.cumsum(head.kept(texts, side))])
+            return np.diff(before[texts.offsets]) + head.keep(side).mean
+        return np.full(len(texts), 1 if side == "query" else self.vectors_per_passage)
+
+    def most_vectors(self, length: int) -> int:
+        """How many vectors a passage of `length` tokens may have."""
+        return int(self.vector_counts(Ragged(np.full(length, -1), np.array([0, length])), "passage")[0])
 
     def contract(self) -> dict[str, Any]:
         """Everything of the model, but its parameters, that vectors depend on."""
@@ -198,6 +204,11 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
     choose(PLATFORMS, "encoder.attention", config.encoder.attention)
     if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
+    if config.encoder.attention != "plain" and head.unseen():
+        raise ValueError(
+            f"encoder.attention is {config.encoder.attention!r}, whose kernel computes no token that others do not "
+            f"see, and here are {head.unseen()}: use 'plain'"
+        )
     if config.encoder.attention == "cudnn" and dtype == jnp.float32:
         raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
     module = RetrieverModule(
@@ -211,9 +222,11 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
     return Retriever(module)
 
 
-def with_pretrained(params: Params, weights: Params) -> Params:
-    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one."""
+def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:
+    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and every head if one is
+    given."""
     encoders = {name: weights for name in params if name.endswith("encoder")}
+    encoders |= {name: head for name in params if head and name.endswith("head")}
     found, expected = traverse_util.flatten_dict(encoders), traverse_util.flatten_dict({n: params[n] for n in encoders})
     for path, leaf in expected.items():
         if np.shape(found.get(path)) != tuple(leaf.shape):

@@ -163,7 +163,7 @@ def corpus_bytes(config: ConfigDict, retriever: Retriever, passages: int) -> int
     """Of the vectors on disk, for passages as long as they may be; ids come on top."""
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
-    vectors = int(retriever.vector_counts(np.array([config.tokens.passage_length]), "passage")[0])
+    vectors = retriever.most_vectors(config.tokens.passage_length)
     return passages * vectors * retriever.dimension * np.dtype(config.encode.dtype).itemsize
 
 
@@ -180,7 +180,7 @@ def plan_searching(
     planned = programs.searching(config, directory, k, jax.devices()[0])
     retriever = programs.retriever_of(config, directory)
     kinds = work(planned)
-    vectors = int(retriever.vector_counts(np.array([config.tokens.passage_length]), "passage")[0])
+    vectors = retriever.most_vectors(config.tokens.passage_length)
     some = planned.arguments[0].shape[0]
     blocks = math.ceil(passages * vectors / BLOCK_ROWS)
     rounds = math.ceil(queries / some)

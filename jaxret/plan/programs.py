@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders.pretrained import find, resolve
-from jaxret.models.encoders.sentence_transformers import stated
+from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.retrieval.backends import _xla_top, _xla_top_lists, few_sizes, power_of_two

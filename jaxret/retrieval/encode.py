@@ -26,6 +26,7 @@ from jaxret.types import VECTOR_DTYPES
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
 # minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
 SHARD_ROWS = 8192
+COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
 
 
@@ -173,8 +174,10 @@ def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_
     each = run.retriever.vectors_per_passage
     if each is not None:
         return max(1, min(rows, vectors // each))
-    lengths = source.tokenized(run, progress, speaker(progress)).passages.lengths
-    return rows_within(run.retriever.vector_counts(lengths, "passage"), rows, vectors)
+    passages = source.tokenized(run, progress, speaker(progress)).passages
+    parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNTED))
+    counts = np.concatenate([run.retriever.vector_counts(passages.take(part), "passage") for part in parts])
+    return rows_within(counts, rows, vectors)
 
 
 def rows_within(counts: np.ndarray, rows: int, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,12 +13,24 @@ from jaxret.models.heads import HEADS
 
 # The keys that a directory decides, and the value of each that counts as not set (that of configs/base.py).
 UNSET: dict[str, Any] = {
+    **{f"head.{name}.{key}": getattr(head, key) for name, head in HEADS.items() for key in head.STATED},
     "head.token": "cls",
     "normalize": False,
     **dict.fromkeys(LENGTHS.values(), 256),
     **dict.fromkeys(PROMPTS, ""),
 }
 _OF_VECTORS = ("head.token", "normalize")
+
+
+def _of_family(key: str) -> str:
+    """Whose group of keys "head.NAME.KEY" is in; "" of any other key."""
+    parts = key.split(".")
+    return parts[1] if parts[0] == "head" and len(parts) == 3 else ""
+
+
+def family_of(stated: Mapping[str, Any]) -> str:
+    """The head whose vectors a directory says it has; "": the one vector of sentence-transformers, or nothing."""
+    return next(filter(None, map(_of_family, stated)), "")
 
 
 def adopt(
@@ -30,12 +43,14 @@ def adopt(
     every key that says something else.
     """
     config, told, problems = ConfigDict(config.to_dict()).lock(), list[str](), list[str]()
-    if config.head.name in HEADS and not HEADS[config.head.name].STOCK:
-        stated = {key: value for key, value in stated.items() if key not in _OF_VECTORS}
+    family = family_of(stated)
+    if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
+        stated = {key: value for key, value in stated.items() if key not in _OF_VECTORS and not _of_family(key)}
     meant = set(given)
     for key, value in stated.items():
+        value = tuple(value) if isinstance(value, list) else value
         *groups, name = key.split(".")
-        place = config[groups[0]] if groups else config
+        place = reduce(getattr, groups, config)
         now = place[name]
         if now == value:
             continue

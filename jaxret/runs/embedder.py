@@ -118,7 +118,7 @@ class Embedder:
     ) -> Ragged:
         """The vectors of every text, float32, in the order of `texts`. progress: shows a bar of its own; advance: is
         told how many more texts are done."""
-        counts = self.retriever.vector_counts(texts.lengths, side)
+        counts = self.retriever.vector_counts(texts, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         result = Ragged(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
 

@@ -52,6 +52,7 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
         query_prompt=tokens.query_prompt,
         passage_prompt=tokens.passage_prompt,
         title_separator=tokens.title_separator,
+        **retriever.module.head.text_options(),
     )
     try:
         retriever.module.head.check_tokenizer(tokenizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,31 +20,58 @@ from jaxret.data.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
-from jaxret.models.heads.head import Side
+from jaxret.models.heads.head import EACH, Side
 from jaxret.runs.run import Run
 from jaxret.storage import read_json, write_json
 from jaxret.types import Ragged, Tokens
 
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
 _TYPES = "sentence_transformers.models."
+_WEIGHTS, _AS_TORCH = "model.safetensors", {"format": "pt"}
 
 
-def layer_weights(run: Run, side: Side) -> dict[int, float]:
-    """{layer: what it counts for} where the vector of a text is a mean over layers. Raises ValueError where it is
-    anything else, which stock modules cannot say."""
-    module, name = run.retriever.module, run.config.head.name
-    layers = module.head.layers_of(side)
-    pooling = run.params.get("pooling", {}) if side == "passage" else {}
-    weights: list[float] | None = [1.0]
-    if side == "passage" and layers:
-        weights = type(module.pooling).weights(len(layers), pooling)
-    if not layers or weights is None:
-        several = f"{name!r} with pooling {run.config.pooling!r}" if layers else repr(name)
-        raise ValueError(f"head.name {several} has no form in stock modules of sentence-transformers: use --to=hf")
+class Form(NamedTuple):
+    """A vector that others' modules can compute of an encoder's states."""
+
+    weights: Mapping[int, float]  # layer -> what it counts for
+    token: str  # at which token: "cls" or "mean"; or head.EACH
+    projection: np.ndarray | None  # [H,D], after it
+
+    def same(self, other: Form) -> bool:
+        """Whether one chain of modules serves both, if their encoders and projections are the same."""
+        return self.weights == other.weights and self.token == other.token
+
+
+def vector_form(run: Run, side: Side) -> Form | None:
+    """What the vectors of a side's texts are, if they are states at a token, or a mean of several layers' there,
+    perhaps projected. None where they are anything else: several vectors of a passage, or what a head computes."""
+    module, name = run.retriever.module, "head" if run.config.encoder.tied else f"{side}_head"
+    layers, pooling = module.head.layers_of(side), run.config.pooling if side == "passage" else "none"
+    if not layers:
+        return None
+    token, weights = module.head.token_of(side, pooling), [1.0]
+    if not token:
+        return None
+    if side == "passage" and token != EACH:
+        if run.retriever.vectors_per_passage != 1:
+            return None
+        weights = type(module.pooling).weights(len(layers), run.params.get("pooling", {}))
     found = {layer: float(weight) for layer, weight in zip(layers, weights, strict=True) if weight}
-    if len(found) > 1 and getattr(module.config, "normalize_intermediate", False):
-        raise ValueError(f"{module.config.model_type} gives layers below the last raw in transformers, normed here")
-    return found
+    own = run.params.get(name, {}).get(module.head.PROJECTION, {})
+    return Form(found, token, np.asarray(own["kernel"]) if own else None)
+
+
+def stock_problem(run: Run) -> str:
+    """Why stock modules of sentence-transformers cannot compute a run's vectors; "" if they can."""
+    module, name = run.retriever.module, run.config.head.name
+    for side in ROUTES:
+        form = vector_form(run, side)
+        if form is None or form.token == EACH:
+            several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
+            return f"head.name {several} has no form in stock modules of sentence-transformers"
+        if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
+            return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
+    return ""
 
 
 def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) -> None:
@@ -52,6 +80,11 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
     save_pretrained(folder, run.retriever.module.config, params)
     if all_layers:  # without it a mean over layers is silently the last one
         write_json(folder / "config.json", read_json(folder / "config.json") | {"output_hidden_states": True})
+    write_tokenizer(run, side, folder)
+
+
+def write_tokenizer(run: Run, side: Side, folder: Path) -> None:
+    """The tokenizer, with the length limit of a side's texts."""
     for name in TOKENIZER_FILES:
         if (run.workdir.encoder / name).is_file():
             shutil.copyfile(run.workdir.encoder / name, folder / name)
@@ -62,16 +95,16 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
 
 def write_modules(run: Run, out: Path) -> None:
     """A sentence-transformers directory: with one chain of modules, or, where queries and passages are encoded
-    differently, a Router. Raises ValueError for what stock modules cannot say."""
-    weights: dict[Side, dict[int, float]] = {side: layer_weights(run, side) for side in ROUTES}
+    differently, a Router. Where stock modules cannot compute the vectors, the encoder alone."""
+    none = bool(stock_problem(run))
+    forms: dict[Side, Form | None] = {side: None if none else vector_form(run, side) for side in ROUTES}
     prompts = {route: run.config.tokens[f"{side}_prompt"] for side, route in ROUTES.items()}
     similarity = "cosine" if run.config.normalize else "dot"
     write_json(out / SETTINGS, {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity})
-    if run.config.encoder.tied and weights["query"] == weights["passage"]:
-        chain = _write_chain(run, "passage", weights["passage"], out, root="")
-        _write_list(out, chain)
+    if one_chain(run):
+        _write_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
         return
-    chains = {ROUTES[side]: _write_chain(run, side, weights[side], out, f"{ROUTES[side]}_") for side in ROUTES}
+    chains = {ROUTES[side]: _write_chain(run, side, forms[side], out, f"{ROUTES[side]}_") for side in ROUTES}
     types = {name: kind for chain in chains.values() for name, kind in chain.items()}
     structure = {route: list(chain) for route, chain in chains.items()}
     parameters = {"default_route": "document", "allow_empty_key": True}
@@ -79,40 +112,61 @@ def write_modules(run: Run, out: Path) -> None:
     _write_list(out, {"": f"{_TYPES}Router"})
 
 
+def one_chain(run: Run) -> bool:
+    """Whether queries and passages go through the same modules."""
+    query, passage = (vector_form(run, side) for side in ROUTES)
+    alike = bool(stock_problem(run)) or (query is not None and passage is not None and query.same(passage))
+    return run.config.encoder.tied and alike
+
+
 def _write_list(out: Path, chain: Mapping[str, str]) -> None:
     lines = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(chain.items())]
     write_json(out / MODULES, lines)
 
 
-def _write_chain(run: Run, side: Side, weights: Mapping[int, float], out: Path, root: str) -> dict[str, str]:
-    """Writes the modules of a side; {folder: type}. root: what their folders begin with."""
+def _write_chain(run: Run, side: Side, form: Form | None, out: Path, root: str) -> dict[str, str]:
+    """Writes the modules of a side; {folder: type}. root: what their folders begin with. form None: the encoder."""
     module, size = run.retriever.module, {"word_embedding_dimension": run.retriever.module.config.hidden_size}
-    layers, mixed = module.config.num_layers, set(weights) != {module.config.num_layers}
-    chain = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}
+    layers, weights = module.config.num_layers, form.weights if form else {module.config.num_layers: 1.0}
+    chain, mixed = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}, set(weights) != {layers}
     encoder = out / next(iter(chain))
     write_encoder(run, side, encoder, all_layers=mixed)
     length = run.config.tokens[f"{side}_length"]
     write_json(encoder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+    if form is None:
+        return chain
+
+    def add(kind: str, config: Mapping[str, Any] | None = None, **tensors: np.ndarray) -> None:
+        folder = out / f"{root}{len(chain)}_{kind}"
+        folder.mkdir()
+        chain[folder.name] = _TYPES + kind
+        if config is not None:
+            write_json(folder / "config.json", config)
+        if tensors:
+            save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, folder / _WEIGHTS, _AS_TORCH)
+
     if mixed:
-        start, folder = min(weights), f"{root}{len(chain)}_WeightedLayerPooling"
-        chain[folder] = f"{_TYPES}WeightedLayerPooling"
-        write_json(out / folder / "config.json", {**size, "layer_start": start, "num_hidden_layers": layers})
+        start = min(weights)
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
-        save_file({"layer_weights": factors}, out / folder / "model.safetensors", {"format": "pt"})
-    folder, mean = f"{root}{len(chain)}_Pooling", run.config.head.token == "mean"
-    chain[folder] = f"{_TYPES}Pooling"
-    write_json(
-        out / folder / "config.json", {**size, "pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
-    )
+        add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
+    mean = form.token == "mean"
+    add("Pooling", {**size, "pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean})
+    if form.projection is not None:
+        add("Dense", dense_config(form.projection), **{"linear.weight": form.projection.T})
     if run.config.normalize:
-        folder = f"{root}{len(chain)}_Normalize"
-        (out / folder).mkdir()
-        chain[folder] = f"{_TYPES}Normalize"
+        add("Normalize")
     return chain
 
 
+def dense_config(kernel: np.ndarray) -> dict[str, Any]:
+    """config.json of a Dense module that is a product with `kernel` [in,out]."""
+    sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
+    return {**sizes, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+
+
 def read_back(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
-    """The vectors [rows,D] that the modules in a written directory give, computed module by module from the files."""
+    """What the modules in a written directory give, computed module by module from the files: vectors [rows,D], or of
+    an encoder alone the states [rows,T,H]."""
     lines = [(line["type"], line["path"]) for line in read_json(out / MODULES)]
     if lines[0][0] == f"{_TYPES}Router":
         router = read_json(out / "router_config.json")
@@ -122,22 +176,26 @@ def read_back(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
     for kind, path in lines[1:]:
         if kind == f"{_TYPES}WeightedLayerPooling":
             start = read_json(out / path / "config.json")["layer_start"]
-            factors = load_file(out / path / "model.safetensors")["layer_weights"]
+            factors = load_file(out / path / _WEIGHTS)["layer_weights"]
             found = np.tensordot(factors / factors.sum(), states[start:], 1)
         elif kind == f"{_TYPES}Pooling" and read_json(out / path / "config.json")["pooling_mode_mean_tokens"]:
             found = (found * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         elif kind == f"{_TYPES}Pooling":
             found = found[:, 0]
+        elif kind == f"{_TYPES}Dense":
+            found = found @ load_file(out / path / _WEIGHTS)["linear.weight"].T
         else:
             found = found / np.linalg.norm(found, axis=-1, keepdims=True)
     return found
 
 
-def read_states(folder: Path, tokens: Ragged, ignore: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+def read_states(
+    folder: Path, tokens: Ragged, ignore: Sequence[str] = (), seen: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Every hidden state [L+1,rows,T,H] float32 of an encoder as it was written, and the mask [rows,T]. ignore: as
-    `encoder.ignore`."""
+    `encoder.ignore`. seen [rows,T]: which tokens others attend to, if not all."""
     config, params = load_pretrained(folder, ignore)
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()))
-    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if seen is None else seen))
     apply = jax.jit(lambda params, batch: make_encoder(config).apply({"params": params}, batch).states)
     return np.asarray(apply(params, batch)), mask

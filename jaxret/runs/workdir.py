@@ -102,6 +102,11 @@ class Workdir:
         """The TREC run of a data set ("scifact", "scifact.test"). Raises ValueError for a name that is no plain one."""
         return self.path / "runs" / f"{_plain('the name of a data set', dataset)}.trec"
 
+    @property
+    def evaluations(self) -> tuple[Path, ...]:
+        """The measures of every data set that has some, sorted."""
+        return tuple(sorted(self.path.glob("eval/*.json")))
+
     def evaluation(self, dataset: str) -> Path:
         """The measures of a data set. Raises ValueError for a name that is no plain one."""
         return self.path / "eval" / f"{_plain('the name of a data set', dataset)}.json"

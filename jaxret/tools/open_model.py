@@ -8,27 +8,36 @@ import jax
 
 from jaxret.models.encoders.architectures import read_config
 from jaxret.models.encoders.pretrained import find
-from jaxret.models.encoders.sentence_transformers import LENGTHS, stated
-from jaxret.runs.adopt import UNSET
+from jaxret.models.encoders.sentence_transformers import LENGTHS
+from jaxret.models.heads import stated
+from jaxret.runs.adopt import UNSET, family_of
 from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
 from jaxret.shipped import load
 from jaxret.tools.original import difference
+from jaxret.tools.transaction import new_folder
 from jaxret.training.loop import train
 
 
 def open_model(model: str, workdir: str | Path, token: str = "", download: bool = False) -> str:
-    """`make_run`, and a sentence on how far the run's vectors are from the original's."""
-    directory = make_run(model, workdir, token, download)
-    return difference(open_run(workdir), directory)
+    """`make_run`, and a sentence on how far the run's vectors are from the original's. A folder that was no run before
+    is one at the end or is not there. Raises what `make_run` raises, ValueError if the vectors are others, and
+    FileExistsError if the folder holds anything but a run."""
+    if Workdir(workdir).config.exists():
+        directory = make_run(model, workdir, token, download)
+        return difference(open_run(workdir), directory)
+    with new_folder(Path(workdir)) as folder:
+        directory = make_run(model, folder, token, download)
+        return difference(open_run(folder), directory)
 
 
 def make_run(model: str, workdir: str | Path, token: str = "", download: bool = False, progress: bool = True) -> Path:
     """Makes `workdir` a run of no steps with the model's own vectors, and returns where the model is.
 
-    model: as `encoder.checkpoint`. Of a sentence-transformers directory the modules say what a vector is; of an encoder
-    alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model is not on
-    this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder holds
-    another run.
+    model: as `encoder.checkpoint`. Of a sentence-transformers or PyLate directory the modules say what a vector is; of
+    an encoder alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model is
+    not on this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder
+    holds another run.
     """
     directory = find(model, download)
     config = load("base")
@@ -43,7 +52,9 @@ def make_run(model: str, workdir: str | Path, token: str = "", download: bool = 
             "validation.batch_size": devices,
         }
     )
-    if not stated(directory):  # an encoder alone says nothing of lengths but what it can have at most
+    says = stated(directory)
+    config.head.name = family_of(says) or config.head.name
+    if not says:  # an encoder alone says nothing of lengths but what it can have at most
         longest = read_config(directory).longest
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxret.data.records import Passage
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
-from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder
+from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder, is_pylate
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run
 
@@ -34,12 +34,13 @@ def real_texts(count: int = 64) -> list[str]:
 
 
 def difference(run: Run, directory: Path) -> str:
-    """A sentence on how far the vectors of a run with one vector a text are from those of the model that it was made
-    of, in `directory`; the vectors are scaled to length 1 where the run does it. Raises ValueError if any number
-    differs by more than its rounding allows."""
+    """A sentence on how far the vectors of a run are from those of the model that it was made of, in `directory`; the
+    vectors are scaled to length 1 where the run does it. Raises ValueError if any number differs by more than its
+    rounding allows, or if there are more or fewer vectors."""
     library = peer(directory)
     if not library:
-        return "not compared with the original: sentence-transformers, or transformers with PyTorch, is not installed"
+        wanted = "PyLate" if is_pylate(directory) else "sentence-transformers, or transformers with PyTorch,"
+        return f"not compared with the original: {wanted} is not installed"
     texts, largest, size = real_texts(), 0.0, 0.0
     tokens = {
         "query": run.tokenizer.queries(texts),
@@ -48,7 +49,9 @@ def difference(run: Run, directory: Path) -> str:
     embed = run.embedder()
     sides: tuple[Side, ...] = ("query", "passage")
     for side in sides:
-        ours, theirs = embed(tokens[side], side).stacked()[:, 0], original(run, directory, library, texts, side)
+        ours, theirs = embed(tokens[side], side).flat, original(run, directory, library, texts, side)
+        if ours.shape != theirs.shape:
+            raise ValueError(f"{side} texts have {len(ours)} vectors here, {len(theirs)} in {library}: another model")
         largest = max(largest, float(np.abs(ours - theirs).max()))
         size = max(size, float(np.abs(theirs).max()))
     told = f"{len(texts)} texts as queries and as passages: the largest difference from {library} is {largest:.1e}"
@@ -59,14 +62,20 @@ def difference(run: Run, directory: Path) -> str:
 
 def peer(directory: Path) -> str:
     """The library that computes the vectors of a directory; "" if it is not installed."""
-    names = ["sentence_transformers"] if (directory / MODULES).is_file() else []
-    here = [name for name in (*names, "transformers") if importlib.util.find_spec(name)]
+    names = ["transformers"]
+    if is_pylate(directory):
+        names = ["pylate"]
+    elif (directory / MODULES).is_file():
+        names = ["sentence_transformers", "transformers"]
+    here = [name for name in names if importlib.util.find_spec(name)]
     return here[0].replace("_", "-") if here and importlib.util.find_spec("torch") else ""
 
 
 def original(run: Run, directory: Path, library: str, texts: list[str], side: Side) -> np.ndarray:
-    """Vectors [texts,D] float32 as `library` has them, of texts after the run's prompt."""
+    """Vectors [vectors,D] float32 as `library` has them, of texts after the run's prompt."""
     prompt = run.config.tokens[f"{side}_prompt"]
+    if library == "pylate":
+        return np.concatenate(late_vectors(directory, [prompt + text for text in texts], side))
     if library == "sentence-transformers":
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
@@ -83,6 +92,14 @@ def original(run: Run, directory: Path, library: str, texts: list[str], side: Si
         vectors.append(states.mean(0) if mean else states[0])
     found = np.stack(vectors)
     return found / np.linalg.norm(found, axis=1, keepdims=True) if run.config.normalize else found
+
+
+def late_vectors(directory: Path, texts: list[str], side: Side) -> list[np.ndarray]:
+    """PyLate's vectors [V,D] of each text."""
+    from pylate import models
+
+    model = models.ColBERT(str(directory), device="cpu", local_files_only=True)
+    return list(model.encode(texts, is_query=side == "query", show_progress_bar=False))
 
 
 def _transformers(directory: Path) -> tuple[Any, Any]:

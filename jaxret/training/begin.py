@@ -18,7 +18,7 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.fused import require_kernel, told
 from jaxret.models.encoders.pretrained import find, resolve
-from jaxret.models.encoders.sentence_transformers import stated
+from jaxret.models.heads import stated
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.adopt import adopt
 from jaxret.runs.contract import make_contract

@@ -137,6 +137,11 @@ def check_model(config: ConfigDict, retriever: Retriever) -> None:
     shapes alone."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
+    if config.tokens.packing and (unseen := retriever.module.head.unseen()):
+        raise ValueError(
+            f"tokens.packing is True, but packed rows hold no tokens that others do not see, and here are {unseen}: "
+            "set tokens.packing=False"
+        )
     check_lengths(config, retriever)
     require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
     loss_settings(config, retriever)

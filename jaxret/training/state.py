@@ -14,10 +14,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from jaxret.checkpoint import Checkpoints
+from jaxret.checkpoint import Checkpoints, digest
 from jaxret.contract import require_equal
 from jaxret.distributed import replicated, shardings
-from jaxret.models.encoders.pretrained import Params, load_pretrained, resolve, stores_mlm_head, weights_digest
+from jaxret.models.encoders.pretrained import Params, find, load_pretrained, resolve, stores_mlm_head, weights_digest
+from jaxret.models.heads import stored_parameters
 from jaxret.models.retriever import Retriever, with_pretrained
 from jaxret.runs.run import open_run
 from jaxret.training.begin import Job, Texts
@@ -45,9 +46,12 @@ def first_state(
     config, source = job.config, job.config.train.start_from
     if not source:
         directory = resolve(config.encoder.checkpoint, config.encoder.download)
+        head = stored_parameters(find(config.encoder.checkpoint, config.encoder.download), job.retriever.module.head)
         start = {"weights": weights_digest(directory, config.encoder.sha256)}
+        start |= {"head": digest(head)} if head else {}
         require_same_start(job, start, f"{directory}/model.safetensors")
-        return init_state(config, job.mesh, job.retriever, load_weights(job, directory), optimizer), {"start": start}
+        weights = load_weights(job, directory)
+        return init_state(config, job.mesh, job.retriever, weights, optimizer, head), {"start": start}
     other = open_run(source)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
@@ -73,10 +77,15 @@ def load_weights(job: Job, directory: Path) -> Params:
 
 
 def init_state(
-    config: ConfigDict, mesh: Mesh, retriever: Retriever, pretrained: Params, optimizer: optax.GradientTransformation
+    config: ConfigDict,
+    mesh: Mesh,
+    retriever: Retriever,
+    pretrained: Params,
+    optimizer: optax.GradientTransformation,
+    head: Params | None = None,
 ) -> TrainState:
-    """A new run's state: encoders from the pre-trained weights, everything else drawn; no device ever holds an
-    unsharded copy."""
+    """A new run's state: encoders from the pre-trained weights, and heads from `head`, everything else drawn; no device
+    ever holds an unsharded copy."""
     key = jax.random.key(config.seed.init)
     shapes = jax.eval_shape(retriever.init, key)
     places = shardings(mesh, shapes)
@@ -85,7 +94,8 @@ def init_state(
         return {name: part for name, part in retriever.init(key).items() if not name.endswith("encoder")}
 
     rest = jax.jit(drawn, out_shardings={n: places[n] for n in shapes if not n.endswith("encoder")})(key)
-    return state_of(mesh, with_pretrained({**shapes, **rest}, pretrained), optimizer, make_rule(config))
+    params = with_pretrained({**shapes, **rest}, pretrained, head or {})
+    return state_of(mesh, params, optimizer, make_rule(config))
 
 
 def state_of(mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: Rule = Rule()) -> TrainState:

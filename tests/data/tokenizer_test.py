@@ -107,6 +107,29 @@ def test_a_prompt_counts_and_leaves_room(encoder: Path) -> None:
     assert replace(tokenizer, query_length=5).queries(["music light"]).lengths.tolist() == [5]
 
 
+def test_markers_come_after_cls_and_queries_are_filled(encoder: Path) -> None:
+    """Counted by the length limits, as in PyLate."""
+    plain = TextTokenizer.load(encoder, 8, 8)
+    tokenizer = TextTokenizer.load(encoder, 8, 8, query_marker=95, passage_marker=96, expand_queries=True)
+    short, long = "river stone", "river stone music light paper forest market winter"
+    cls, sep, mask = plain.cls_id, plain.sep_id, plain.mask_id
+    words = plain.queries([long])[0].tolist()[1:-1]
+    assert [row.tolist() for row in tokenizer.queries([short, long])] == [
+        [cls, 95, *words[:2], sep, mask, mask, mask],
+        [cls, 95, *words[:5], sep],
+    ]
+    passages = [Passage("0", short, "music"), Passage("1", long)]
+    assert [row.tolist() for row in tokenizer.passages(passages)] == [
+        [cls, 96, plain.queries(["music"])[0][1], sep, *words[:2], sep],
+        [cls, 96, *words[:5], sep],
+    ]
+    assert plain.recipe("query", "passage").items() <= tokenizer.recipe("query", "passage").items()
+    assert tokenizer.recipe("query") != plain.recipe("query")
+    assert "query_marker" not in tokenizer.recipe("passage")
+    with pytest.raises(ValueError, match=r"leaves none of tokens.query_length=3"):
+        TextTokenizer.load(encoder, 3, 8, query_marker=95)
+
+
 def test_truncation_report(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, query_length=5, passage_length=10)
     cut = Truncation("queries", 5)

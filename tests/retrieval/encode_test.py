@@ -352,9 +352,8 @@ def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path
     config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
     source = encode.look_at(run, root / "data", "error", "", print)
-    lengths = source.tokenized(run, False, print).passages.lengths
     vector = run.retriever.dimension * 4
-    counts = run.retriever.vector_counts(lengths, "passage")
+    counts = run.retriever.vector_counts(source.tokenized(run, False, print).passages, "passage")
     assert encode.rows_per_shard(run, source, "float32", 0, 0) == 50
     for limit in (1, 3 * vector, 30 * vector, 300 * vector):
         rows = encode.rows_within(counts, 50, limit // vector)

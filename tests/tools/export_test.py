@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
 from jaxret.runs import stock
+from jaxret.runs.run import open_run
 from jaxret.tools.export import export
 from jaxret.training.loop import train
 from tests.pipeline import tiny_config, write_data
 from tests.sentence_transformers import write_bert
 
+PROJECTED = {"head__name": "all_tokens", "head__all_tokens__projection": 6}
 MLR = {"head__name": "layers", "head__layers__chosen": (1, 3)}
 RUNS: dict[str, dict[str, Any]] = {
     "cls": {},
@@ -29,6 +34,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "average": MLR | {"pooling": "average"},
     "scalar mix": MLR | {"pooling": "scalar_mix", "normalize": True, "train__steps": 2},
     "self-contrastive": MLR | {"pooling": "self_contrastive"},
+    "projected": PROJECTED | {"pooling": "self_contrastive"},
+    "projected mean": PROJECTED | {"pooling": "average", "normalize": True, "encoder__tied": False},
+    "bfloat16": {"encoder__dtype": "bfloat16"},
 }
 
 
@@ -46,7 +54,9 @@ def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     told = export(run, "sentence-transformers", out)
     assert "read back, vectors of 64 texts differ by " in told
-    router = name in ("untied", "average", "scalar mix")
+    router = name in ("untied", "average", "scalar mix", "projected mean")
+    assert any("Dense" in path.name for path in out.iterdir()) == name.startswith("projected")
+    assert ("The run multiplies in bfloat16" in told) == (name == "bfloat16")
     assert (out / "router_config.json").is_file() == router
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
@@ -59,7 +69,7 @@ def test_hidden_states_are_those_of_the_encoder(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="viewers", head__viewers__count=2)
     told = export(run, "hf", tmp_path / "out")
     assert "read back, hidden states of 64 texts differ by " in told
-    assert "head 'viewers' is not part of it: its parameters (head) are not in these files" in told
+    assert "do not say head 'viewers': its parameters (head/table) are in head.safetensors" in told
     found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "encoder"))
     for key, value in found.items():
         np.testing.assert_array_equal(value, expected[key])
@@ -80,19 +90,54 @@ def test_transformers_loads_what_was_trained(tmp_path: Path) -> None:
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_what_has_no_stock_form_leaves_nothing(tmp_path: Path) -> None:
-    run, out = make_run(tmp_path, head__name="first_tokens", head__first_tokens__count=2), tmp_path / "out"
-    with pytest.raises(ValueError, match=r"head.name 'first_tokens' has no form in stock modules .*: use --to=hf"):
-        export(run, "sentence-transformers", out)
-    assert not out.exists()
-    out.mkdir()
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"head__name": "first_tokens", "head__first_tokens__count": 2}, "'first_tokens'"),
+        pytest.param(MLR, "'layers' with pooling 'none'", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_what_has_no_stock_form_is_exported_as_far_as_it_goes(
+    tmp_path: Path, overrides: dict[str, Any], named: str
+) -> None:
+    run, out = make_run(tmp_path, **overrides), tmp_path / "out"
+    told = export(run, "sentence-transformers", out)
+    assert f"head.name {named} has no form in stock modules" in told
+    assert "read back, hidden states of 64 texts differ by" in told
+    assert [line["type"] for line in json.loads((out / "modules.json").read_text())] == [
+        "sentence_transformers.models.Transformer"
+    ]
+    assert (out / "head.safetensors").is_file()
     with pytest.raises(FileExistsError, match=r"out is there already"):
         export(run, "hf", out)
 
 
-def test_several_vectors_have_no_stock_form(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"head.name 'layers' with pooling 'none' has no form"):
-        export(make_run(tmp_path, **MLR), "sentence-transformers", tmp_path / "out")
+def test_the_card_is_one(tmp_path: Path) -> None:
+    """As the hub's own library reads it, with the measures of this checkpoint alone."""
+    run, out = make_run(tmp_path), tmp_path / "out"
+    checkpoint = open_run(run).checkpoint
+    for name, made in (("nq.test", checkpoint), ("old", {"step": 7, "digest": "x"})):
+        values = {"mean": {"nDCG@10": 0.25}, "provenance": {"checkpoint": made}}
+        (run / "eval").mkdir(exist_ok=True)
+        (run / "eval" / f"{name}.json").write_text(json.dumps(values))
+    export(run, "hf", out)
+    card = ModelCard.load(out / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "feature-extraction")
+    assert card.data.model_name == "out"
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in card.data.eval_results] == [
+        ("nq.test", "nDCG@10", 0.25)
+    ]
+    assert "nq.test: nDCG@10 0.2500" in card.text
+    assert "| tokens at most | 12 | 24 |" in card.text
+    assert "old" not in card.text.partition("## Measures")[2].partition("## Commands")[0]
+
+
+def test_nothing_is_left_of_an_export_that_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr("jaxret.tools.export.write_card", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        export(run, "hf", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.exhaustive

@@ -14,7 +14,7 @@ from jaxret.contract import ContractError
 from jaxret.data.records import Passage
 from jaxret.models.heads.head import Side
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.runs.run import open_run
+from jaxret.runs.run import Run, open_run
 from jaxret.tools.open_model import open_model
 from jaxret.tools.original import difference, real_texts
 from jaxret.tools.search_files import search_files
@@ -69,6 +69,25 @@ def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str) -> 
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"this is another model"):
         difference(run, folder)
+
+
+def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_modules(tmp_path / "model")
+
+    def differs(run: Run, directory: Path) -> str:
+        raise ValueError("this is another model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.tools.open_model.difference", differs)
+        with pytest.raises(ValueError, match=r"this is another model"):
+            open_model(str(folder), tmp_path / "run")
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    monkeypatch.setattr("jaxret.tools.open_model.difference", lambda run, directory: "told")
+    assert [open_model(str(folder), tmp_path / "run") for _ in range(2)] == ["told", "told"]  # the second finds it
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(FileExistsError, match=r"other is there already"):
+        open_model(str(folder), tmp_path / "other")
 
 
 def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def _from_hub(name: str, download: bool) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     own = ["config.json", "model.safetensors", *TOKENIZER_FILES, "sentence_*_config.json"]
-    modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json"]
+    modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json", "1_Dense/config.json"]
+    modules.append("1_Dense/model.safetensors")
     patterns = [*own, *modules, *(f"0_Transformer/{name}" for name in own)]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))

@@ -19,12 +19,14 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
+DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
 _REASONS = {
     "Router": "queries and documents have encoders of their own; one encoder is read from a directory",
     "Asym": "queries and documents have encoders of their own; one encoder is read from a directory",
     "Dense": "the dual encoder has no projection",
     "WeightedLayerPooling": "it mixes layers for queries too, whose vector is the last layer's here",
 }
+_PYLATE = ["sentence_transformersTransformer", "pylateDense"]
 # The file names that sentence-transformers has had for a Transformer's settings, and what it says in them.
 _TRANSFORMER = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _PLAIN: dict[str, tuple[Any, ...]] = {  # key -> the values that change nothing here
@@ -67,6 +69,11 @@ def modules(root: Path) -> list[Module]:
         raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
     found = [Module(type.rpartition(".")[2], root / folder) for type, folder in lines]
     wanted = ("Transformer", "Pooling", "Normalize")
+    if is_pylate(root):
+        if [type.partition(".")[0] + module.kind for (type, _), module in zip(lines, found, strict=True)] != _PYLATE:
+            raise ValueError(f"{path}: PyLate's modules here are {', '.join(t for t, _ in lines)}; a Transformer and "
+                             "one Dense are read")  # fmt: skip
+        return found
     for number, ((type, folder), module) in enumerate(zip(lines, found, strict=True)):
         if module.kind != wanted[min(number, 2)] or not type.startswith("sentence_transformers."):
             reason = _REASONS.get(module.kind, f"modules are {', '.join(wanted)} (or without the last), in this order")
@@ -74,6 +81,13 @@ def modules(root: Path) -> list[Module]:
     if len(found) < 2:
         raise ValueError(f"{path}: {len(found)} module(s); a Transformer and a Pooling are needed")
     return found
+
+
+def is_pylate(root: Path) -> bool:
+    """Whether a directory has modules of PyLate."""
+    path = root / MODULES
+    lines = read_json(path) if path.is_file() else []
+    return isinstance(lines, list) and any(str(dict(line).get("type", "")).startswith("pylate.") for line in lines)
 
 
 def encoder_folder(root: Path) -> Path:

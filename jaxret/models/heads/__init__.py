@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders import sentence_transformers
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
 from jaxret.models.heads.all_tokens import AllTokens
 from jaxret.models.heads.first_tokens import FirstTokens
-from jaxret.models.heads.head import Head
+from jaxret.models.heads.head import Head, Params
 from jaxret.models.heads.implicit import ImplicitInteraction
 from jaxret.models.heads.last_layer import LastLayer
 from jaxret.models.heads.layers import Layers
 from jaxret.models.heads.lexical import LexicalAggregate
+from jaxret.models.heads.pylate import is_pylate, stored_head
+from jaxret.models.heads.pylate import stated as stated_by_pylate
 from jaxret.models.heads.viewers import Viewers
 
 HEADS: dict[str, type[Head]] = {
@@ -48,3 +54,14 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
                 f"head.name is {name!r}, which {shapes.model_type} cannot have: {shapes.lacks[need]}{advice}"
             )
     return head
+
+
+def stated(root: Path) -> dict[str, Any]:
+    """What a model's directory says of texts and vectors, as keys of the config with their values; {} if nothing.
+    Raises ValueError with file and key for what cannot be had here."""
+    return stated_by_pylate(root) if is_pylate(root) else sentence_transformers.stated(root)
+
+
+def stored_parameters(root: Path, head: Head) -> Params:
+    """What a model's directory has for the parameters of a head; {} if nothing."""
+    return stored_head(root) if head.STATED else {}

@@ -9,13 +9,16 @@ from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.keep import Keep
-from jaxret.types import Embeddings, HiddenStates, Tokens
+from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 Side = Literal["query", "passage"]
+Params = dict[str, Any]
 TOKENS = ("cls", "mean")
+EACH = "each"  # in place of one of them: every token's state is a vector
 NOT_KEYS = ("num_layers", "hidden_size", "vocab_size", "parent", "name")  # fields that are not from the config
 
 
@@ -55,6 +58,10 @@ class Head(nn.Module):
     FREE: ClassVar[tuple[str, ...]] = ()
     # Whether its vector is that of sentence-transformers' own modules: a directory of theirs then decides its keys.
     STOCK: ClassVar[bool] = False
+    # Fields that a directory of another library decides, whose models are of this family.
+    STATED: ClassVar[tuple[str, ...]] = ()
+    # The linear layer, without a bias, that all its vectors went through last: the name of its parameters; "": none.
+    PROJECTION: ClassVar[str] = ""
     # For runs of older versions: the config key that a field's value had, and what the code did while it had none.
     RENAMED: ClassVar[dict[str, str]] = {}
     ABSENT: ClassVar[dict[str, Any]] = {}
@@ -107,10 +114,31 @@ class Head(nn.Module):
         return ()
 
     def layers_of(self, side: Side) -> tuple[int, ...]:
-        """The layers whose states at `token` are its vectors, in order; () if the vectors are anything else."""
+        """The layers whose states at a token are its vectors, in order; () if the vectors are anything else."""
         return ()
 
-    # From tokens to vectors
+    def token_of(self, side: Side, pooling: str) -> str:
+        """At which token those states are once they are pooled: one of TOKENS, or EACH; "": at none of these. Asked
+        where there are `layers_of`."""
+        return self.token
+
+    # From text to vectors
+
+    def text_options(self) -> dict[str, Any]:
+        """What else than in every family a tokenizer does: fields of TextTokenizer."""
+        return {}
+
+    def seen(self, tokens: Tokens, side: Side) -> Tokens:
+        """The tokens as the encoder gets them: which of them others may attend to."""
+        return tokens
+
+    def unseen(self) -> str:
+        """Which tokens others do not attend to, for an error; "": all are seen."""
+        return ""
+
+    def kept(self, texts: Ragged, side: Side) -> np.ndarray:
+        """Which of the tokens of texts are vectors, bool [R], where every one may be."""
+        return np.ones(len(texts.flat), bool)
 
     def keep(self, side: Side) -> Keep:
         """What it needs of the encoder."""

@@ -1,0 +1,166 @@
+"""A PyLate directory: a ColBERT checkpoint in the files of sentence-transformers.
+
+modules.json has a Transformer and PyLate's Dense (the projection); config_sentence_transformers.json has the markers,
+the lengths, whether queries are filled with [MASK]s, and the words of passages that are no vectors. PyLate inserts a
+marker after the first token of a text that was cut one token earlier, pads queries to their length, lets no token
+attend to that padding unless told, and scales every vector to length 1. [pylate/models/colbert.py]
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from jaxret.data.backend import load_backend
+from jaxret.models.encoders.sentence_transformers import (
+    DENSE,
+    LENGTHS,
+    MODULES,
+    PROMPTS,
+    SETTINGS,
+    encoder_folder,
+    is_pylate,
+    modules,
+)
+from jaxret.models.heads.head import Params
+from jaxret.storage import read_json
+
+# Keys of the settings, and what PyLate takes where they are not there.
+DEFAULTS: dict[str, Any] = {
+    "query_prefix": "[Q] ",
+    "document_prefix": "[D] ",
+    "query_length": 32,
+    "document_length": 180,
+    "do_query_expansion": True,
+    "attend_to_expansion_tokens": False,
+    "skiplist_words": list(string.punctuation),
+}
+USE = """from pylate import models
+model = models.ColBERT("FOLDER")
+queries, passages = model.encode([...], is_query=True), model.encode([...], is_query=False)"""
+_DENSE: dict[str, tuple[Any, ...]] = {  # what its config.json may say besides the sizes
+    "bias": (False,),
+    "activation_function": ("torch.nn.modules.linear.Identity",),
+    "use_residual": (False,),
+}
+
+
+def stated(root: Path) -> dict[str, Any]:
+    """What a PyLate directory says, as keys of the config with their values; {} of any other. Raises ValueError with
+    file and key for what cannot be had here."""
+    if not is_pylate(root):
+        return {}
+    settings = _settings(root)
+    backend, special = load_backend(encoder_folder(root))
+    lengths = {f"{side}_length": settings[f"{side}_length"] for side in LENGTHS}
+    for key, length in lengths.items():
+        if type(length) is not int or length < 4:
+            raise ValueError(f"{root / SETTINGS}: {key} is {length!r}; it must be a whole number from 4 on")
+    expansion = "none"
+    if settings["do_query_expansion"]:
+        expansion = "attended" if settings["attend_to_expansion_tokens"] else "unattended"
+        if special["mask"] is None:
+            raise ValueError(f"{root}: queries are filled with [MASK], which the tokenizer does not have")
+    unknown = backend.token_to_id(_unknown(root))
+    words = {backend.token_to_id(word) for word in settings["skiplist_words"]}
+    skipped = {unknown if id is None else id for id in words} - {None}
+    own = {
+        "projection": int(projection(root).shape[1]),
+        "late": True,
+        "query_marker": _marker(root, backend, settings["query_prefix"]),
+        "passage_marker": _marker(root, backend, settings["document_prefix"]),
+        "expansion": expansion,
+        "skiplist": tuple(sorted(skipped)),
+        **({} if expansion == "none" else {"mask_id": special["mask"]}),
+    }
+    return {
+        **{f"head.all_tokens.{key}": value for key, value in own.items()},
+        "normalize": True,
+        **{key: lengths[f"{side}_length"] for side, key in LENGTHS.items()},
+        **dict.fromkeys(PROMPTS, ""),
+    }
+
+
+def projection(root: Path) -> np.ndarray:
+    """The matrix [H,D] of a PyLate directory. Raises ValueError if its module is more than a product with it."""
+    folder = modules(root)[1].folder
+    config = read_json(folder / "config.json")
+    for key, allowed in _DENSE.items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise ValueError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {allowed[0]!r} is implemented")
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(f"{folder} has no model.safetensors; save it so with PyLate: a pickle is never opened")
+    found = load_file(folder / "model.safetensors")
+    if set(found) != {"linear.weight"} or found["linear.weight"].ndim != 2:
+        raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(found))}; linear.weight is needed")
+    return np.ascontiguousarray(found["linear.weight"].T, np.float32)
+
+
+def stored_head(root: Path) -> Params:
+    """The parameters of a head that a directory holds; {} if it is none of PyLate's."""
+    return {"projection": {"kernel": projection(root)}} if is_pylate(root) else {}
+
+
+def settings_of(head: Any, lengths: Mapping[str, int], words: Mapping[int, str]) -> dict[str, Any]:
+    """The settings of PyLate that say the same as a head. lengths: of "query" and "document"; words: by id. Raises
+    ValueError for what PyLate cannot say."""
+    if not head.late_interaction():
+        raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")
+    prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
+    for key, id in prefixes.items():
+        if id == -1:
+            marker = key.replace("_prefix", "_marker").replace("document", "passage")
+            raise ValueError(
+                f"PyLate puts a marker after the first token of every text; this run has head.all_tokens.{marker}=-1, "
+                "none: use --to=hf"
+            )
+    return {
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "prompts": {},
+        "default_prompt_name": None,
+        **{key: words[id] for key, id in prefixes.items()},
+        **{f"{side}_length": length for side, length in lengths.items()},
+        "do_query_expansion": head.expansion != "none",
+        "attend_to_expansion_tokens": head.expansion == "attended",
+        "skiplist_words": [words[id] for id in head.skiplist],
+    }
+
+
+def dense_module(kernel: np.ndarray) -> tuple[str, dict[str, Any]]:
+    """(type, config.json) of PyLate's Dense that multiplies with `kernel` [H,D]."""
+    sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
+    return DENSE, {**sizes, **{key: allowed[0] for key, allowed in _DENSE.items()}}
+
+
+def _settings(root: Path) -> dict[str, Any]:
+    path = root / SETTINGS
+    found = DEFAULTS | (read_json(path) if path.is_file() else {})
+    if (kind := found.get("model_type", "ColBERT")) != "ColBERT":
+        raise ValueError(f"{path}: model_type is {kind!r}, of modules that {root / MODULES} says are PyLate's ColBERT")
+    if found.get("default_prompt_name"):
+        raise ValueError(f"{path}: default_prompt_name is {found['default_prompt_name']!r}; none is read")
+    for key in DEFAULTS:
+        if found[key] is None:
+            found[key] = DEFAULTS[key]
+    return found
+
+
+def _marker(root: Path, backend: Any, prefix: str) -> int:
+    """The id of a marker; -1 where there is none."""
+    if not prefix:
+        return -1
+    if (found := backend.token_to_id(prefix)) is None:
+        raise ValueError(f"{root}: the tokenizer has no token {prefix!r}, which {SETTINGS} names as a marker")
+    return found
+
+
+def _unknown(root: Path) -> str:
+    path = encoder_folder(root) / "tokenizer_config.json"
+    found = read_json(path).get("unk_token") if path.is_file() else None
+    return str(found.get("content") if isinstance(found, dict) else found)

@@ -1,0 +1,146 @@
+"""A PyLate directory: what it says of the config, and that vectors and scores are PyLate's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from configs.base import get_config
+from jaxret.data.records import Passage
+from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.heads import stated
+from jaxret.runs.adopt import adopt, family_of
+from jaxret.runs.run import Run, open_run
+from jaxret.scoring import late_interaction
+from jaxret.tools.export import export
+from jaxret.tools.open_model import open_model
+from jaxret.tools.original import real_texts
+from tests.pipeline import GOLDENS
+from tests.sentence_transformers import write_pylate
+
+# Long ones, and some that leave a query room for [MASK]s.
+TEXTS = [*real_texts()[:12], "river", "silver garden bridge", "a [MASK] river?", "e"]
+CASES: dict[str, dict[str, Any]] = {
+    "expanded": {},
+    "attended": {"attend_to_expansion_tokens": True, "skiplist_words": []},
+    "plain": {"do_query_expansion": False, "query_length": 10},
+}
+SAID = {
+    "head.all_tokens.projection": 6,
+    "head.all_tokens.late": True,
+    "head.all_tokens.query_marker": 95,
+    "head.all_tokens.passage_marker": 96,
+    "head.all_tokens.expansion": "unattended",
+    "head.all_tokens.mask_id": 4,
+    "head.all_tokens.skiplist": (1, 9, 77),
+    "normalize": True,
+    "tokens.query_length": 12,
+    "tokens.passage_length": 24,
+    "tokens.query_prompt": "",
+    "tokens.passage_prompt": "",
+}
+
+
+def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("jaxret.tools.open_model.difference", lambda run, directory: "")
+    open_model(str(write_pylate(folder / "model", **CASES[name])), folder / "run")
+    return open_run(folder / "run")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "expanded" else [pytest.mark.exhaustive]) for name in CASES]
+)
+def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored ones: tests/goldens/make_pylate.py."""
+    run, stored = opened(tmp_path, name, monkeypatch), np.load(GOLDENS / "pylate.npz")
+    texts = stored["texts"].tolist()
+    queries = run.embedder()(run.tokenizer.queries(texts), "query")
+    passages = run.embedder()(
+        run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]), "passage"
+    )
+    np.testing.assert_array_equal(np.stack([queries.lengths, passages.lengths], 1), stored[f"{name}/counts"])
+    np.testing.assert_allclose(queries.flat, stored[f"{name}/query"], atol=1e-5)
+    np.testing.assert_allclose(passages.flat, stored[f"{name}/passage"], atol=1e-5)
+    rows = np.arange(len(texts))
+    padded = [jnp.asarray(x) for x in (*queries.padded(rows, 12), *passages.padded(rows, 24))]
+    np.testing.assert_allclose(late_interaction(*padded), stored[f"{name}/scores"], atol=1e-4)
+    for other in CASES.keys() - {name}:
+        if stored[f"{other}/query"].shape == queries.flat.shape:
+            assert np.abs(queries.flat - stored[f"{other}/query"]).max() > 0.01, "control: who attends to [MASK]s"
+        assert stored[f"{other}/passage"].shape != passages.flat.shape or name == "plain" or other == "plain", "control"
+
+
+def test_what_it_says(tmp_path: Path) -> None:
+    folder = write_pylate(tmp_path / "model")
+    assert stated(folder) == SAID
+    assert family_of(SAID) == "all_tokens"
+    assert resolve(str(folder)) == folder
+    config = get_config()
+    config.head.name = "all_tokens"
+    found, told = adopt(config, json.loads(json.dumps(SAID)), "there")  # as stated.json gives it back
+    assert found.head.all_tokens.skiplist == (1, 9, 77)
+    assert found.tokens.passage_length == 24
+    assert len(told) == 10
+    assert adopt(found, SAID, "there") == (found, [])
+    config.head.all_tokens.projection = 128
+    with pytest.raises(ValueError, match=r"head.all_tokens.projection is 128, there 6"):
+        adopt(config, SAID, "there")
+
+
+def test_another_family_takes_the_texts_alone() -> None:
+    found, told = adopt(get_config(), SAID, "there")
+    assert (found.head.name, found.normalize, found.head.all_tokens.late) == ("last_layer", False, False)
+    assert told == ["tokens.query_length=12", "tokens.passage_length=24"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"query_prefix": "[unused0]"}, r"the tokenizer has no token '\[unused0\]', which config_sent"),
+        (
+            {"query_length": 3},
+            r"config_sentence_transformers.json: query_length is 3; it must be a whole number from 4",
+        ),
+        ({"model_type": "SparseEncoder"}, r"model_type is 'SparseEncoder'"),
+        ({"default_prompt_name": "query"}, r"default_prompt_name is 'query'; none is read"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stated(write_pylate(tmp_path / "model", **settings))
+
+
+def test_a_projection_that_is_more_is_refused(tmp_path: Path) -> None:
+    folder = write_pylate(tmp_path / "model")
+    path = folder / "1_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "torch.nn.GELU"}))
+    with pytest.raises(ValueError, match=r"activation_function is 'torch.nn.GELU'; only 'torch.nn.modules.linear.Id"):
+        stated(folder)
+    lines = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*lines, lines[1] | {"idx": 2, "path": "2_Dense"}]))
+    with pytest.raises(ValueError, match=r"modules.json: PyLate's modules here are .*; a Transformer and one Dense"):
+        stated(folder)
+
+
+@pytest.mark.exhaustive
+def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = opened(tmp_path, "expanded", monkeypatch), tmp_path / "out"
+    assert "read back, vectors of 64 texts differ by" in export(run.workdir.path, "pylate", out)
+    assert stated(out) == SAID
+    for name in ("model.safetensors", "1_Dense/model.safetensors"):
+        found, before = load_file(out / name), load_file(tmp_path / "model" / name)
+        assert all((found[key] == before[key]).all() for key in found)
+    save = save_file
+    monkeypatch.setattr(
+        "jaxret.tools.exports.pylate.save_file",
+        lambda tensors, *rest: save({name: x + 0.01 for name, x in tensors.items()}, *rest),
+    )
+    with pytest.raises(ValueError, match=r"more than 1e-04: nothing was exported"):  # control
+        export(run.workdir.path, "pylate", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,64 @@
+"""The head beside an encoder's files: what docs/models.md says of it is run here, on every family."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxret.data.records import Passage
+from jaxret.runs.exported import read_export
+from jaxret.runs.run import open_run
+from jaxret.runs.stock import read_states
+from jaxret.storage import read_json
+from jaxret.tools.export import export
+from tests.pipeline import REPOSITORY
+from tests.tools.export_test import MLR, PROJECTED, make_run
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "models.md").read_text(), re.DOTALL)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "layers": MLR,
+    "first_tokens": {"head__name": "first_tokens", "head__first_tokens__count": 2},
+    "all_tokens": PROJECTED | {"head__all_tokens__late": True, "normalize": True},
+    "viewers": {"head__name": "viewers", "head__viewers__count": 2, "encoder__tied": False},
+    "lexical": {"head__name": "lexical", "head__lexical__lexical_dim": 8, "head__lexical__cls_dim": 4},
+    "implicit": {"head__name": "implicit", "head__implicit__mask_id": 4, "head__implicit__pseudo_length": 4,
+                 "data__pseudo_queries": "query"},
+}  # fmt: skip
+TITLE, TEXT = "River", "a stream of water"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "all_tokens" else [pytest.mark.exhaustive]) for name in FAMILIES]
+)
+def test_the_reader_makes_the_runs_vectors(name: str, tmp_path: Path) -> None:
+    workdir, out = make_run(tmp_path, **FAMILIES[name]), tmp_path / "out"
+    assert "vectors, as jaxret.runs.exported.read_export makes them, of 64 texts differ by" in export(
+        workdir, "hf", out
+    )
+    run, there = open_run(workdir), dict[str, Any]()
+    exec(BLOCKS[0].replace("FOLDER", str(out)), there)
+    tokens = run.tokenizer.passages([Passage("0", TEXT, TITLE)])
+    expected = run.embedder()(tokens, "passage").flat
+    np.testing.assert_allclose(there["passages"][0], expected, atol=1e-5)
+    assert np.abs(there["retriever"].passages([TEXT])[0][0] - expected[0]).max() > 1e-3, "control: without the title"
+    if name in ("layers", "first_tokens", "all_tokens"):
+        numpys: dict[str, Any] = {"np": np}
+        exec(BLOCKS[1], numpys)
+        states, config = read_states(out, tokens)[0][:, 0], read_json(out / "jaxret.json")
+        arguments = config["head"], load_file(out / "head.safetensors"), config["normalize"]
+        np.testing.assert_allclose(numpys["vectors"](states, *arguments), expected, atol=1e-5)
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no jaxret.json; `jaxret export --to=hf` writes it"):
+        read_export(tmp_path)
+    out = tmp_path / "out"
+    export(make_run(tmp_path, **FAMILIES["all_tokens"]), "hf", out)
+    save_file({"head/projection/kernel": np.zeros((32, 5), np.float32)}, out / "head.safetensors")
+    with pytest.raises(ValueError, match=r"head.safetensors does not fit .*jaxret.json: head/projection/kernel"):
+        read_export(out)
