@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,30 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     places = [line.partition(": ")[0] for line in told]
     assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
     assert told[0].startswith("corpus.jsonl:3: this is not JSON")
+
+
+def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    found = check_data(f"st.tuples:{tmp_path}")
+    assert not found.policy.errors
+    assert any(line.startswith("examples of train (train.jsonl): 1 queries") for line in found.lines), found.lines
+
+
+def test_a_corpus_is_checked_in_24_bytes_a_passage(tmp_path: Path) -> None:
+    """Ids and texts are held as 8 bytes each, and so are lengths."""
+    path, held = tmp_path / "corpus.jsonl", []
+    for count in (1_000, 5_000):
+        lines(
+            path, *({"_id": f"a long id of passage {i}".replace(" ", "-"), "text": f"text {i}"} for i in range(count))
+        )
+        check_data(str(path))  # what is imported and cached by the way is not counted
+        tracemalloc.start()
+        check_data(str(path))
+        held.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (held[1] - held[0]) / 4_000 < 100
 
 
 def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
