@@ -108,6 +108,20 @@ def test_ir_datasets_fetches_nothing(irds: Any, no_network: list[Any]) -> None:
         read_queries("irds:vaswan/x")
 
 
+def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) -> None:
+    """The first one to end opens no door for the other, and the last one opens all."""
+    one, two = iter(read_corpus("irds:mine/dev/small")), iter(read_corpus("irds:mine/dev/small"))
+    assert next(one) == next(two)
+    list(one)
+    with pytest.raises(DataError):
+        read_queries("irds:vaswani")
+    list(two)
+    assert not no_network
+    with pytest.raises(Exception, match=r".*"):
+        next(iter(irds.load("vaswani").docs_iter()))
+    assert no_network
+
+
 def test_ir_datasets_may_fetch_again_afterwards(irds: Any, no_network: list[Any]) -> None:
     with pytest.raises(DataError):
         list(read_corpus("irds:vaswani"))

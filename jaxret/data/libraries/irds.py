@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _load(library: Any, name: str) -> Any:
 def _table(path: Path, library: Any, found: Any, name: str, config: str) -> Table:
     def rows() -> Iterator[Record]:
         try:
-            with _offline(library):
+            with _DOORS.shut(library):
                 for entry in getattr(found, f"{config}_iter")():
                     yield _RECORDS[config](entry)
         except (GeneratorExit, DataError):
@@ -89,23 +90,40 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             )
 
 
-@contextlib.contextmanager
-def _offline(library: Any) -> Iterator[None]:
-    """Makes every download an error: the library has no switch for that."""
-    downloads = library.util.download
-    doors = [kind for kind in vars(downloads).values() if _is_door(kind, downloads)]
-    before = [kind.stream for kind in doors]
+class _Doors:
+    """The downloads of the library, which has no switch for them: shut while anybody reads, and its log silent."""
 
-    def refuse(self: Any) -> Any:
-        raise FetchError(getattr(self, "url", getattr(self, "uri", "")))
+    def __init__(self) -> None:
+        self._readers, self._streams, self._log = 0, dict[Any, Any](), logging.getLogger("ir_datasets")
 
-    for kind in doors:
-        kind.stream = refuse
-    try:
-        yield
-    finally:
-        for kind, stream in zip(doors, before):
-            kind.stream = stream
+    @contextlib.contextmanager
+    def shut(self, library: Any) -> Iterator[None]:
+        self._readers += 1
+        if self._readers == 1:
+            downloads = library.util.download
+            self._streams = {kind: kind.stream for kind in vars(downloads).values() if _is_door(kind, downloads)}
+            for kind in self._streams:
+                kind.stream = _refuse
+            self._log.addFilter(_silent)
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                for kind, stream in self._streams.items():
+                    kind.stream = stream
+                self._log.removeFilter(_silent)
+
+
+_DOORS = _Doors()
+
+
+def _refuse(download: Any) -> Any:
+    raise FetchError(getattr(download, "url", getattr(download, "uri", "")))
+
+
+def _silent(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _is_door(kind: Any, downloads: Any) -> bool:
