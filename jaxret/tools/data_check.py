@@ -14,6 +14,7 @@ from jaxret.data.files import DataError, PathLike, Policy
 from jaxret.data.formats import (
     describe,
     hash_id,
+    is_named,
     read_examples,
     read_judgements,
     read_located,
@@ -174,7 +175,7 @@ def _folder(check: Check, folder: Path) -> None:
     ids = [np.zeros(0, np.uint64)]
     check.attempt("passages", lambda: ids.append(_passages(check, source)))
     for path in queries_in(folder):
-        check.attempt("queries", lambda path=path: _queries(check, _as(source, path), path.name))  # type: ignore[misc]
+        check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
     judged: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
@@ -193,6 +194,10 @@ def _split(
         _examples(check, found, f"examples of {split} ({file.name})")
     texts[split] = {query.id: _same(query.text) for query in read_queries(check.source, check.policy, split)}
     judged[split] = _judgements(check, check.source, split)
+
+
+def _shown(path: Path) -> str:
+    return "/".join(path.parts[-2:]) if is_named(path) else path.name
 
 
 def _as(source: str, path: Path) -> str:

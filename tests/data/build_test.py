@@ -195,6 +195,7 @@ def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_judgements("tfds:made", "dev") == JUDGED["dev"]
     assert read_judgements("tfds:made:1.0.0/judgements/test") == JUDGED["test"]
     assert (called("tfds:made/test"), called(built), called(f"tfds:{built}")) == ("made-test", "made", "made")
+    assert called(f"tfds:{built}/test") == "made-test"
     assert absolute("tfds:made") == "tfds:made"
     monkeypatch.chdir(built.parent)
     assert absolute("made") == absolute(built) == f"tfds:{built}"
@@ -212,13 +213,17 @@ def test_only_array_record_is_read(built: Path) -> None:
 
 
 def test_without_tensorflow_and_without_a_word(folder: Path) -> None:
+    made = folder.parent / "made"
     code = f"""if True:
         import sys
+        sys.argv = ["jaxret", "data", "build", {str(folder)!r}, {str(made)!r}, "--version=2.0.0"]
+        from jaxret.__main__ import main
+        main()
         from jaxret.data.formats import read_corpus
-        from jaxret.data.formats.build import build
-        build({str(folder)!r}, {str(folder.parent / "made")!r}, "1.0.0")
-        assert len(list(read_corpus({str(folder.parent / "made")!r}))) == 7
+        assert len(list(read_corpus({str(made)!r}))) == 7
         assert "tensorflow_datasets" in sys.modules
         assert "tensorflow" not in sys.modules"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    told = "BEIR corpus, JSON lines: 7 in passages/full, 4 in other_passages/full, 3 in queries/full, "
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,12 @@ def open_set(path: Path) -> NamedSet:
     parts = name.split("/")
     for last in range(len(parts), 0, -1):  # an id has slashes too: the longest there is
         found = _load(library, "/".join(parts[:last]))
-        if found is not None:
+        if found is not None and (last == len(parts) or parts[last] in _TABLES):
             name, rest = "/".join(parts[:last]), tuple(parts[last:])
             break
     else:
-        near = sorted({one for one in library.registry if one.split("/")[0] == parts[0]})
-        have = (
-            f"under {parts[0]} it has {', '.join(near[:12])}" if near else "ir-datasets.com lists those that there are"
-        )
+        near = get_close_matches(name, list(library.registry), n=3)
+        have = f"near are {', '.join(near)}" if near else "ir-datasets.com lists those that there are"
         raise Where(path).error("unknown set", f"ir_datasets has no set {name!r}", have)
     split = next((part for part in parts[:last] if part in _SPLITS), parts[last - 1])
     tables = {table: (split,) for table in _TABLES if found.has(table)}
@@ -48,7 +47,7 @@ def open_set(path: Path) -> NamedSet:
 
 
 def _load(library: Any, name: str) -> Any:
-    with contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError), _DOORS.shut(library):
         return library.load(name)
     return None
 

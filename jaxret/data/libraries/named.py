@@ -111,12 +111,13 @@ def is_whole(path: Path) -> bool:
 
 
 def called(path: Path) -> str:
-    """What results are called after: "beir-scifact-test" of irds:beir/scifact/test, "scifact" of tfds:/data/scifact."""
-    rest = library_of(path)[1].strip("./~")
-    local = Path(library_of(path)[1]).expanduser()
-    if local.exists():
-        return local.absolute().name
-    return re.sub(r"[^\w.-]+", "-", rest)
+    """What results are called after: "beir-scifact-test" of irds:beir/scifact/test, "scifact-test" of
+    tfds:/data/scifact/test."""
+    parts = Path(library_of(path)[1]).expanduser().parts
+    local = next((count for count in range(len(parts), 0, -1) if Path(*parts[:count]).exists()), 0)
+    if local:
+        parts = (Path(*parts[:local]).absolute().name, *parts[local:])
+    return re.sub(r"[^\w.]+", "-", "-".join(parts)).strip("-")
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
