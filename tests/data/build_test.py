@@ -111,6 +111,16 @@ def test_examples_by_their_number(folder: Path, built: Path) -> None:
         found[2]
 
 
+def test_examples_of_the_corpus_are_rows_of_it(folder: Path) -> None:
+    given = {"query_id": "q1", "positive_document_ids": ["p5"], "negative_document_ids": ["p0", "p6"]}
+    (folder / "train.jsonl").write_text(json.dumps(given) + "\n")
+    made = folder.parent / "made"
+    assert "other_passages/full" not in build(folder, made, "1.0.0").written
+    (found,) = BuiltExamples(Path(f"tfds:{made}/examples/train"))
+    assert (found.positives, found.negatives) == ((PASSAGES[5],), (PASSAGES[0], PASSAGES[6]))
+    assert read_examples(made, "train", targets=False) == [found]
+
+
 def test_the_first_positive_of_a_record_of_dpr_stays_its_target(tmp_path: Path) -> None:
     contexts = [{"title": "t", "text": f"text {i}", "passage_id": str(i)} for i in range(3)]
     records = [{"question": "a", "answers": ["x"], "positive_ctxs": contexts[:2], "hard_negative_ctxs": contexts[2:]}]
@@ -125,15 +135,22 @@ def test_versions(folder: Path, built: Path) -> None:
         ValueError, match=r"has version 1\.0\.0 already \(it has 1\.0\.0\); give --version a higher one"
     ):
         build(folder, built, "1.0.0")
+    write_beir(folder, PASSAGES[:6], QUERIES, {"dev": JUDGED["dev"]})
+    build(folder, built, "1.9.0", policy=Policy("skip"))
     write_beir(folder, PASSAGES[:5], QUERIES, {"dev": JUDGED["dev"]})
     build(folder, built, "1.10.0", policy=Policy("skip"))
     assert list(read_corpus(built)) == PASSAGES[:5]
     assert list(read_corpus(f"tfds:{built}:1.0.0")) == PASSAGES
-    with pytest.raises(DataError, match=r"there is no version 2\.0\.0; there are 1\.0\.0, 1\.10\.0"):
+    with pytest.raises(DataError, match=r"there is no version 2\.0\.0; there are 1\.0\.0, 1\.9\.0, 1\.10\.0"):
         list(read_corpus(f"tfds:{built}:2.0.0"))
-    (built / "passages" / "1.10.0").rename(folder / "away")  # as if it had been killed before they were there
+
+
+def test_a_version_that_was_not_finished_is_none(folder: Path, built: Path) -> None:
+    write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
+    build(folder, built, "1.1.0")
+    (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
     assert list(read_corpus(built)) == PASSAGES
-    assert [path.name for path in built.parent.iterdir()] == ["given", "made"] or not list(built.parent.glob(".*"))
+    assert read_judgements(built, "test") == JUDGED["test"]
 
 
 @pytest.mark.parametrize(
