@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxret.data.formats import (
     source_path,
 )
 from jaxret.data.formats.convert import convert
+from jaxret.data.libraries.hf import offline
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 DOCS = [Passage(f"d{i}", f"naïve text {i}") for i in range(4)]
@@ -48,7 +50,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def irds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """ir_datasets, with a set of its own, in a home that is empty."""
     monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
-    library = pytest.importorskip("ir_datasets")
+    library = pytest.importorskip("ir_datasets", reason="the extra `irds` has ir_datasets")
     tsv = {"docs.tsv": [(p.id, p.text) for p in DOCS], "queries.tsv": [(q.id, q.text) for q in QUERIES]}
     for name, rows in tsv.items():
         (tmp_path / name).write_text("".join("\t".join(row) + "\n" for row in rows))
@@ -132,7 +134,7 @@ def test_ir_datasets_may_fetch_again_afterwards(irds: Any, no_network: list[Any]
 
 @pytest.fixture
 def hf() -> Any:
-    return pytest.importorskip("datasets")
+    return pytest.importorskip("datasets", reason="the extra `hf` has datasets")
 
 
 def test_a_saved_set(hf: Any, tmp_path: Path) -> None:
@@ -171,6 +173,27 @@ def test_a_folder_with_configs(hf: Any, tmp_path: Path, monkeypatch: pytest.Monk
     assert files_of(source_path(f"{source}/corpus/corpus"))
     with pytest.raises(DataError, match="has no examples of train"):
         read_judgements(source, "train")
+
+
+def test_a_set_of_the_hub_in_the_cache(
+    hf: Any, no_network: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"_id": p.id, "text": p.text}) + "\n" for p in DOCS))
+    with offline(hf):
+        hf.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), cache_dir=str(tmp_path / "made"))
+    (made,) = (tmp_path / "made").glob("json/*/0.0.0/*/dataset_info.json")
+    kept = tmp_path / "cache" / "some___thing" / "corpus" / "0.0.0" / made.parent.name
+    shutil.copytree(made.parent, kept)
+    (kept / "json-train.arrow").rename(kept / "thing-train.arrow")
+    info = json.loads(made.read_text()) | {"dataset_name": "thing", "config_name": "corpus"}
+    info["splits"]["train"]["dataset_name"] = "thing"
+    (kept / "dataset_info.json").write_text(json.dumps(info))
+    monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)
+    assert list(read_corpus("hf:some/thing")) == DOCS
+    assert files_of(source_path("hf:some/thing/corpus")) == (kept / "thing-train.arrow",)
+    assert not no_network
+    assert hf.config.HF_HUB_OFFLINE is False
 
 
 def test_a_set_that_is_not_in_the_cache(

@@ -45,6 +45,8 @@ def build(
     folder = Path(folder).absolute()
     _check(folder, version)
     data = read_whole(source, split, policy or Policy())
+    if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
+        raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
     work = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
         with naming(folder):
