@@ -106,8 +106,10 @@ def test_ir_datasets_fetches_nothing(irds: Any, no_network: list[Any]) -> None:
     with pytest.raises(DataError, match="fetch it with: ir_datasets export vaswani queries"):
         read_queries("irds:vaswani")
     assert not no_network
-    with pytest.raises(DataError, match=r"ir_datasets has no set 'vaswan/x'; ir-datasets\.com lists"):
+    with pytest.raises(DataError, match=r"ir_datasets has no set 'vaswan/x'; near are vaswani"):
         read_queries("irds:vaswan/x")
+    with pytest.raises(DataError, match=r"ir_datasets has no set '%%'; ir-datasets\.com lists"):
+        read_queries("irds:%%")
 
 
 def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) -> None:
