@@ -659,6 +659,6 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
 def test_keys_that_are_not_read_are_told_once(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"_id": "1", "text": "x", "url": "u"}, {"_id": "2", "text": "y", "metadata": {}}))
-    assert describe(path, "passages") == "BEIR corpus, JSON lines (not read: url, metadata)"
+    assert describe(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"
     path.write_text(records({"_id": "1", "text": "x", "title": "t"}))
     assert describe(path, "passages") == "BEIR corpus, JSON lines"

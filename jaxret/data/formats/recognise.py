@@ -76,12 +76,12 @@ class Found:
     role: str = ""
     made_of: str = ""
     in_lines: bool = False
-    unread: tuple[str, ...] = ()  # keys of the first records that its reader does not look at
+    others: tuple[str, ...] = ()  # keys of the first records that its reader does not look at
 
     def __str__(self) -> str:
         title = self.format.titles.get(self.role, self.format.title)
-        unread = f" (not read: {', '.join(self.unread)})" if self.unread else ""
-        return f"{title}{', ' * bool(self.made_of)}{self.made_of}{unread}"
+        others = f" (other keys: {', '.join(self.others)})" if self.others else ""
+        return f"{title}{', ' * bool(self.made_of)}{self.made_of}{others}"
 
 
 def split_source(source: PathLike) -> tuple[str, Path]:
@@ -154,7 +154,7 @@ def recognise(source: PathLike, role: str = "") -> Found:
     fitting = [known for known in wanted if known.fits(head)]
     for known in fitting:
         if not role or known.gives(role):
-            return Found(path, known, role, _made_of(path, head), in_lines, _unread(known, head))
+            return Found(path, known, role, _made_of(path, head), in_lines, _others(known, head))
     if fitting:
         return _giving(Found(path, fitting[0], role))
     if usual in wanted and (disagree or head.container == "unreadable"):
@@ -180,7 +180,7 @@ def _giving(found: Found) -> Found:
     return found
 
 
-def _unread(known: Format, head: Head) -> tuple[str, ...]:
+def _others(known: Format, head: Head) -> tuple[str, ...]:
     if known.any_key or not known.keys:
         return ()
     return tuple(dict.fromkeys(key for record in head.records for key in record if key not in known.keys))
