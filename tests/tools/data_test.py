@@ -66,6 +66,21 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     assert told[0].startswith("corpus.jsonl:3: this is not JSON")
 
 
+def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
+    rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
+    found = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
+    told = "  1 have the query of an earlier one; what one says of it is not known of the other"
+    assert told in found.lines
+    assert told not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
+
+
+def test_what_is_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
+    tell(str(lines(tmp_path / "a.jsonl", *rows)), "", [64])
+    told = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
+    assert told in capsys.readouterr().out.splitlines()
+
+
 def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
