@@ -191,7 +191,8 @@ def test_a_set_of_the_hub_in_the_cache(
     info["splits"]["train"]["dataset_name"] = "thing"
     (kept / "dataset_info.json").write_text(json.dumps(info))
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", False)  # as outside of tests
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert list(read_corpus("hf:some/thing")) == DOCS
     assert files_of(source_path("hf:some/thing/corpus")) == (kept / "thing-train.arrow",)
     assert not no_network
