@@ -110,7 +110,7 @@ def get_config() -> ConfigDict:
     c.tokens.packing = False
 
     # What to train on. train and dev: a folder (with the split's name) or a file, in any format of docs/data.md; what
-    # it is shows in its content, and FORMAT:PATH forces one.
+    # it is shows in its content, and FORMAT:PATH forces one. Or a set of a library, by name: tfds:, irds:, hf:.
     c.data = ConfigDict()
     c.data.train = ""
     c.data.train_split = "train"

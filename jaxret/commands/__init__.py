@@ -11,6 +11,7 @@ VERBS = {
     "export": "a run in the files of other libraries, read back and compared",
     "data check": "what a data set is, its counts, lengths, duplicates, leaks, and every bad record",
     "data convert": "write a data set in another format; what that cannot hold is counted",
+    "data build": "write a data set as a versioned one of TFDS, which is read in place",
     "plan": "memory, time and storage of a config on chips that are not there",
     "demo": "train, encode, search and evaluate on the documentation of this Python",
     "diversity": "how different a checkpoint's vectors of a passage are, and which wins",

@@ -5,7 +5,7 @@ jaxret data check FOLDER_OR_FILE
 
 from absl import flags
 
-ARGUMENTS = {"SRC": "folder or file; FORMAT:PATH forces a format"}
+ARGUMENTS = {"SRC": "folder, file or set (tfds:, irds:, hf: and a name); FORMAT:PATH forces a format"}
 _TOKENIZER = flags.DEFINE_string(
     "tokenizer", "", "model folder, package:NAME/FOLDER or hub name; without, words are counted"
 )

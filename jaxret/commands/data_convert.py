@@ -6,7 +6,7 @@ jaxret data convert SRC DST --to=FORMAT
 from absl import flags
 
 ARGUMENTS = {
-    "SRC": "folder or file; FORMAT:PATH forces a format",
+    "SRC": "folder, file or set (tfds:, irds:, hf: and a name); FORMAT:PATH forces a format",
     "DST": "file (plain, .gz, .zst or .parquet) or folder to write",
 }
 _TO = flags.DEFINE_string("to", None, "a folder of beir, msmarco, tevatron or dpr, or a format's name", required=True)

@@ -68,12 +68,11 @@ def main(verb: str = "train") -> None:
     if verb == "table":
         return tell_watched(config, name)
     pretend(topologies, config.mesh.fsdp)
+    from jaxret.plan.data import parse_lengths
     from jaxret.plan.job import Plan
 
     sizes: dict[str, Any] = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
-    if len(_LENGTHS.value) not in (0, 2):
-        raise ValueError(f"--lengths is {','.join(_LENGTHS.value)}; it must be two numbers, as 10,80")
-    sizes["lengths"] = tuple(map(float, _LENGTHS.value))
+    sizes["lengths"] = parse_lengths(_LENGTHS.value)
     plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
     show(plan, topologies)
 

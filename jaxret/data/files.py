@@ -59,13 +59,15 @@ class Policy:
     """What to do with a bad record: "error" raises it, "skip" leaves it out and counts it by reason. "keep" keeps and
     counts passages without title and text, so that every row of the file is a row of vectors, and raises all else.
 
-    A place is counted once for each reason, however often the file is read (scanned, then streamed). Missing and
-    truncated files, and lines above `LINE_LIMIT`, are always errors: there is no record to leave out.
+    `note` tells of what is left out without being wrong. A place is counted once for each reason, however often the
+    file is read (scanned, then streamed). Missing and truncated files, and lines above `LINE_LIMIT`, are always errors:
+    there is no record to leave out.
     """
 
     on_error: str = "error"
     examples_kept: int = 3
     skipped: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
+    notes: dict[str, set[Where]] = field(default_factory=dict, init=False)
     _places: dict[str, set[Where]] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[str, list[Where]] = field(default_factory=dict, init=False, repr=False)
 
@@ -94,8 +96,27 @@ class Policy:
         if self.skipped[reason] <= self.examples_kept:
             self._examples.setdefault(reason, []).append(error.where)
 
+    def note(self, what: str, where: Where) -> None:
+        """Counts what is left out without being wrong."""
+        self.notes.setdefault(what, set()).add(where)
+
     def report(self) -> str:
-        """One line: "skipped 2 records: 1 empty passage (corpus.jsonl:7), ..."; "" if nothing was skipped or kept."""
+        """One line: "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ..."; "" if there is nothing."""
+        noted = "; ".join(self.noted())
+        return "; ".join(part for part in (self._skipped(), noted and f"noted: {noted}") if part)
+
+    def noted(self) -> list[str]:
+        """What was noted, how often, and one place."""
+        first = {
+            what: min(places, key=lambda where: (str(where.path), str(where.line)))
+            for what, places in self.notes.items()
+        }
+        return [
+            f"{len(places):,} {what} (as {first[what]._replace(path=Path(first[what].path.name))})"
+            for what, places in self.notes.items()
+        ]
+
+    def _skipped(self) -> str:
         if not self.skipped:
             return ""
         total = self.skipped.total()

@@ -13,8 +13,12 @@ from jaxret.data.files import missing_file
 from jaxret.data.formats import (
     CorpusScan,
     Policy,
+    called,
     corpus_file,
     example_files,
+    exists,
+    files_of,
+    found_queries,
     read_corpus,
     read_examples,
     read_queries,
@@ -42,9 +46,10 @@ class ExampleSource:
         """Raises DataError for a file that is missing."""
         files = example_files(self.path, self.split, self.negatives_run or None)
         if self.pseudo_queries:
-            files.append(source_path(self.pseudo_queries))
-            if not files[-1].exists():
-                raise missing_file(files[-1])
+            path = source_path(self.pseudo_queries)
+            if not exists(path):
+                raise missing_file(path)
+            files += [file for found in found_queries(self.pseudo_queries) for file in files_of(found.path)]
         recipe = {
             "split": self.split,
             "on_error": self.on_error,
@@ -53,7 +58,7 @@ class ExampleSource:
             "tokens": tokenizer.recipe("query", "passage"),
             **_forced(path=self.path, negatives_run=self.negatives_run, pseudo_queries=self.pseudo_queries),
         }
-        return Origin(f"{source_path(self.path).absolute().name}.{self.split}", tuple(files), recipe)
+        return Origin(f"{called(self.path)}.{self.split}", tuple(files), recipe)
 
 
 def _forced(**sources: str | Path) -> dict[str, Any]:
@@ -143,7 +148,7 @@ def stored_corpus(
 
 def _corpus_origin(corpus: str | Path, policy: Policy, tokenizer: TextTokenizer) -> Origin:
     recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **_forced(corpus=corpus)}
-    return Origin(source_path(corpus).absolute().name, (corpus_file(corpus),), recipe)
+    return Origin(called(corpus), files_of(corpus_file(corpus)), recipe)
 
 
 def _tokenized(store: Store, corpus: str | Path) -> TokenizedCorpus:

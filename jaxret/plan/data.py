@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,6 +85,14 @@ def read_texts(
         return Texts(None, examples, note)
     data = load_examples(config, "train", tokenizer, True, say)
     return Texts(data, data)
+
+
+def parse_lengths(given: list[str]) -> tuple[float, ...]:
+    """Mean tokens of queries and passages, or () of nothing. Raises ValueError for anything else."""
+    numbers = [float(text) if re.fullmatch(r"\s*\d+(\.\d*)?\s*", text) else 0.0 for text in given]
+    if len(numbers) not in (0, 2) or not all(numbers):
+        raise ValueError(f"--lengths={','.join(given)}: it must be two numbers above 0, as 10,80")
+    return tuple(numbers)
 
 
 def drawn(

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxret import distributed
-from jaxret.data.formats import CorpusScan, Policy, absolute, describe, scan_corpus, source_path
+from jaxret.data.formats import CorpusScan, Policy, absolute, called, describe, is_named, scan_corpus, source_path
 from jaxret.data.store import store_root
 from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
 from jaxret.retrieval.passages import place
@@ -45,7 +45,10 @@ class EncodeResult:
 
 
 def corpus_name(path: str | Path) -> str:
-    """The folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes."""
+    """The folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes, or
+    of its set."""
+    if is_named(source_path(path)):
+        return called(path)
     path = source_path(path).absolute()
     path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]

@@ -32,7 +32,8 @@ from jaxret.storage import read_sealed, sealed, sha256_file, write_json
 from jaxret.types import Ragged
 
 _LONGEST = 256  # characters of a value: what is longer is a text, not a category
-_RECORDS = ("lines", "array", "object", "csv", "parquet")  # containers whose records have names for their fields
+# Containers whose records have names for their fields.
+_RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
 _SHOWN = 8  # values that an error names
 
 

@@ -15,12 +15,12 @@ from jaxret.data.compression import compression
 from jaxret.data.files import PathLike
 from jaxret.data.formats import (
     Policy,
+    exists,
     found_corpus,
     hash_id,
     read_corpus,
     read_located,
     scan_corpus,
-    source_path,
     stat_corpus,
 )
 from jaxret.data.records import Passage
@@ -140,7 +140,7 @@ def unchanged_corpus(folder: Path) -> str:
     if not isinstance(found.get("path"), str) or "\0" in found["path"]:
         raise ShardError(f"{written}: path is {found.get('path')!r}, no place of a corpus; run encode again")
     path = found["path"]
-    if not source_path(path).exists():
+    if not exists(path):
         raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
     if stat_corpus(path) != {key: found.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
         manifest = folder / "manifest.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from jaxret.data.files import DataError, PathLike, Policy
-from jaxret.data.formats import describe, hash_id, read_corpus, read_examples, read_judgements, read_queries, recognise
-from jaxret.data.formats.folders import examples_in, queries_in, splits_in
+from jaxret.data.formats import (
+    describe,
+    hash_id,
+    is_named,
+    read_examples,
+    read_judgements,
+    read_located,
+    read_queries,
+    recognise,
+)
+from jaxret.data.formats.corpora import refuse_repeated
 from jaxret.data.formats.format import text_id
+from jaxret.data.formats.places import examples_in, is_folder, queries_in, splits_in
 from jaxret.data.formats.readers import read_run
-from jaxret.data.formats.recognise import source_path
+from jaxret.data.formats.recognise import source_path, split_source
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import resolve
@@ -64,7 +75,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
     """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is no data set."""
     check = Check(source, tokenizer, lengths)
     path = source_path(source)
-    if path.is_dir():
+    if is_folder(path):
         _folder(check, path)
         return check
     found = recognise(source)
@@ -87,28 +98,34 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
 # Files
 
 
-def _passages(check: Check, source: PathLike) -> set[int]:
-    """Counts, lengths and duplicates of a corpus, which is read once; hashes of its ids."""
-    ids: set[int] = set()
-    texts: Counter[int] = Counter()
+def _passages(check: Check, source: PathLike) -> np.ndarray:
+    """Counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held; its ids, as `Hashes`."""
+    ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
 
-    def noting(passages: Iterable[Passage]) -> Iterator[Passage]:
-        for passage in passages:
-            ids.add(hash_id(passage.id))
-            texts[hash_id(text_id(passage.text, passage.title))] += 1
+    def noting() -> Iterator[Passage]:
+        for _, passage in read_located(source, check.policy):
+            ids.append(hash_id(passage.id))
+            texts.append(hash_id(text_id(passage.text, passage.title)))
             yield passage
 
-    stream = noting(read_corpus(source, check.policy))
-    lengths = _lengths(stream) if check.tokenizer is None else _tokens(check.tokenizer.passages, stream)
-    check.say(f"passages: {len(lengths):,}{_repeated(texts)}")
-    _tell_lengths(check, "passages", lengths)
-    return ids
+    lengths = _lengths(noting()) if check.tokenizer is None else _tokens(check.tokenizer.passages, noting())
+    known, first = np.unique(np.frombuffer(ids, np.uint64), return_index=True)
+    refuse_repeated(source, ids, check.policy)
+    check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
+    check.say(f"passages: {len(known):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
+    _tell_lengths(check, "passages", lengths[first])
+    return known
+
+
+def _by_line(error: DataError) -> tuple[int, str]:
+    line = error.where.line
+    return (line, "") if isinstance(line, int) else (0, str(line))
 
 
 def _queries(check: Check, source: PathLike, name: str = "queries") -> None:
     found = read_queries(source, check.policy)
     answered = sum(bool(query.answers) for query in found)
-    texts = Counter(hash_id(_same(query.text)) for query in found)
+    texts = np.array([hash_id(_same(query.text)) for query in found], np.uint64)
     answers = f", {answered:,} with answers" if answered else ""
     check.say(f"{name}: {len(found):,}{answers}{_repeated(texts)}")
     asked = [query.text for query in found]
@@ -144,6 +161,9 @@ def _examples(check: Check, found: Sequence[Example], name: str = "examples") ->
     )
     if negatives and without:
         check.say(f"  {without:,} queries have no negative")
+    again = len(found) - len({_same(e.query.text) for e in found})
+    if again:
+        check.say(f"  {again:,} have the query of an earlier one; what one says of it is not known of the other")
 
 
 # Folders
@@ -152,16 +172,16 @@ def _examples(check: Check, found: Sequence[Example], name: str = "examples") ->
 def _folder(check: Check, folder: Path) -> None:
     source, splits = check.source, splits_in(folder)
     check.say(f"{source}: {describe(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
-    ids: set[int] = set()
-    check.attempt("passages", lambda: ids.update(_passages(check, source)))
+    ids = [np.zeros(0, np.uint64)]
+    check.attempt("passages", lambda: ids.append(_passages(check, source)))
     for path in queries_in(folder):
-        check.attempt("queries", lambda path=path: _queries(check, path, path.name))  # type: ignore[misc]
+        check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
     judged: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
         check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judged, texts))  # type: ignore[misc]
     for split, found in judged.items():
-        _dangling(check, split, found, ids, texts[split].keys())
+        _dangling(check, split, found, ids[-1], texts[split].keys())
     _leaks(check, judged, texts)
 
 
@@ -169,18 +189,29 @@ def _split(
     check: Check, folder: Path, split: str, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]
 ) -> None:
     file = examples_in(folder, split)
-    if file and recognise(file).format.gives("examples"):
+    if file and recognise(_as(check.source, file)).format.gives("examples"):
         found = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, found, f"examples of {split} ({file.name})")
     texts[split] = {query.id: _same(query.text) for query in read_queries(check.source, check.policy, split)}
     judged[split] = _judgements(check, check.source, split)
 
 
+def _shown(path: Path) -> str:
+    return "/".join(path.parts[-2:]) if is_named(path) else path.name
+
+
+def _as(source: str, path: Path) -> str:
+    """A file of a source, in the format that it forces, if it does."""
+    name, _ = split_source(source)
+    return f"{name}:{path}" if name else str(path)
+
+
 def _dangling(
-    check: Check, split: str, found: Sequence[Judgement], passages: set[int], queries: Collection[str]
+    check: Check, split: str, found: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
+    there = np.isin(np.array([hash_id(j.passage_id) for j in found], np.uint64), passages)
     for what, missing in (
-        ("passages that are not in the corpus", [j for j in found if hash_id(j.passage_id) not in passages]),
+        ("passages that are not in the corpus", [j for j, is_there in zip(found, there) if not is_there]),
         ("queries that there are not", [j for j in found if j.query_id not in queries]),
     ):
         if missing:
@@ -210,8 +241,8 @@ def _same(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _repeated(texts: Counter[int]) -> str:
-    copies = texts.total() - len(texts)
+def _repeated(texts: np.ndarray) -> str:
+    copies = len(texts) - len(np.unique(texts))
     return f", {copies:,} of them with the text of an earlier one" if copies else ""
 
 
@@ -249,6 +280,8 @@ def tell(source: str, tokenizer: str, lengths: Sequence[int]) -> None:
     reader = load_tokenizer(str(resolve(tokenizer, weights=False))) if tokenizer else None
     found = check_data(source, reader, lengths)
     print("\n".join(found.lines))
+    for note in found.policy.noted():
+        print(f"noted: {note}")
     for error in found.policy.errors:
         print(f"bad: {error}")
     if found.policy.errors:

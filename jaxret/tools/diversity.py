@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, source_path
+from jaxret.data.formats import Policy, called, read_corpus, read_judgements, read_queries
 from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.runs.run import Run
 from jaxret.storage import write_json
@@ -49,7 +49,7 @@ def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str
     """Measures, writes `eval/<data>.<split>.diversity.json`, and gives the text to print."""
     found = measure(run, data, split, progress)
     names = run.retriever.module.head.vector_names()
-    path = run.workdir.evaluation(f"{source_path(data).name}.{split}.diversity")
+    path = run.workdir.evaluation(f"{called(data)}.{split}.diversity")
     winners = dict(zip(names, found.wins, strict=True))
     write_json(path, {**vars(found), "wins": winners, "equal": found.equal, "checkpoint": run.checkpoint})
     lines = [

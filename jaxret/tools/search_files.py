@@ -10,7 +10,16 @@ from typing import Any
 
 from jaxret.contract import ContractError
 from jaxret.data.files import check_question
-from jaxret.data.formats import Policy, describe, read_judgements, read_queries, source_path, write_run
+from jaxret.data.formats import (
+    Policy,
+    called,
+    describe,
+    is_named,
+    read_judgements,
+    read_queries,
+    source_path,
+    write_run,
+)
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.evaluation.metrics import Evaluation, parse_measure
@@ -37,6 +46,8 @@ SHARED_NAMES = (
 def dataset_name(queries: str | Path) -> str:
     """What results are called. A folder or its queries.jsonl -> the folder's name; any other file -> its name without
     suffixes, after its folder's if many data sets have a file of that name ("nq/test.qa.csv" -> "nq-test")."""
+    if is_named(source_path(queries)):
+        return called(queries)
     path = source_path(queries).absolute()
     if path.is_dir():
         return path.name

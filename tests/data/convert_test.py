@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -170,6 +171,62 @@ def test_folders_there_and_back(name: str, folder: Path, tmp_path: Path) -> None
         assert ids[0] == ids[1] == ids[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("beir", {}),
+        ("msmarco", {"titles (joined to the texts)": 6, "queries that nobody judged": 1}),
+        ("tevatron", {"grades above 1": 1, "judgements of what is in no training record": 1}),
+        (
+            "dpr",
+            {
+                "queries' ids": 4,
+                "queries that nobody judged": 1,
+                "grades above 1": 1,
+                "judgements of what is in no training record": 1,
+            },
+        ),
+    ],
+)
+def test_what_a_folder_does_not_hold_is_counted(name: str, lost: dict[str, int], folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "queries.jsonl").read_text()
+    (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
+    (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
+    done = convert(folder, tmp_path / name, name)
+    assert {what: count for what, count in (+done.lost).items() if what != "queries' ids"} == {
+        what: count for what, count in lost.items() if what != "queries' ids"
+    }
+
+
+def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -> None:
+    (folder / "qrels" / "train.tsv").write_text("q0\tp0\t3\nq0\tp2\t0\n")
+    given = {
+        "query_id": "q0",
+        "query_text": None,
+        "positive_document_ids": ["p0"],
+        "negative_document_ids": ["p9", "p2"],
+    }
+    (folder / "train.jsonl").write_text(json.dumps(given) + "\n")
+    judged = [Judgement("q0", "p0", 3), Judgement("q0", "p2", 0)]
+    assert read_judgements(folder, "train") == judged
+    assert [p.id for p in read_examples(folder, "train")[0].negatives] == ["p9", "p2"]
+    done = convert(folder, tmp_path / "beir", "beir")
+    assert read_judgements(tmp_path / "beir", "train") == judged
+    assert +done.lost == {"passages of training records that nobody judged": 1}
+    assert (+convert(folder, tmp_path / "ms", "msmarco").lost)["passages of training records that nobody judged"] == 1
+    assert (+convert(folder, tmp_path / "tevatron", "tevatron").lost)["grades above 1"] == 1
+
+
+def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    rows = [{"query": f"q {i}", "pos": [f"good {i}"], "neg": []} for i in range(1500)]
+    rows += [{"query": "last", "pos": ["good"], "neg": ["bad"]}]
+    (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
+    assert read_examples(tmp_path / "b.parquet") == read_examples(tmp_path / "a")
+    convert(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
+
+
 def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
     done = convert(folder, tmp_path / "dpr", "dpr")
     assert done.written["train.json"] == 2
@@ -250,6 +307,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_nearly_every_format_can_be_written() -> None:
-    """The others are results of a search with texts in them, or scores of pairs."""
-    assert {known.name for known in FORMATS} - WRITERS.keys() == {"dpr.results", "msmarco.candidates", "st.scored"}
+    """The others are results of a search with texts in them, scores of pairs, or what `data build` makes."""
+    others = {"dpr.results", "msmarco.candidates", "st.scored", "built.examples", "built.records"}
+    assert {known.name for known in FORMATS} - WRITERS.keys() == others
     assert set(FOLDERS) == {"beir", "msmarco", "tevatron", "dpr"}

@@ -593,7 +593,7 @@ def test_missing_files_say_what_there_is(folder: Path) -> None:
         (lambda: read_run(folder / "a" / "b.trec"), r"b\.trec: this file does not exist; .*beir holds answers"),
         (
             lambda: read_corpus(lines(folder / "c.parquet", "neither", "one")),
-            r"c\.parquet: this is no format that is known: nothing in it can be read; the nearest is",
+            r"c\.parquet: this is no format that is known: nothing in it can be read; none is near",
         ),
     ]
     for attempt, message in cases:

@@ -26,6 +26,7 @@ from jaxret.data.formats import (
     recognise,
     scan_corpus,
     split_source,
+    write_beir,
 )
 from jaxret.data.formats.recognise import BY_NAME, FORMATS
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -73,6 +74,10 @@ SAMPLES: list[tuple[str, str, str]] = [
     ("msmarco.negatives", records({"qid": 1, "pos": [2], "neg": {"bm25": [3]}}), "examples"),
     ("beir.texts", records({"_id": "1", "text": "x", "metadata": {}}), "passages"),
     ("beir.qrels", records({"query-id": "1", "corpus-id": "2", "score": 1.0}), "judgements"),
+    ("irds.docs", records({"doc_id": "1", "text": "x"}), "passages"),
+    ("irds.qrels", records({"query_id": "1", "doc_id": "2", "relevance": 1, "iteration": "0"}), "judgements"),
+    ("irds.pairs", records({"query_id": "1", "doc_id_a": "2", "doc_id_b": "3"}), "examples"),
+    ("irds.scores", records({"query_id": "1", "doc_id": "2", "score": 1.5}), "rankings"),
     ("tevatron.examples", records({"query_id": "1", "query": "a", "positive_passages": []}), "examples"),
     ("tevatron.named", records({"query_id": "1", "query_text": None, "positive_document_ids": ["1"]}), "examples"),
     ("tevatron.corpus", records({"docid": "1", "title": "t", "text": "x"}), "passages"),
@@ -118,13 +123,16 @@ def test_a_format_is_recognised_whatever_the_file_is_called(name: str, text: str
             "msmarco.negatives",
             "tevatron.named",
             "tevatron.examples",
+            "irds.pairs",
         ):  # whose texts lack
             assert len(read(tmp_path / path, role)) >= 1
             assert read(f"{name}:{tmp_path / path}", role) == read(tmp_path / path, role)
 
 
 def test_every_format_is_tried_and_has_its_own_name() -> None:
-    assert {name for name, _, _ in SAMPLES} == {known.name for known in FORMATS} == set(BY_NAME)
+    in_files = {known.name for known in FORMATS if not known.name.startswith("built.")}  # those are no files
+    assert {name for name, _, _ in SAMPLES} == in_files
+    assert {known.name for known in FORMATS} == set(BY_NAME)
     assert len(FORMATS) == len(BY_NAME)
 
 
@@ -154,7 +162,12 @@ def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_pat
             "",
             r"keys 'id', 'body'; the nearest is Anserini corpus: .*anserini.corpus:PATH",
         ),
-        (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is"),
+        (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is (MS MARCO candidates|qrels)"),
+        (table("a | b | c | d | e | f | g | h"), "", r"8 columns between tabs.*; none is near; docs/data.md lists"),
+        ("some words of prose, which are no data at all\n", "", r"none is near; docs/data.md lists"),
+        ("q1 Q0 p1 1 2.5\n", "", r"the first 5 words.*; the nearest is (TREC run|qrels)"),
+        (records({"body": "b"}), "", r"keys 'body'; none is near"),
+        ("\0".join("id\ttext\n"), "", r"this file is UTF-16; convert it to UTF-8 \(iconv -f utf-16 -t utf-8\)"),
         (
             table("1 | some text"),
             "judgements",
@@ -556,3 +569,96 @@ def test_a_parquet_file_has_the_keys_of_all_records(tmp_path: Path) -> None:
     assert list(parquet.rows(tmp_path / "t.parquet")) == [{"query": "a", "score": None}, {"query": "b", "score": 1.0}]
     with pytest.raises(DataError, match="the key 'late' comes after record"):
         parquet.write_rows(tmp_path / "t.parquet", [*[{"query": "a"}] * 5000, {"query": "b", "late": 1}])
+
+
+def test_ids_of_records_are_all_of_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    contexts = {"question": "a", "contexts": [{"docid": "1", "score": 2}]}
+    path.write_text(json.dumps({"one-a": contexts, "two-a": contexts, "it's": contexts}))
+    assert list(read_run(path)) == ["one-a", "two-a", "it's"]
+    path.write_text(json.dumps({"one a": contexts, "two a": contexts}))
+    with pytest.raises(DataError, match="query id 'one a' contains white space"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("name", ["beir.qrels", "irds.qrels", "st.labels"])
+def test_judgements_in_records_do_not_contradict_each_other(name: str, tmp_path: Path) -> None:
+    def of(grade: int) -> dict[str, Any]:
+        known: dict[str, dict[str, Any]] = {
+            "beir.qrels": {"query-id": "q", "corpus-id": "p", "score": grade},
+            "irds.qrels": {"query_id": "q", "doc_id": "p", "relevance": grade},
+            "st.labels": {"query_id": "q", "doc_ids": ["p"], "labels": [grade]},
+        }
+        return known[name]
+
+    path = tmp_path / "a"
+    path.write_text(records(of(1), of(1)))
+    assert recognise(path).format.name == name
+    assert read_judgements(path) == [Judgement("q", "p", 1)]
+    path.write_text(records(of(1), of(1), of(0)))
+    with pytest.raises(DataError, match=r"a:3.*: score 0 for \('q', 'p'\) contradicts score 1 (on line 1|at 1, doc)"):
+        read_judgements(path)
+    policy = Policy("skip")
+    assert len(read_judgements(path, policy=policy)) == 1
+    assert policy.skipped == {"contradicting judgement": 1}
+
+
+def test_judgements_in_csv_and_as_booleans(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("query-id,corpus-id,score\nq,p1,1\nq,p2,0\nq,p3,2.0\nq,p4,True\nq,p5,false\n")
+    assert [j.relevance for j in read_judgements(path)] == [1, 0, 2, 1, 0]
+    path.write_text(records({"query-id": "q", "corpus-id": "p", "score": True}))
+    assert read_judgements(path) == [Judgement("q", "p", 1)]
+    path.write_text(
+        records({"anchor": "a", "positive": "b", "label": True}, {"anchor": "a", "positive": "c", "label": False})
+    )
+    (found,) = read_examples(path)
+    assert ([p.text for p in found.positives], [p.text for p in found.negatives]) == (["b"], ["c"])
+    path.write_text("query-id,corpus-id,score\nq,p1,good\n")
+    with pytest.raises(DataError, match="score 'good' is not an integer"):
+        read_judgements(path)
+
+
+def test_queries_without_a_positive_are_told(tmp_path: Path) -> None:
+    path, policy = tmp_path / "a", Policy()
+    rows = [("a", "b", 0), ("c", "d", 1), ("a", "e", 0), ("f", "g", 0)]
+    path.write_text(records(*({"anchor": a, "positive": p, "label": label} for a, p, label in rows)))
+    assert [example.query.text for example in read_examples(path, policy=policy)] == ["c"]
+    assert policy.report() == "noted: 2 queries without a positive, which give no example (as a:1)"
+
+
+@pytest.mark.parametrize(
+    ("role", "lines"),
+    [
+        ("passages", ["id | text", "7 | a text"]),
+        ("queries", ["qid | query", "7 | a text"]),
+        ("examples", ["query_id | positive_id | negative_id", "q1 | p1 | p2"]),
+        ("examples", ["query | positive | negative", "a query | the good | the bad"]),
+        ("rankings", ["query_id | doc_id | rank", *RANKS]),
+        ("rankings", ["qid | docid | score", "q1 | p1 | 0.75"]),
+    ],
+)
+def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -> None:
+    with_header, without = tmp_path / "a", tmp_path / "b"
+    with_header.write_text(table(*lines))
+    without.write_text(table(*lines[1:]))
+    assert recognise(with_header, role).format == recognise(without, role).format
+    if recognise(without, role).format.name == "msmarco.named":  # whose texts are not here
+        write_beir(tmp_path, [Passage("p1", "x"), Passage("p2", "y")], [Query("q1", "a")], {})
+    policy = Policy()
+    readers: dict[str, Callable[[Path], Any]] = {
+        "passages": lambda path: [p.id for p in read_corpus(path, policy)],
+        "queries": lambda path: [q.id for q in read_queries(path, policy)],
+        "examples": lambda path: [e.positives for e in read_examples(path, None, policy)],
+        "rankings": lambda path: read_run(path, policy),
+    }
+    assert readers[role](with_header) == readers[role](without) != []
+    assert policy.report() == "noted: 1 header line, which is no data (as a:1)"
+
+
+def test_keys_that_are_not_read_are_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(records({"_id": "1", "text": "x", "url": "u"}, {"_id": "2", "text": "y", "metadata": {}}))
+    assert describe(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"
+    path.write_text(records({"_id": "1", "text": "x", "title": "t"}))
+    assert describe(path, "passages") == "BEIR corpus, JSON lines"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,45 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     places = [line.partition(": ")[0] for line in told]
     assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
     assert told[0].startswith("corpus.jsonl:3: this is not JSON")
+
+
+def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
+    rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
+    found = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
+    told = "  1 have the query of an earlier one; what one says of it is not known of the other"
+    assert told in found.lines
+    assert told not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
+
+
+def test_what_is_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
+    tell(str(lines(tmp_path / "a.jsonl", *rows)), "", [64])
+    told = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
+    assert told in capsys.readouterr().out.splitlines()
+
+
+def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"premise": "a", "other": "b"}) + "\n")
+    found = check_data(f"st.tuples:{tmp_path}")
+    assert not found.policy.errors
+    assert any(line.startswith("examples of train (train.jsonl): 1 queries") for line in found.lines), found.lines
+
+
+def test_a_corpus_is_checked_in_24_bytes_a_passage(tmp_path: Path) -> None:
+    """Ids and texts are held as 8 bytes each, and so are lengths."""
+    path, held = tmp_path / "corpus.jsonl", []
+    for count in (500, 2_500):
+        lines(
+            path, *({"_id": f"a long id of passage {i}".replace(" ", "-"), "text": f"text {i}"} for i in range(count))
+        )
+        check_data(str(path))  # what is imported and cached by the way is not counted
+        tracemalloc.start()
+        check_data(str(path))
+        held.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (held[1] - held[0]) / 2_000 < 100
 
 
 def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:

@@ -23,24 +23,31 @@ from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_
 from jaxret.data.formats.readers import (
     describe,
     example_files,
+    found_queries,
     read_examples,
     read_judgements,
     read_queries,
     read_run,
 )
-from jaxret.data.formats.recognise import absolute, recognise, source_path, split_source
+from jaxret.data.formats.recognise import absolute, called, exists, recognise, source_path, split_source
 from jaxret.data.formats.trec import write_run
+from jaxret.data.libraries.named import files_of, is_named
 
 __all__ = [
     "CorpusScan",
     "DataError",
     "Policy",
     "absolute",
+    "called",
     "corpus_file",
     "describe",
     "example_files",
+    "exists",
+    "files_of",
     "found_corpus",
+    "found_queries",
     "hash_id",
+    "is_named",
     "read_corpus",
     "read_examples",
     "read_judgements",

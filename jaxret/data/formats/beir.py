@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from jaxret.data.files import (
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import Format, has
 from jaxret.data.formats.texts import id_of, passages_by, queries_by, refuse_duplicate
-from jaxret.data.formats.trec import RunLine, known, refuse_unknown
+from jaxret.data.formats.trec import RunLine, consistent, known, refuse_unknown
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
@@ -61,22 +62,34 @@ def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator
         yield query_id, answers
 
 
-def judgements(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
-    """Yields (place, judgement) of records with query-id, corpus-id, score, as data sets on the Hugging Face hub have
-    them; a score may be written 1.0."""
-    for where, record in read_records(path, policy):
-        try:
-            score = record.get("score")
-            if isinstance(score, float) and score.is_integer():
-                score = int(score)
-            if isinstance(score, bool) or not isinstance(score, int):
-                remedy = "a judgement's score is a whole number, above 0 if relevant"
-                raise where.error("bad score", f"score {score!r} is not an integer", remedy)
-            query_id, passage_id = (id_of(record, key, where) for key in ("query-id", "corpus-id"))
-            require_id(query_id, "query id", where)
-            yield where, Judgement(query_id, require_id(passage_id, "passage id", where), score)
-        except DataError as error:
-            policy.reject(error)
+def judgements_by(query: str, passage: str, score: str) -> Callable[[Path, Policy], Iterator[tuple[Where, Judgement]]]:
+    """A reader of judgements by the names of their keys; a score may be written 1.0, or as true or
+    false, and in CSV is a string."""
+
+    def every(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+        for where, record in read_records(path, policy):
+            try:
+                grade = _grade(record.get(score), where)
+                query_id, passage_id = (id_of(record, key, where) for key in (query, passage))
+                require_id(query_id, "query id", where)
+                yield where, Judgement(query_id, require_id(passage_id, "passage id", where), grade)
+            except DataError as error:
+                policy.reject(error)
+
+    return lambda path, policy: consistent(every(path, policy), policy)
+
+
+def _grade(value: Any, where: Where) -> int:
+    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
+        return int(str(value).lower() == "true")
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.0*)?", value.strip()):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int):
+        remedy = "a judgement's score is a whole number, above 0 if relevant"
+        raise where.error("bad score", f"score {value!r} is not an integer", remedy)
+    return value
 
 
 def examples(
@@ -174,7 +187,7 @@ FORMATS = (
         titles={"passages": "BEIR corpus", "queries": "BEIR queries"},
         looks="JSON records with _id, text, and perhaps title",
         fits=has("_id", "text"),
-        keys=("_id", "text", "title"),
+        keys=("_id", "text", "title", "answers"),
         passages=passages,
         queries=queries,
     ),
@@ -184,6 +197,6 @@ FORMATS = (
         looks="JSON records with query-id, corpus-id, score",
         fits=has("query-id", "corpus-id"),
         keys=("query-id", "corpus-id", "score"),
-        judgements=judgements,
+        judgements=judgements_by("query-id", "corpus-id", "score"),
     ),
 )

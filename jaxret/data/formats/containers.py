@@ -1,7 +1,9 @@
-"""Records, whatever holds them: JSON lines, a JSON array, one JSON object, CSV with a header, or parquet."""
+"""Records, whatever holds them: JSON lines, a JSON array, one JSON object, CSV with a header, parquet, or a library's
+table."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,18 @@ from jaxret.data.formats import parquet
 from jaxret.data.formats.format import feed
 from jaxret.data.formats.head import read_head
 from jaxret.data.formats.tables import csv_rows, require_columns
+from jaxret.data.libraries.named import table
 
 Record = dict[str, Any]
 
 
 def read_records(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Record]]:
-    """Yields (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came."""
+    """Yields (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
+    named set's table its records, as JSON."""
     container = read_head(path).container
+    if container == "rows":
+        yield from _rows(path, digest)
+        return
     if container == "unreadable":  # its reader says what is wrong
         container = "array" if Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".json" else "lines"
     if container in ("lines", "empty"):
@@ -44,6 +51,15 @@ def read_records(path: Path, policy: Policy, digest: Digest | None = None) -> It
         yield where, record
     if digest is not None:
         feed(path, digest)
+
+
+def _rows(path: Path, digest: Digest | None) -> Iterator[tuple[Where, Record]]:
+    for number, record in enumerate(table(path).rows()):
+        if digest is not None:
+            digest.update(
+                json.dumps(record, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+            )
+        yield Where(path, f"row {number}"), record
 
 
 def _array(path: Path, policy: Policy) -> Iterator[tuple[Where, Any]]:

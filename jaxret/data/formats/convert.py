@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from jaxret.data.files import PathLike, Policy
 from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.corpora import read_corpus
-from jaxret.data.formats.folders import examples_in, splits_in
 from jaxret.data.formats.format import ROLES
+from jaxret.data.formats.places import is_folder
 from jaxret.data.formats.readers import describe, read_examples, read_judgements, read_queries, read_run
 from jaxret.data.formats.recognise import recognise, source_path
+from jaxret.data.formats.whole import DataSet, read_whole
 from jaxret.data.formats.writers import WRITERS, Lost
-from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.data.records import Example, Judgement, Query
 
 
 @dataclass
@@ -41,8 +42,7 @@ def convert(
     cannot be written, DataError for bad records."""
     policy = policy or Policy()
     if name in FOLDERS:
-        data = _whole(source, split, policy)
-        return FOLDERS[name](Path(to), data)
+        return FOLDERS[name](Path(to), read_whole(source, split, policy))
     if name not in WRITERS:
         known = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is no format that can be written; it must be one of {known}")
@@ -71,13 +71,12 @@ class _Counting:
 
 def describe_as(source: PathLike, role: str, split: str) -> str:
     """What is read of the source."""
-    return str(recognise(source, role)) if source_path(source).is_file() else describe(source, role, split)
+    return describe(source, role, split) if is_folder(source_path(source)) else str(recognise(source, role))
 
 
 def _roles(source: PathLike, split: str) -> list[str]:
     """What a source gives."""
-    path = source_path(source)
-    if path.is_file() or not path.exists():
+    if not is_folder(source_path(source)):
         return recognise(source).format.roles()
     return [role for role in ROLES[:4] if _has(source, role, split)]
 
@@ -105,53 +104,6 @@ def _read(source: PathLike, role: str, split: str, policy: Policy) -> Any:
 # Folders
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """A whole data set; by split: judgements, and examples where they were not made of these."""
-
-    source: str
-    passages: Iterable[Passage]
-    queries: list[Query]
-    judgements: dict[str, list[Judgement]]
-    examples: Callable[[str], list[Example]]
-
-    def judged(self, split: str) -> list[Query]:
-        """The queries of a split."""
-        ids = {judgement.query_id for judgement in self.judgements[split]}
-        return [query for query in self.queries if query.id in ids]
-
-
-def _whole(source: PathLike, split: str, policy: Policy) -> DataSet:
-    path = source_path(source)
-    if not path.is_dir():
-        examples = read_examples(source, split, policy, targets=False)
-        passages = {p.id: p for e in examples for p in (*e.positives, *e.negatives)}
-        queries = {e.query.id: e.query for e in examples}
-        said = describe_as(source, "examples", split)
-        return DataSet(said, passages.values(), [*queries.values()], {split: _judged(examples)}, lambda _: examples)
-
-    def examples_of(one: str) -> list[Example]:
-        return read_examples(source, one, policy, targets=False)
-
-    judgements = {
-        one: _judged(examples_of(one)) if examples_in(path, one) else read_judgements(source, one, policy)
-        for one in splits_in(path)
-    }
-    return DataSet(
-        describe(source, "passages"), read_corpus(source, policy), read_queries(source, policy), judgements, examples_of
-    )
-
-
-def _judged(examples: Iterable[Example]) -> list[Judgement]:
-    """Positives as relevant, negatives as judged not to be: as which they are read again."""
-    return [
-        Judgement(example.query.id, passage.id, grade)
-        for example in examples
-        for grade, side in ((1, example.positives), (0, example.negatives))
-        for passage in side
-    ]
-
-
 @dataclass
 class _Folder:
     """Writes files into a folder one after the other, and keeps account."""
@@ -166,42 +118,94 @@ class _Folder:
 
 
 def _beir(folder: Path, data: DataSet) -> Converted:
-    passages = _Counting(data.passages)
-    write_beir(folder, passages.values, data.queries, data.judgements)
-    counts = {f"qrels/{split}.tsv": len(found) for split, found in data.judgements.items()}
-    done = Converted(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(data.queries), **counts})
-    scored = [e for split in data.judgements for e in data.examples(split) if e.positive_scores]
-    done.lost["scores"] = sum(len(e.positive_scores) + len(e.negative_scores) for e in scored)
+    passages, queries = _Counting(data.passages()), data.queries(None)
+    judged = {split: data.judgements(split) for split in data.splits}
+    write_beir(folder, passages.values, queries, judged)
+    counts = {f"qrels/{split}.tsv": len(found) for split, found in judged.items()}
+    done = Converted(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
+    done.lost += _lost_training(data, judged)
     return done
 
 
 def _msmarco(folder: Path, data: DataSet) -> Converted:
     to = _Folder(folder, Converted(data.source))
-    to.write("collection.tsv", "msmarco.texts", "passages", data.passages)
-    for split, judgements in data.judgements.items():
-        to.write(f"queries.{split}.tsv", "msmarco.texts", "queries", data.judged(split))
+    to.write("collection.tsv", "msmarco.texts", "passages", data.passages())
+    judged = {split: data.judgements(split) for split in data.splits}
+    for split, judgements in judged.items():
+        to.write(f"queries.{split}.tsv", "msmarco.texts", "queries", _judged_queries(data, split, judgements))
         to.write(f"qrels.{split}.tsv", "trec.qrels", "judgements", judgements)
+    to.done.lost += _lost_queries(data, judged) + _lost_training(data, judged)
     return to.done
 
 
 def _tevatron(folder: Path, data: DataSet) -> Converted:
     to = _Folder(folder, Converted(data.source))
-    to.write("corpus.jsonl", "tevatron.corpus", "passages", data.passages)
-    to.write("queries.jsonl", "tevatron.queries", "queries", data.queries)
-    for split in data.judgements:
-        to.write(f"{split}.jsonl", "tevatron.named", "examples", data.examples(split))
+    to.write("corpus.jsonl", "tevatron.corpus", "passages", data.passages())
+    to.write("queries.jsonl", "tevatron.queries", "queries", data.queries(None))
+    for split in data.splits:
+        examples = data.examples(split)
+        to.write(f"{split}.jsonl", "tevatron.named", "examples", examples)
+        to.done.lost += _lost_judgements(data.judgements(split), examples)
     return to.done
 
 
 def _dpr(folder: Path, data: DataSet) -> Converted:
     to = _Folder(folder, Converted(data.source))
-    to.write("psgs.tsv", "dpr.passages", "passages", data.passages)
-    for split in data.judgements:
-        to.write(f"{split}.qa.csv", "dpr.queries", "queries", data.judged(split))
-        to.write(f"{split}.json", "dpr.examples", "examples", data.examples(split))
+    to.write("psgs.tsv", "dpr.passages", "passages", data.passages())
+    judged = {split: data.judgements(split) for split in data.splits}
+    for split, judgements in judged.items():
+        examples = data.examples(split)
+        to.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
+        to.write(f"{split}.json", "dpr.examples", "examples", examples)
+        to.done.lost += _lost_judgements(judgements, examples)
+    to.done.lost += _lost_queries(data, judged)
     return to.done
 
 
+def _judged_queries(data: DataSet, split: str, judgements: Iterable[Judgement]) -> list[Query]:
+    ids = {judgement.query_id for judgement in judgements}
+    return [query for query in data.queries(split) if query.id in ids]
+
+
+# What a folder does not hold of a data set
+
+
+def _lost_queries(data: DataSet, judged: Mapping[str, list[Judgement]]) -> Lost:
+    """Queries that are in no split: in a folder with a file of queries for each, there is no place for them."""
+    if data.queries_by_split:
+        asked = [(query.id, split) for split in data.splits for query in data.queries(split)]
+        known = {(one.query_id, split) for split, found in judged.items() for one in found}
+        return Counter({_UNJUDGED: len(set(asked) - known)})
+    known_ids = {one.query_id for found in judged.values() for one in found}
+    return Counter({_UNJUDGED: sum(query.id not in known_ids for query in data.queries(None))})
+
+
+def _lost_training(data: DataSet, judged: Mapping[str, list[Judgement]]) -> Lost:
+    """Of training records, in a folder that has judgements only: scores, and what the judgements do not say."""
+    lost: Lost = Counter()
+    for split in data.trained:
+        pairs = {(one.query_id, one.passage_id) for one in judged[split]}
+        for e in data.examples(split):
+            lost["scores"] += len(e.positive_scores) + len(e.negative_scores)
+            lost["passages of training records that nobody judged"] += sum(
+                (e.query.id, passage.id) not in pairs for passage in (*e.positives, *e.negatives)
+            )
+    return lost
+
+
+def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Lost:
+    """Of judgements, in a folder that has training records only: grades, and queries and passages that are in none."""
+    pairs = {(e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives)}
+    held = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
+    return Counter(
+        {
+            "grades above 1": sum(one.relevance > 1 for one, is_held in held if is_held),
+            "judgements of what is in no training record": sum(not is_held for _, is_held in held),
+        }
+    )
+
+
+_UNJUDGED = "queries that nobody judged"
 FOLDERS: dict[str, Callable[[Path, DataSet], Converted]] = {
     "beir": _beir,
     "msmarco": _msmarco,

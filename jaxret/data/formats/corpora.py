@@ -13,10 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxret.data.files import DataError, Digest, PathLike, Policy, Where, missing_file
-from jaxret.data.formats.folders import passages_in
 from jaxret.data.formats.format import feed
+from jaxret.data.formats.places import is_folder, passages_in
 from jaxret.data.formats.recognise import Found, recognise, source_path, split_source
 from jaxret.data.formats.texts import duplicate_error, refuse_duplicate
+from jaxret.data.libraries.named import files_of
 from jaxret.data.records import Passage
 
 
@@ -44,20 +45,19 @@ def scan_corpus(path: PathLike, policy: Policy | None = None) -> CorpusScan:
     digest = hashlib.sha256()
     passages, stat = _passages(path, policy, digest), stat_corpus(path)
     hashes = array("Q", (hash_id(passage.id) for _, passage in passages))
-    ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
-    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    duplicates = _duplicates(path, suspects, policy) if suspects else {}
+    duplicates = refuse_repeated(path, hashes, policy)
     dropped = sum(len(lines) - 1 for lines in duplicates.values())
     return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates, stat)
 
 
 def stat_corpus(path: PathLike) -> dict[str, int]:
-    """{"bytes", "modified"}: size and time of change (nanoseconds) of a corpus, to see cheaply that it is the same."""
+    """{"bytes", "modified"}: size and time of change (nanoseconds) of a corpus, to see cheaply that it is the same; of
+    all the files that a named set is read from."""
     try:
-        found = corpus_file(path).stat()
+        found = [file.stat() for file in files_of(corpus_file(path))]
     except FileNotFoundError:
         raise missing_file(source_path(path)) from None
-    return {"bytes": found.st_size, "modified": found.st_mtime_ns}
+    return {"bytes": sum(one.st_size for one in found), "modified": max(one.st_mtime_ns for one in found)}
 
 
 def _require_scanned(path: PathLike, scan: CorpusScan, sha256: str) -> None:
@@ -69,7 +69,7 @@ def _require_scanned(path: PathLike, scan: CorpusScan, sha256: str) -> None:
 def corpus_file(source: PathLike) -> Path:
     """The file that `read_corpus` reads. Raises DataError if a folder has none."""
     path = source_path(source)
-    return passages_in(path) if path.is_dir() else path
+    return passages_in(path) if is_folder(path) else path
 
 
 def found_corpus(source: PathLike) -> Found:
@@ -81,6 +81,14 @@ def found_corpus(source: PathLike) -> Found:
 def hash_id(passage_id: str) -> int:
     """64 bits of an id: what is looked up among millions without holding them."""
     return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
+
+
+def refuse_repeated(path: PathLike, hashes: array[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
+    """The ids that a corpus has more than once, with the lines of their passages, each bad input but the first.
+    hashes: of its ids. Only if two agree is it read once more, for the ids themselves."""
+    ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    return _duplicates(path, suspects, policy) if suspects else {}
 
 
 def _duplicates(path: PathLike, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:

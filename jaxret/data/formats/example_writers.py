@@ -118,6 +118,15 @@ def named_triples(path: Path, examples: Iterable[Example]) -> Lost:
     return lost
 
 
+def document_pairs(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    lost = lost_of(examples, "query ids", "passage ids", "titles")
+    lost["queries without negatives"] = sum(not e.negatives for e in examples)
+    pairs = ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives)
+    write_records(path, ({"query_id": query, "doc_id_a": p, "doc_id_b": n} for query, p, n in pairs))
+    return lost
+
+
 def hard_negatives(path: Path, examples: Iterable[Example]) -> Lost:
     examples = list(examples)
     ids = ((e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in examples)

@@ -54,8 +54,13 @@ def judgements_in(folder: Path, split: str | None) -> Path:
     neither, or no split was named."""
     if split is None:
         raise Where(folder).error("no split", "this is a folder, and no split was named", "name one, like 'test'")
-    found = _first(folder, [name.format(split) for name in _JUDGEMENTS_OF]) or examples_in(folder, split)
+    found = own_judgements_in(folder, split) or examples_in(folder, split)
     return found or require_file(folder / "qrels", f"{split}.tsv")
+
+
+def own_judgements_in(folder: Path, split: str) -> Path | None:
+    """The file of judgements of a split, if there is one."""
+    return _first(folder, [name.format(split) for name in _JUDGEMENTS_OF])
 
 
 def examples_in(folder: Path, split: str | None) -> Path | None:

@@ -12,6 +12,7 @@ A file gives some of these, each by a reader of its own:
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ class Named(NamedTuple):
 class Format:
     """`name` forces it (NAME:PATH); `title` is what people call it; `looks` says what a file of it has. `keys` and
     `columns` are for who looks for the nearest one. `every_positive`: each positive of an example is a target of
-    training; else the first one is."""
+    training; else the first one is. any_key: its records' keys may be
+    called anything, and all are read."""
 
     name: str
     title: str
@@ -48,6 +50,7 @@ class Format:
     keys: tuple[str, ...] = ()
     columns: tuple[int, ...] = ()
     every_positive: bool = True
+    any_key: bool = False
     titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
     passages: Callable[[Path, Policy, Digest | None], Iterator[tuple[Where, Passage]]] | None = None
     queries: Callable[[Path, Policy], Iterable[Query]] | None = None
@@ -90,7 +93,10 @@ def value_of(record: dict[str, Any], keys: Iterable[str]) -> str:
 
 def own_id(where: Where) -> str:
     """The id of a query in a file that has none: the number of its record, or of its line, from "0"."""
-    return str(where.line - 1) if isinstance(where.line, int) else str(where.line).split()[-1].strip("'")
+    if isinstance(where.line, int):
+        return str(where.line - 1)
+    name = str(where.line).partition(" ")[2]  # "record 7", or "record 'key'" of an object: all of the key counts
+    return str(ast.literal_eval(name)) if name[:1] in ("'", '"') else name
 
 
 def feed(path: Path, digest: Digest) -> None:

@@ -57,3 +57,5 @@ def grouped(rows: Iterable[Row], policy: Policy) -> Iterator[tuple[Where, Exampl
     for group in groups.values():
         if group.positives:
             yield group.where, make_example(group.query, group.positives, group.negatives)
+        else:
+            policy.note("queries without a positive, which give no example", group.where)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from jaxret.data import files
 from jaxret.data.files import Where
 from jaxret.data.formats import parquet
+from jaxret.data.formats.tables import is_header
+from jaxret.data.libraries.named import is_named, table
 
 _LOOKED_AT = 2**18  # bytes; up to the longest line there may be, if that holds no whole record
 _RECORDS = 50
@@ -21,7 +25,8 @@ _FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
 
 @dataclass(frozen=True)
 class Head:
-    """container: what holds the records: "lines", "array" or "object" (JSON), "csv", "parquet"; "table" (fields
+    """container: what holds the records: "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a
+    named set's table); "table" (fields
     between tabs or blanks), "empty", or "unreadable": nothing whole is in it. lines: of a table, without their ends."""
 
     container: str
@@ -41,9 +46,9 @@ class Head:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of a table that have that many columns."""
+        """The lines of a table that have that many columns, but for a first one that names them."""
         split = [line.split("\t") for line in self.lines]
-        return [row for row in split if len(row) == self.columns]
+        return [row for n, row in enumerate(split) if len(row) == self.columns and (n or not is_header(row))]
 
     @property
     def words(self) -> list[list[str]]:
@@ -62,6 +67,8 @@ class Head:
 
 def read_head(path: Path) -> Head:
     """Raises DataError if there is no file, or one that is damaged at its beginning."""
+    if is_named(path):
+        return Head("rows", tuple(islice(table(path).rows(), _RECORDS)))
     for limit in (_LOOKED_AT, files.LINE_LIMIT):
         data, whole = _begin(path, limit)
         if data.startswith(b"PAR1"):
@@ -70,6 +77,9 @@ def read_head(path: Path) -> Head:
             raise Where(path).error(
                 "archive", "this is a zip archive", "unpack it, and give the folder or a file in it"
             )
+        if _is_utf16(data):
+            remedy = "convert it to UTF-8 (iconv -f utf-16 -t utf-8)"
+            raise Where(path).error("not UTF-8", "this file is UTF-16", remedy)
         found = _parsed(data, whole)
         if whole or found.container != "unreadable":
             return found
@@ -85,6 +95,15 @@ def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
         if size >= limit:
             return b"".join(parts), False
     return b"".join(parts), True
+
+
+def _is_utf16(data: bytes) -> bool:
+    """By its byte order mark; or, without one, because every other byte of its beginning is 0."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    begin = data[:64]
+    zeros = [not any(begin[start::2]) for start in (0, 1)]
+    return len(begin) >= 8 and any(zeros) and not all(zeros)
 
 
 def _parsed(data: bytes, whole: bool) -> Head:

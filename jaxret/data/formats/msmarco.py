@@ -166,7 +166,7 @@ def _is_texts(head: Head) -> bool:
 
 def is_run(head: Head) -> bool:
     """Three columns, the third 1, 2, 3, ... for each query, further than grades go."""
-    if head.columns != 3 or not all(is_integer(row[2]) for row in head.rows):
+    if head.columns != 3 or not head.rows or not all(is_integer(row[2]) for row in head.rows):
         return False
     ranks: dict[str, list[int]] = {}
     for row in head.rows:
@@ -179,7 +179,7 @@ def is_run(head: Head) -> bool:
 def _is_named(head: Head) -> bool:
     if head.columns != 3 or not mostly(head.rows, lambda row: one_word(row, 0, 1, 2)):
         return False
-    if head.rows[0][0] == "id":  # the header of DPR's psgs.tsv
+    if head.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
         return False
     highest = _ANY_GRADE if len(head.rows) >= _TELLING else _GRADES
     return not mostly(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)

@@ -11,8 +11,8 @@ from jaxret.data.files import DataError, Policy, Where
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.flag_embedding import scores_of
 from jaxret.data.formats.format import Format, has
-from jaxret.data.formats.texts import id_of, ids_of, passages_by, queries_by
-from jaxret.data.formats.trec import RunLine
+from jaxret.data.formats.texts import id_of, ids_of, list_of, passages_by, queries_by
+from jaxret.data.formats.trec import RunLine, consistent
 from jaxret.data.records import Judgement
 
 
@@ -47,9 +47,14 @@ def _list(value: Any, key: str, where: Where) -> Any:
 
 def labels(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
     """query_id, doc_ids, labels: sentence-transformers' lists, by ids."""
+    return consistent(_labels(path, policy), policy)
+
+
+def _labels(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
     for where, record in read_records(path, policy):
         try:
-            query_id, documents = id_of(record, "query_id", where), ids_of(record, "doc_ids", where)
+            query_id, documents = id_of(record, "query_id", where), list_of(record, "doc_ids", where)
+            ids_of(record, "doc_ids", where)  # for what is wrong with one
             grades = scores_of(record, "labels", len(documents), where)
             if any(grade is None or grade != int(grade) for grade in grades):
                 raise where.error(
@@ -58,8 +63,9 @@ def labels(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
         except DataError as error:
             policy.reject(error)
             continue
-        for document, grade in zip(documents, grades):
-            yield where, Judgement(query_id, document, int(grade or 0))
+        for number, (document, grade) in enumerate(zip(documents, grades)):
+            place = Where(where.path, f"{where.line}, doc_ids[{number}]")
+            yield place, Judgement(query_id, str(document), int(grade or 0))
 
 
 FORMATS = (
@@ -84,15 +90,15 @@ FORMATS = (
         title="PyLate documents",
         looks="JSON records with document_id, text",
         fits=has("document_id", "text"),
-        keys=("document_id", "text"),
+        keys=("document_id", "text", "title"),
         passages=passages_by("document_id"),
     ),
     Format(
         name="pylate.queries",
-        title="PyLate queries",
+        title="queries of PyLate or ir_datasets",
         looks="JSON records with query_id, text",
         fits=has("query_id", "text"),
-        keys=("query_id", "text"),
+        keys=("query_id", "text", "answers"),
         queries=queries_by("query_id"),
     ),
     Format(
@@ -100,7 +106,7 @@ FORMATS = (
         title="Anserini corpus",
         looks="JSON records with id, contents",
         fits=has("id", "contents"),
-        keys=("id", "contents"),
+        keys=("id", "contents", "title"),
         passages=passages_by("id", "contents"),
     ),
     Format(
@@ -108,7 +114,7 @@ FORMATS = (
         title="Anserini topics",
         looks="JSON records with qid, query",
         fits=has("qid", "query"),
-        keys=("qid", "query"),
+        keys=("qid", "query", "answers"),
         queries=queries_by("qid", "query"),
     ),
 )

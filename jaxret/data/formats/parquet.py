@@ -46,19 +46,30 @@ def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. Raises
-    DataError for a key that no record of the first block has."""
+    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. What type
+    a column has the first block says, or more of them where it has only nulls and empty lists. Raises DataError for a
+    key that comes later."""
     module = _module(Where(path))
     import pyarrow
 
     iterator = iter(records)
     block = [dict(record) for record in islice(iterator, _ROWS)]
     names = dict.fromkeys(name for record in block for name in record)
-    table = pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in block])
-    with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, table.schema) as writer:
+
+    def schema() -> Any:
+        return pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in block]).schema
+
+    while _open(known := schema()) and (more := [dict(record) for record in islice(iterator, len(block))]):
+        block += more
+    with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, known) as writer:
         while block:
             if late := next((name for record in block for name in record if name not in names), ""):
                 found = f"the key {late!r} comes after record {_ROWS:,} for the first time"
                 raise Where(path).error("late key", found, "write JSON lines, which need not know their keys")
-            writer.write_table(pyarrow.Table.from_pylist(block, schema=table.schema))
+            writer.write_table(pyarrow.Table.from_pylist(block, schema=known))
             block = [dict(record) for record in islice(iterator, _ROWS)]
+
+
+def _open(schema: Any) -> bool:
+    """Whether the type of a column is not known yet: nothing but nulls and empty lists is in it."""
+    return any("null" in str(kind) for kind in schema.types)

@@ -9,9 +9,10 @@ from pathlib import Path
 from jaxret.data.files import PathLike, Policy, Where, find_file, missing_file
 from jaxret.data.formats import beir, joins, trec
 from jaxret.data.formats.corpora import corpus_file, found_corpus, read_corpus
-from jaxret.data.formats.folders import examples_in, judgements_in, queries_in
-from jaxret.data.formats.recognise import Found, recognise, source_path, split_source
+from jaxret.data.formats.places import examples_in, home, is_folder, judgements_in, queries_in, rankings_in
+from jaxret.data.formats.recognise import Found, exists, recognise, source_path, split_source
 from jaxret.data.formats.texts import duplicate_error
+from jaxret.data.libraries.named import files_of, is_named
 from jaxret.data.records import Example, Judgement, Query, Rankings
 
 
@@ -24,7 +25,7 @@ def _files(source: PathLike, paths: Iterable[Path], role: str) -> list[Found]:
 def found_queries(source: PathLike, split: str | None = None) -> list[Found]:
     """The files that `read_queries` reads, and what they are."""
     path = source_path(source)
-    return _files(source, queries_in(path, split) if path.is_dir() else [path], "queries")
+    return _files(source, queries_in(path, split) if is_folder(path) else [path], "queries")
 
 
 def read_queries(source: PathLike, policy: Policy | None = None, split: str | None = None) -> list[Query]:
@@ -74,7 +75,7 @@ def read_judgements(
 def found_judgements(source: PathLike, split: str | None = None) -> Found:
     """The file that `read_judgements` reads, and what it is."""
     path = source_path(source)
-    return _files(source, [judgements_in(path, split) if path.is_dir() else path], "judgements")[0]
+    return _files(source, [judgements_in(path, split) if is_folder(path) else path], "judgements")[0]
 
 
 def judgement_lines(source: PathLike, split: str | None, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
@@ -128,9 +129,15 @@ def read_examples(
     return examples
 
 
+def keeps_first(source: PathLike, split: str | None) -> bool:
+    """Whether of each training record the first positive alone is a target, as in DPR's."""
+    found = _training_file(source, split, None)
+    return found is not None and not found.format.every_positive
+
+
 def _folder_of(found: Found) -> Path:
     """Where the texts are that a file names by ids."""
-    return found.path.absolute().parent
+    return home(found.path)
 
 
 def _targets(example: Example) -> Iterator[Example]:
@@ -150,7 +157,7 @@ def _targets(example: Example) -> Iterator[Example]:
 def _training_file(source: PathLike, split: str | None, negatives_run: PathLike | None) -> Found | None:
     """The file of training records; None if examples are to be made of judgements."""
     path = source_path(source)
-    if path.is_dir():
+    if is_folder(path):
         file = examples_in(path, split) if negatives_run is None else None
         return _files(source, [file], "examples")[0] if file else None
     found = recognise(source, "examples")
@@ -167,8 +174,9 @@ def _judged(source: PathLike, split: str | None, policy: Policy, negatives_run: 
 
 
 def example_files(source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
-    """The files that `read_examples` reads when it is given the same. Raises its DataError for one that is missing."""
-    run = None if negatives_run is None else source_path(negatives_run)
+    """The files that `read_examples` reads when it is given the same, or that libraries read for it. Raises its
+    DataError for one that is missing."""
+    run = None if negatives_run is None else _run_place(negatives_run)
     found = _training_file(source, split, negatives_run)
     files: list[Path | None] = [found.path if found else None]
     if found is None or found.format.examples is None:
@@ -177,14 +185,21 @@ def example_files(source: PathLike, split: str | None = None, negatives_run: Pat
         queries = queries_in(source_path(texts), split)
         files += [*queries, corpus_file(texts)]
         files += [find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")]
-    if run and not run.exists():
+    if run and not exists(run):
         raise missing_file(run)
-    return [file for file in (*files, run) if file]
+    return [file for place in (*files, run) if place for file in files_of(place)]
+
+
+def _run_place(source: PathLike) -> Path:
+    path = source_path(source)
+    return rankings_in(path) if is_named(path) and is_folder(path) else path
 
 
 def ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
     """A run by query, each in rank order, with places."""
-    found = recognise(source, "rankings")
+    name, _ = split_source(source)
+    path = _run_place(source)
+    found = recognise(f"{name}:{path}" if name else path, "rankings")
     assert found.format.rankings is not None
     return trec.ranked(found.format.rankings(found.path, policy), policy)
 

@@ -100,9 +100,11 @@ def _row(record: Record, columns: list[str], where: Where) -> Row:
 
 
 def number_of(value: Any, key: str, where: Where) -> float:
-    """A finite number, in CSV also one in a string."""
+    """A finite number, in CSV also one in a string; true and false are 1 and 0."""
+    if str(value).lower() in ("true", "false"):
+        return float(str(value).lower() == "true")
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
@@ -162,7 +164,10 @@ def _is_scored(head: Head) -> bool:
     if not _is_tuples(head) or len(columns_of(head.records[0])) != 2:
         return False
     numbers = [record[key] for record in head.records for key in LABELS if record.get(key) is not None]
-    return bool(numbers) and not all(str(number) in ("0", "1", "0.0", "1.0") for number in numbers)
+    return bool(numbers) and not all(str(number).lower() in _BINARY for number in numbers)
+
+
+_BINARY = ("0", "1", "0.0", "1.0", "true", "false")
 
 
 def _is_tuples(head: Head) -> bool:
@@ -179,6 +184,7 @@ FORMATS = (
         looks="records of two texts (as anchor, positive) and a score or label that is not only 0 and 1",
         fits=_is_scored,
         keys=("anchor", "positive", "score"),
+        any_key=True,
         passages=pair_passages,
         queries=pair_queries,
         rankings=pair_lines,
@@ -189,6 +195,7 @@ FORMATS = (
         looks="records of texts (as anchor, positive, negative_1, ...), perhaps with label 0 or 1, score or scores",
         fits=_is_tuples,
         keys=("anchor", "positive", "negative", *LABELS),
+        any_key=True,
         examples=examples,
     ),
 )

@@ -7,6 +7,7 @@ to the next.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def require_columns(row: Sequence[str], columns: Sequence[str], where: Where) ->
         raise where.error("wrong columns", found, remedy)
 
 
+_HEADER = re.compile(  # each field of it: what columns are called, and no text is
+    r"(q|p|n|d|doc|query|passage|corpus|document|question|pos|neg|positive|negative)?[ _-]?(id|ids|no)"
+    r"|query|question|passage|text|title|doc|document|contents|positive|negative|pos|neg|answers?|score|rank|relevance|label",
+    re.IGNORECASE,
+)
+
+
+def is_header(row: Sequence[str]) -> bool:
+    """Whether a first line names the columns: each field is what one is called."""
+    return len(row) > 1 and all(_HEADER.fullmatch(field.strip()) for field in row)
+
+
 def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, str]]:
     """Yields (place, line without its end) of the lines that are not blank."""
     for where, raw in read_lines(path, digest):
@@ -87,6 +100,9 @@ def tab_rows(
     """Yields (place, fields) of the lines of a file without quoting; those with another number of columns are bad."""
     for where, line in text_lines(path, policy, digest):
         row = line.split("\t")
+        if where.line == 1 and is_header(row):
+            policy.note("header line, which is no data", where)
+            continue
         try:
             require_columns(row, columns, where)
         except DataError as error:

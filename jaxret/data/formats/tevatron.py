@@ -55,7 +55,7 @@ FORMATS = (
         title="Tevatron training records",
         looks="JSON records with query_id, query, positive_passages, negative_passages",
         fits=has("query", "positive_passages"),
-        keys=("query_id", "query", "positive_passages", "negative_passages"),
+        keys=("query_id", "query", "answers", "positive_passages", "negative_passages"),
         examples=examples,
     ),
     Format(
@@ -63,7 +63,7 @@ FORMATS = (
         title="Tevatron training records by ids",
         looks="JSON records with query_id, query_text, positive_document_ids, negative_document_ids",
         fits=has("query_id", "positive_document_ids"),
-        keys=("query_id", "query_text", "positive_document_ids", "negative_document_ids"),
+        keys=("query_id", "query_text", "answers", "positive_document_ids", "negative_document_ids"),
         named=named,
     ),
     Format(
@@ -79,7 +79,7 @@ FORMATS = (
         title="Tevatron queries",
         looks="JSON records with query_id, query",
         fits=has("query_id", "query"),
-        keys=("query_id", "query"),
+        keys=("query_id", "query", "answers"),
         queries=queries_by("query_id", "query"),
     ),
 )

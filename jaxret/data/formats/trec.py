@@ -26,24 +26,31 @@ def is_integer(text: str) -> bool:
 
 def judgements(path: PathLike, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
     """Yields (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or
-    TREC's "query 0 passage score". A line that repeats an earlier one word for word says nothing new and is dropped;
-    one that contradicts it is bad input.
-    """
+    TREC's "query 0 passage score"."""
+
+    def every() -> Iterator[tuple[Where, Judgement]]:
+        for where, line in text_lines(path, policy):
+            if where.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
+                continue
+            try:
+                yield where, _parse_judgement(line, where)
+            except DataError as error:
+                policy.reject(error)
+
+    return consistent(every(), policy)
+
+
+def consistent(judgements: Iterable[tuple[Where, Judgement]], policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+    """A judgement that repeats an earlier one says nothing new and is dropped; one that contradicts it is bad input."""
     seen: dict[tuple[str, str], tuple[int, Where]] = {}
-    for where, line in text_lines(path, policy):
-        if where.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
-            continue
-        try:
-            judgement = _parse_judgement(line, where)
-            pair = judgement.query_id, judgement.passage_id
-            relevance, first = seen.setdefault(pair, (judgement.relevance, where))
-            if relevance != judgement.relevance:
-                found = f"score {judgement.relevance} for {pair} contradicts score {relevance} on line {first.line}"
-                raise where.error("contradicting judgement", found, "keep one of the two lines")
-        except DataError as error:
-            policy.reject(error)
-            continue
-        if first is where:
+    for where, judgement in judgements:
+        pair = judgement.query_id, judgement.passage_id
+        relevance, first = seen.setdefault(pair, (judgement.relevance, where))
+        if relevance != judgement.relevance:
+            place = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
+            found = f"score {judgement.relevance} for {pair} contradicts score {relevance} {place}"
+            policy.reject(where.error("contradicting judgement", found, "keep one of the two lines"))
+        elif first is where:
             yield where, judgement
 
 

@@ -109,12 +109,17 @@ def _qrels(path: Path, judgements: Iterable[Judgement]) -> Lost:
     return Counter()
 
 
-def _hub_qrels(path: Path, judgements: Iterable[Judgement]) -> Lost:
-    checked = _checked(path, judgements)
-    write_records(
-        path, ({"query-id": j.query_id, "corpus-id": j.passage_id, "score": float(j.relevance)} for j in checked)
-    )
-    return Counter()
+def judgements_as(
+    query: str, passage: str, score: str, kind: type = int
+) -> Callable[[Path, Iterable[Judgement]], Lost]:
+    """A writer of JSON records with these keys; kind: of the scores."""
+
+    def write(path: Path, judgements: Iterable[Judgement]) -> Lost:
+        checked = _checked(path, judgements)
+        write_records(path, ({query: j.query_id, passage: j.passage_id, score: kind(j.relevance)} for j in checked))
+        return Counter()
+
+    return write
 
 
 def _checked(path: Path, judgements: Iterable[Judgement]) -> Iterator[Judgement]:
@@ -151,6 +156,12 @@ def _scores(path: Path, rankings: Rankings) -> Lost:
     return Counter()
 
 
+def _scored_documents(path: Path, rankings: Rankings) -> Lost:
+    pairs = ((query, key, score) for query, found in rankings.items() for key, score in found)
+    write_records(path, ({"query_id": query, "doc_id": key, "score": score} for query, key, score in pairs))
+    return Counter()
+
+
 def _labels(path: Path, judgements: Iterable[Judgement]) -> Lost:
     found: dict[str, dict[str, int]] = {}
     for judgement in _checked(path, judgements):
@@ -170,7 +181,7 @@ class Writer:
 
 WRITERS: dict[str, tuple[Writer, ...]] = {
     "beir.texts": (Writer("passages", passages_as("_id")), Writer("queries", queries_as("_id"))),
-    "beir.qrels": (Writer("judgements", _hub_qrels),),
+    "beir.qrels": (Writer("judgements", judgements_as("query-id", "corpus-id", "score", float)),),
     "dpr.examples": (Writer("examples", example_writers.dpr_examples),),
     "dpr.passages": (Writer("passages", _dpr_passages),),
     "dpr.queries": (Writer("queries", _dpr_queries),),
@@ -187,6 +198,10 @@ WRITERS: dict[str, tuple[Writer, ...]] = {
     "flag.examples": (Writer("examples", example_writers.flag_examples),),
     "st.labels": (Writer("judgements", _labels),),
     "st.tuples": (Writer("examples", example_writers.tuples),),
+    "irds.docs": (Writer("passages", passages_as("doc_id")),),
+    "irds.qrels": (Writer("judgements", judgements_as("query_id", "doc_id", "relevance")),),
+    "irds.pairs": (Writer("examples", example_writers.document_pairs),),
+    "irds.scores": (Writer("rankings", _scored_documents),),
     "trec.qrels": (Writer("judgements", _qrels),),
     "trec.run": (Writer("rankings", _trec_run),),
     "pylate.documents": (Writer("passages", passages_as("document_id", title="")),),

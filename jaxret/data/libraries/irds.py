@@ -1,0 +1,186 @@
+"""Sets of ir_datasets: irds:ID, whose tables are docs, queries, qrels, docpairs and scoreddocs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.files import DataError, Where
+from jaxret.data.libraries.named import NamedSet, Record, Table, absent, library_of, module
+
+_TABLES = ("docs", "queries", "qrels", "docpairs", "scoreddocs")
+_SPLITS = ("train", "dev", "validation", "test")
+
+
+class FetchError(Exception):
+    """ir_datasets was about to fetch something."""
+
+
+def open_set(path: Path) -> NamedSet:
+    """See `named.opened`."""
+    library = module(path)
+    name = library_of(path)[1]
+    rest: tuple[str, ...] = ()
+    parts = name.split("/")
+    for last in range(len(parts), 0, -1):  # an id has slashes too: the longest there is
+        found = _load(library, "/".join(parts[:last]))
+        if found is not None and (last == len(parts) or parts[last] in _TABLES):
+            name, rest = "/".join(parts[:last]), tuple(parts[last:])
+            break
+    else:
+        near = get_close_matches(name, list(library.registry), n=3)
+        have = f"near are {', '.join(near)}" if near else "ir-datasets.com lists those that there are"
+        raise Where(path).error("unknown set", f"ir_datasets has no set {name!r}", have)
+    split = next((part for part in parts[:last] if part in _SPLITS), parts[last - 1])
+    tables = {table: (split,) for table in _TABLES if found.has(table)}
+
+    def open_table(config: str, _: str) -> Table:
+        return _table(path, library, found, name, config)
+
+    root = Path(f"irds:{name}")
+    opened = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
+    return opened.asked(rest)
+
+
+def _load(library: Any, name: str) -> Any:
+    with contextlib.suppress(KeyError), _DOORS.shut(library):
+        return library.load(name)
+    return None
+
+
+def _table(path: Path, library: Any, found: Any, name: str, config: str) -> Table:
+    def rows() -> Iterator[Record]:
+        try:
+            with _DOORS.shut(library):
+                for entry in getattr(found, f"{config}_iter")():
+                    yield _RECORDS[config](entry)
+        except (GeneratorExit, DataError):
+            raise
+        except Exception as error:  # its own, of the network, of whatever reads its files
+            if isinstance(error, FetchError) or any(isinstance(one, FetchError) for one in _causes(error)):
+                fetch = f"ir_datasets export {name} {config} > /dev/null"
+                raise absent(
+                    path, f"ir_datasets does not have the {config} of {name!r} on this machine", fetch
+                ) from error
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise Where(path).error(
+                "damaged set", f"ir_datasets cannot read its {config} ({reason})", "fetch it again"
+            ) from error
+
+    handler = getattr(found, f"{config}_handler")()
+    files = sorted({file.absolute() for file in _files(handler, set()) if file.is_file()})
+    return Table(f"{config} of {name} (ir_datasets {library.__version__})", rows, tuple(files))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The errors behind one; ir_datasets puts those of several mirrors into its arguments."""
+    for one in (error.__cause__, error.__context__):
+        if one is not None:
+            yield one
+            yield from _causes(one)
+    for argument in error.args:
+        for pair in argument if isinstance(argument, (list, tuple)) else ():
+            yield from (
+                one for one in (pair if isinstance(pair, (list, tuple)) else ()) if isinstance(one, BaseException)
+            )
+
+
+class _Doors:
+    """The downloads of the library, which has no switch for them: shut while anybody reads, and its log silent."""
+
+    def __init__(self) -> None:
+        self._readers, self._streams, self._log = 0, dict[Any, Any](), logging.getLogger("ir_datasets")
+
+    @contextlib.contextmanager
+    def shut(self, library: Any) -> Iterator[None]:
+        self._readers += 1
+        if self._readers == 1:
+            downloads = library.util.download
+            self._streams = {kind: kind.stream for kind in vars(downloads).values() if _is_door(kind, downloads)}
+            for kind in self._streams:
+                kind.stream = _refuse
+            self._log.addFilter(_silent)
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                for kind, stream in self._streams.items():
+                    kind.stream = stream
+                self._log.removeFilter(_silent)
+
+
+_DOORS = _Doors()
+
+
+def _refuse(download: Any) -> Any:
+    raise FetchError(getattr(download, "url", getattr(download, "uri", "")))
+
+
+def _silent(_: logging.LogRecord) -> bool:
+    return False
+
+
+def _is_door(kind: Any, downloads: Any) -> bool:
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, downloads.BaseDownload)
+        and kind not in (downloads.BaseDownload, downloads.LocalDownload)
+        and "stream" in vars(kind)
+    )
+
+
+def _files(value: Any, seen: set[int]) -> Iterator[Path]:
+    """The files that a handler reads from: those of every stream that it is made of."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for one in value:
+            yield from _files(one, seen)
+        return
+    if isinstance(value, dict):
+        yield from _files(list(value.values()), seen)
+        return
+    if not type(value).__module__.startswith("ir_datasets") or isinstance(value, type):
+        return
+    held = vars(value) if hasattr(value, "__dict__") else {}
+    path = held.get("_cache_path") or held.get("_path") or held.get("_extract_path")
+    if isinstance(path, (str, Path)):
+        yield Path(path)
+        if "_streamer" in held and Path(path).exists():  # a copy, which is read in its place
+            return
+    for one in held.values():
+        yield from _files(one, seen)
+
+
+def _doc(entry: Any) -> Record:
+    title = getattr(entry, "title", "") or ""
+    text = getattr(entry, "text", None)
+    if text is None:  # what the library takes for the text of a document that has many fields
+        title, text = "", entry.default_text()
+    return {"doc_id": entry.doc_id, "title": title, "text": text}
+
+
+def _query(entry: Any) -> Record:
+    text = getattr(entry, "text", None)
+    answers = getattr(entry, "answers", ())
+    found = {"query_id": entry.query_id, "text": entry.default_text() if text is None else text}
+    return {**found, "answers": list(answers)} if answers else found
+
+
+_RECORDS: dict[str, Callable[[Any], Record]] = {
+    "docs": _doc,
+    "queries": _query,
+    "qrels": lambda entry: {"query_id": entry.query_id, "doc_id": entry.doc_id, "relevance": entry.relevance},
+    "docpairs": lambda entry: {
+        "query_id": entry.query_id,
+        "doc_id_a": entry.doc_id_a,
+        "doc_id_b": entry.doc_id_b,
+    },
+    "scoreddocs": lambda entry: {"query_id": entry.query_id, "doc_id": entry.doc_id, "score": entry.score},
+}

@@ -1,0 +1,207 @@
+"""Sets of TensorFlow Datasets, read and written without TensorFlow: those whose files are array_record.
+
+<data dir>/NAME/[CONFIG/]VERSION/dataset_info.json  features.json  NAME-SPLIT.array_record-00000-of-00001
+
+A path may stand for the name (tfds:/data/scifact), and a version may follow it (tfds:scifact:1.0.0); else it is the
+newest. Of a set that has passages, every table is of their version: a set that was built in part is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from jaxret.data.files import Where
+from jaxret.data.libraries.named import NamedSet, Record, Table, absent, library_of, module
+
+PASSAGES = "passages"
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_BLOCK = 512  # records read at a time
+_DEFAULT = "default"  # what the one table of a set without configs is called
+
+
+def data_dir() -> Path:
+    """Where TFDS keeps sets."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def versions(folder: Path) -> list[str]:
+    """The versions that are whole in a folder, the newest last."""
+    found = [path.parent.name for path in folder.glob("*/dataset_info.json") if _VERSION.fullmatch(path.parent.name)]
+    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def is_set(folder: Path) -> bool:
+    """Whether a folder is a set of TFDS, or a config of one."""
+    return folder.is_dir() and bool(
+        versions(folder) or any(versions(path) for path in folder.iterdir() if path.is_dir())
+    )
+
+
+def open_set(path: Path) -> NamedSet:
+    """See `named.opened`."""
+    root, folder, version, rest = _split(path)
+    found = {sub.name: versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+    configs = {name: folder / name for name, numbers in found.items() if numbers}
+    if not configs:
+        configs, found = {_DEFAULT: folder}, {_DEFAULT: versions(folder)}
+    leading = found.get(PASSAGES) or [number for numbers in found.values() for number in numbers]
+    if version and version not in leading:
+        raise Where(path).error("missing version", f"there is no version {version}", f"there are {', '.join(leading)}")
+    fixed = version or (leading[-1] if PASSAGES in configs else "")
+    folders = {
+        name: config / (fixed or found[name][-1])
+        for name, config in configs.items()
+        if not fixed or fixed in found[name]
+    }
+    info = {name: _info(at) for name, at in folders.items()}
+    tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
+    newest = fixed or ", ".join(sorted({at.name for at in folders.values()}))
+
+    def open_table(config: str, split: str) -> Table:
+        files = _files(folders[config], info[config], split)
+        for other in folders if config == "examples" else ():  # whose rows are of these tables
+            if other.endswith(PASSAGES):
+                files += [file for one in tables[other] for file in _files(folders[other], info[other], one)]
+        return _table(path, folders[config], info[config], split, tuple(files))
+
+    return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).asked(rest)
+
+
+def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
+    """(root, folder, version or "", further parts) of tfds:NAME/..., or tfds:/FOLDER/..."""
+    parts = Path(library_of(path)[1]).parts
+    for count in range(len(parts), 0, -1):
+        written, colon, version = parts[count - 1].rpartition(":")
+        if not (colon and _VERSION.fullmatch(version)):
+            written, version = parts[count - 1], ""
+        given = Path(*parts[: count - 1], written).expanduser()
+        for folder in (data_dir() / given, given):
+            if is_set(folder):
+                if (own := versions(folder)) and _info(folder / own[-1]).get("configName"):
+                    return Path(f"tfds:{given.parent}"), folder.parent, version, (folder.name, *parts[count:])
+                return Path(f"tfds:{Path(*parts[:count])}"), folder, version, parts[count:]
+    name = parts[0].partition(":")[0] if parts else ""
+    if str(path).startswith(("tfds:/", "tfds:.")):
+        found = "there is no data set of TFDS in this folder"
+        raise Where(path).error("missing set", found, "one has VERSION/dataset_info.json, or CONFIG/VERSION/...")
+    fetch = f"tfds.builder('{name}', file_format='array_record').download_and_prepare()"
+    found = f"TFDS has no {name!r} in {data_dir()} (TFDS_DATA_DIR names another folder)"
+    raise absent(path, found, f'python -c "import tensorflow_datasets as tfds; {fetch}"')
+
+
+def _info(folder: Path) -> dict[str, Any]:
+    path = folder / "dataset_info.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Where(path).error(
+            "damaged file", f"it cannot be read ({error})", "build or fetch the set again"
+        ) from error
+
+
+def _files(folder: Path, info: Mapping[str, Any], split: str) -> list[Path]:
+    if info.get("fileFormat") != "array_record":
+        found = f"its files are {info.get('fileFormat') or 'tfrecord'}, which only TensorFlow reads"
+        raise Where(folder).error("wrong format", found, "prepare the set again with file_format='array_record'")
+    shards = sorted(folder.glob(f"{info['name']}-{split}.array_record*"))
+    return [*shards, folder / "features.json", folder / "dataset_info.json"]
+
+
+def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files: tuple[Path, ...]) -> Table:
+    tfds = module(path)
+    try:
+        with _quiet(tfds):
+            source = tfds.builder_from_directory(str(folder)).as_data_source(split=split)
+    except Exception as error:  # of TFDS, of its protocol buffers, of array_record: whatever a damaged file makes
+        raise _damaged(folder, error) from error
+
+    def at(rows: Sequence[int]) -> list[Record]:
+        try:
+            return [_plain(record) for record in source.__getitems__([int(row) for row in rows])]
+        except Exception as error:
+            raise _damaged(folder, error) from error
+
+    def every() -> Iterator[Record]:
+        for start in range(0, len(source), _BLOCK):
+            yield from at(range(start, min(start + _BLOCK, len(source))))
+
+    return Table(f"{folder.parent.name}/{split} of {info['name']} {folder.name}", every, files, at, len(source))
+
+
+def _damaged(folder: Path, error: Exception) -> Exception:
+    reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return Where(folder).error("damaged set", f"TFDS cannot read it ({reason})", "build or fetch the set again")
+
+
+def _plain(value: Any) -> Any:
+    """What TFDS gives, as JSON has it: text is bytes there, and lists are arrays."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def _quiet(tfds: Any) -> Iterator[None]:
+    """Without the lines and bars of TFDS, which go to both streams."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tfds.enable_progress_bar()
+        logging.set_verbosity(before)
+
+
+def write_table(
+    data_dir: Path,
+    name: str,
+    config: str,
+    version: str,
+    features: Mapping[str, Any],
+    splits: Mapping[str, Iterable[Record]],
+) -> Path:
+    """Writes <data_dir>/NAME/CONFIG/VERSION, the records in the order given; its path. features: a type (str, int,
+    float, bool) for each key, or a list of one. No split may be empty."""
+    path = Path(f"tfds:{name}")
+    tfds = module(path)
+    kinds = {str: tfds.features.Text(), int: np.int64, float: np.float32, bool: np.bool_}
+
+    def feature(kind: Any) -> Any:
+        return tfds.features.Sequence(feature(kind[0])) if isinstance(kind, list) else kinds[kind]
+
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[name-defined, misc, call-arg]
+        VERSION = tfds.core.Version(version)
+        code_path = None  # there is no file of checksums beside it
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
+
+        def _info(self) -> Any:
+            known = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
+            return tfds.core.DatasetInfo(builder=self, features=known, disable_shuffling=True)
+
+        def _split_generators(self, _: Any) -> dict[str, Iterator[tuple[int, Record]]]:
+            return {split: enumerate(rows) for split, rows in splits.items()}  # type: ignore[misc]
+
+        def _generate_examples(self) -> Any:
+            raise AssertionError("the splits are generators")
+
+    Builder.name = name
+    with _quiet(tfds):
+        builder = Builder(config=config, data_dir=str(data_dir), file_format="array_record")
+        builder.download_and_prepare()
+    return Path(str(builder.data_path))
