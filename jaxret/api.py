@@ -137,7 +137,7 @@ class Index:
 
     def __init__(self, retriever: Retriever, corpus: str = "", backend: str = "auto") -> None:
         self.retriever = retriever
-        self._searcher = Searcher(retriever.run, choose_corpus(retriever.run, corpus), backend)
+        self._searcher = Searcher(retriever.run, choose_corpus(retriever.run, corpus), backend, many=True)
 
     @classmethod
     def open(cls, source: Retriever | PathLike, corpus: str = "", *, backend: str = "auto") -> Index:

@@ -50,7 +50,9 @@ def main() -> None:
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _INTERACTIVE.value:
-        interact(Searcher(run, choose_corpus(run, _CORPUS.value), _BACKEND.value, _FILTER.value), _K.value or 10)
+        interact(
+            Searcher(run, choose_corpus(run, _CORPUS.value), _BACKEND.value, _FILTER.value, many=True), _K.value or 10
+        )
     elif _QUERY.value is not None:
         answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value, filters=_FILTER.value)
     else:

@@ -1,4 +1,4 @@
-"""A corpus that stays open for many searches: shards mapped, blocks with the backend, ids read."""
+"""A corpus that is held in memory for many searches: its vectors, with the backend, and its ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxret.retrieval.backends import Searcher
+from jaxret.types import Ragged
 
 KEPT_BYTES = 2**30  # of vectors as float32; what is larger is read from disk, shard by shard, for every search
-KEPT_SHARDS = 256  # each is an open file
 
 
 class Block(NamedTuple):
@@ -37,39 +37,44 @@ class Stored(Protocol):
 
 
 class Kept:
-    """A corpus as search wants it, for one backend; `blocks` is filled by the first search, for each depth at which the
-    backend cuts blocks (0: it does not look at that)."""
+    """A corpus as search wants it, for one backend: one shard, in memory. `blocks` is filled by the first search, for
+    each depth at which the backend cuts blocks (0: it does not look at that)."""
 
-    def __init__(self, corpus: Stored, shards: list[tuple[int, Any]]) -> None:
+    def __init__(self, corpus: Stored, vectors: np.ndarray | Ragged) -> None:
         self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
         self.describe = corpus.describe
-        self.shards = shards
+        self.vectors = vectors
         self.blocks: dict[int, list[Block]] = {}
         self._ids = corpus.ids(np.arange(corpus.total_rows))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return iter(self.shards)
+        yield 0, self.vectors
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         return [self._ids[row] for row in indices]
 
 
 def keep(corpus: Stored) -> Kept | Stored:
-    """The corpus, kept open if its vectors and its files are few enough."""
-    if 4 * corpus.total_rows * corpus.dimension > KEPT_BYTES:  # one vector a row at least
+    """The corpus in memory, if its vectors are few enough."""
+    shards: list[Any] = []
+    left = KEPT_BYTES - 4 * corpus.total_rows * corpus.dimension  # a row has one vector at least
+    for _, shard in corpus if left >= 0 else ():
+        vectors = int(shard.lengths.sum()) if corpus.ragged else len(shard) * shard.shape[1]
+        left -= 4 * (vectors - len(shard)) * corpus.dimension
+        if left < 0:
+            break
+        rows = shard.take(np.arange(len(shard))) if corpus.ragged else shard[: len(shard)]
+        shards.append(rows.astype(np.float32))
+    if left < 0:
         return corpus
-    shards: list[tuple[int, Any]] = []
-    numbers = 0
-    for first_row, shard in corpus:
-        shards.append((first_row, shard))
-        numbers += int(shard.lengths.sum()) * corpus.dimension if corpus.ragged else int(np.prod(shard.shape))
-        if len(shards) > KEPT_SHARDS or 4 * numbers > KEPT_BYTES:
-            return corpus
-    return Kept(corpus, shards)
+    if not corpus.ragged:
+        return Kept(corpus, np.concatenate(shards))
+    lengths = np.concatenate([shard.lengths for shard in shards])
+    return Kept(corpus, Ragged(np.concatenate([s.flat for s in shards]), np.concatenate([[0], np.cumsum(lengths)])))
 
 
 def vectors_of(corpus: Stored | Kept, rows: np.ndarray) -> list[np.ndarray]:
-    """The vectors [V,D] of each of some rows, in the dtype on disk."""
+    """The vectors [V,D] of each of some rows."""
     found: dict[int, np.ndarray] = {}
     for first_row, shard in corpus:
         for row in rows[(first_row <= rows) & (rows < first_row + len(shard))].tolist():

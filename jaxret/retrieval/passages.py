@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +62,7 @@ class Passages:
             self._file, self._format = folder / "passages.jsonl", "beir.texts"
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._index: Index | None = None
+        self._folder: Path | None = None  # of the lines that were read last
 
     def read(self, wanted: Collection[str]) -> dict[str, Passage]:
         """Those of the passages that there are and that say something, by id."""
@@ -76,8 +79,11 @@ class Passages:
         hashes = np.array([hash_id(key) for key in wanted], np.uint64)
         spans = zip(*(np.searchsorted(index.hashes, hashes, side) for side in ("left", "right")), strict=True)
         places = sorted({(int(index.starts[i]), int(index.ends[i])) for low, high in spans for i in range(low, high)})
-        with tempfile.TemporaryDirectory() as folder, open(self._file, "rb") as corpus:
-            path = Path(folder) / self._file.name
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="jaxret-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        path = self._folder / self._file.name
+        with open(self._file, "rb") as corpus:
             known = f"{self._format}:{path}"  # a few lines need not say what they are
             with open(path, "wb") as few:
                 for start, end in [(0, index.head), *places]:

@@ -94,9 +94,12 @@ class Searcher:
     """A run and a corpus that it encoded, opened once for any number of searches: keeps the compiled programs, the
     shards (verified when it is opened) with the backend, and the index of the passages' texts."""
 
-    def __init__(self, run: Run, folder: Path, backend: str = "auto", filters: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run: Run, folder: Path, backend: str = "auto", filters: Sequence[str] = (), many: bool = False
+    ) -> None:
         """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
-        metadata (`metadata.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is
+        metadata (`metadata.py`). many: there will be many searches, so that vectors are held in memory if they are few
+        enough (`kept.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is
         not and where there is no passage to search, and RuntimeError if the backend disagrees with a float64
         product."""
         self.run = run
@@ -108,7 +111,7 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
-        self._corpus = keep(self.shards)
+        self._corpus = keep(self.shards) if many else self.shards
         self.backend = select_backend(backend, self.shards.ragged)
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
