@@ -41,7 +41,7 @@ def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "b
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} is there already; give a folder that is not")
-    run = open_run(workdir, checkpoint)
+    run = open_run(workdir, checkpoint, attention="plain")  # whose states can be compared on any machine
     with new_folder(out) as folder:
         if kind == "pyserini":
             notes = write_pyserini(run, folder, corpus)

@@ -34,9 +34,9 @@ def open_model(model: str, workdir: str | Path, token: str = "", download: bool 
 def make_run(model: str, workdir: str | Path, token: str = "", download: bool = False, progress: bool = True) -> Path:
     """Makes `workdir` a run of no steps with the model's own vectors, and returns where the model is.
 
-    model: as `encoder.checkpoint`. Of a sentence-transformers or PyLate directory the modules say what a vector is; of
-    an encoder alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model is
-    not on this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder
+    model: as `encoder.checkpoint`. Of a directory of sentence-transformers or PyLate the modules say what a vector is;
+    of an encoder alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model
+    is not on this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder
     holds another run.
     """
     directory = find(model, download)

@@ -45,6 +45,15 @@ def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
     assert workdir.corpora == ("news", "wiki")
 
 
+def test_the_evaluations_are_those_that_are_there(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    assert not workdir.evaluations
+    workdir.evaluation("nq.test").parent.mkdir()
+    for name in ("nq.test", "fiqa.dev"):
+        workdir.evaluation(name).touch()
+    assert workdir.evaluations == (workdir.evaluation("fiqa.dev"), workdir.evaluation("nq.test"))
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../escape", "a/b", "/etc", "a\\b", ".hidden", "a\0b"])
 def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)

@@ -112,19 +112,12 @@ def settings_of(head: Any, lengths: Mapping[str, int], words: Mapping[int, str])
     if not head.late_interaction():
         raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")
     prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
-    for key, id in prefixes.items():
-        if id == -1:
-            marker = key.replace("_prefix", "_marker").replace("document", "passage")
-            raise ValueError(
-                f"PyLate puts a marker after the first token of every text; this run has head.all_tokens.{marker}=-1, "
-                "none: use --to=hf"
-            )
     return {
         "model_type": "ColBERT",
         "similarity_fn_name": "MaxSim",
         "prompts": {},
         "default_prompt_name": None,
-        **{key: words[id] for key, id in prefixes.items()},
+        **{key: "" if id == -1 else words[id] for key, id in prefixes.items()},
         **{f"{side}_length": length for side, length in lengths.items()},
         "do_query_expansion": head.expansion != "none",
         "attend_to_expansion_tokens": head.expansion == "attended",

@@ -22,24 +22,16 @@ from jaxret.types import Ragged
 
 
 def write_pylate(run: Run, out: Path) -> list[str]:
-    """Raises ValueError for what PyLate cannot say: no late interaction, texts without markers, prompts, vectors of
-    other lengths than 1, an encoder for each side."""
+    """Raises ValueError for what PyLate cannot say: no late interaction, prompts, vectors of other lengths than 1, an
+    encoder for each side."""
     config, head = run.config, run.retriever.module.head
     lengths = {route: config.tokens[f"{side}_length"] for side, route in ROUTES.items()}
     words = defaultdict(str, {id: word for word, id in run.tokenizer.backend.get_vocab().items()})
     settings = pylate.settings_of(head, lengths, words)
-    problems = {
-        "encoder.tied is False: PyLate has one encoder": not config.encoder.tied,
-        "normalize is False: PyLate scales every vector to length 1": not config.normalize,
-        "there are prompts, which PyLate does not put in front by itself": bool(
-            config.tokens.query_prompt or config.tokens.passage_prompt
-        ),
-    }
-    if found := [problem for problem, there in problems.items() if there]:
-        raise ValueError(f"{found[0]}; use --to=hf")
+    require_sayable(run)
     form = vector_form(run, "passage")
     assert form is not None  # under late interaction every token's state is a vector
-    kernel = np.eye(config_size(run), dtype=np.float32) if form.projection is None else form.projection
+    kernel = np.eye(head.hidden_size, dtype=np.float32) if form.projection is None else form.projection
     write_encoder(run, "passage", out)
     kind, dense = pylate.dense_module(kernel)
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", kind)]
@@ -62,8 +54,18 @@ def write_pylate(run: Run, out: Path) -> list[str]:
     return [told]
 
 
-def config_size(run: Run) -> int:
-    return int(run.retriever.module.config.hidden_size)
+def require_sayable(run: Run) -> None:
+    """Raises ValueError for what no setting of PyLate says."""
+    config = run.config
+    problems = {
+        "encoder.tied is False: PyLate has one encoder": not config.encoder.tied,
+        "normalize is False: PyLate scales every vector to length 1": not config.normalize,
+        "there are prompts, which PyLate does not put in front by itself": bool(
+            config.tokens.query_prompt or config.tokens.passage_prompt
+        ),
+    }
+    if found := [problem for problem, there in problems.items() if there]:
+        raise ValueError(f"{found[0]}; use --to=hf")
 
 
 def read_back(run: Run, out: Path, side: Side, tokens: Ragged) -> np.ndarray:

@@ -45,7 +45,10 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     if form is None or len(form.weights) > 1 or form.projection is not None:
         return [told, "Pyserini's encoders do not compute this model's query vectors: give it stored ones."]
     write_encoder(run, "query", out / "query-encoder")
-    return [told, "The query encoder is beside it; Pyserini cuts queries at its model_max_length."]
+    notes = [told, "The query encoder is beside it; Pyserini cuts queries at its model_max_length."]
+    if prompt := run.config.tokens.query_prompt:
+        notes.append(f"Pyserini puts nothing in front of queries: let every topic begin with {prompt!r}.")
+    return notes
 
 
 def write_index(shards: EncodedCorpus, path: Path) -> None:
