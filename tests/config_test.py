@@ -84,7 +84,7 @@ class Reads:
 
 
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = importlib.import_module("train")
+    script = importlib.import_module("jaxret.commands.train")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     viewers = {"head__name": "viewers", "head__viewers__count": 2, "optimizer__head_learning_rate": 1e-3}
     config = tiny_config(encoder, data, train__steps=-1, train__epochs=0.2, **viewers)

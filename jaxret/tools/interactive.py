@@ -30,7 +30,7 @@ def interact(searcher: Searcher, k: int) -> None:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
         except Exception as error:
-            if not sentence(error):
+            if isinstance(error, BrokenPipeError) or not sentence(error):  # nobody reads any more; or nobody foresaw it
                 raise
             print(f"error: {sentence(error)}", file=sys.stderr)
         sys.stdout.flush()

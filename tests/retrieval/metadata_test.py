@@ -19,7 +19,7 @@ from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.metadata import matching
 from jaxret.retrieval.retrieve import Searcher
 from jaxret.runs.run import Run, open_run
-from jaxret.storage import read_json
+from jaxret.storage import read_json, read_sealed, sealed, write_json
 from jaxret.tools.search_files import search_files
 from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
 
@@ -130,6 +130,11 @@ def test_made_once_and_again_where_it_is_damaged(root: Path, run: Run, folder: P
     manifest = tmp_path / "data" / "metadata" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("colour", "column"))
     assert matching(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    written = read_sealed(manifest)
+    others = {"corpus": "f" * 64, "fields": written["fields"][::-1]}
+    write_json(manifest, sealed(written | others))  # of other texts
+    assert matching(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    assert read_sealed(manifest) == written
 
 
 def test_the_corpus_is_needed_once(root: Path, run: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -304,16 +305,26 @@ def test_passages_are_read_from_files_of_any_format(
         assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
 
 
-def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(root: Path, tmp_path: Path) -> None:
+def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "corpus.jsonl"
     texts = ["river", "", *(["stone"] * 50)]
     path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
     run = copied(root, tmp_path / "mine")
     searcher = Searcher(run, encode_corpus(run, path, on_error="keep", progress=False).folder)
     searcher.passages(["p0"])
-    read = searcher.bytes_read
+    read, sources = searcher.bytes_read, []
+
+    def noted(source: str, policy: Policy) -> Iterator[Passage]:
+        sources.append(source)
+        return read_corpus(source, policy)
+
+    monkeypatch.setattr("jaxret.retrieval.passages.read_corpus", noted)
     assert searcher.passages(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
     assert searcher.bytes_read == 2 * read < path.stat().st_size / 10
+    assert len(sources) == 1
+    assert str(path) not in sources[0]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -43,7 +43,7 @@ def test_each_question_is_answered_as_if_it_were_asked_alone(
     for question in questions:
         answer(run, question, 3, backend=backend, progress=False)
     alone = capsys.readouterr().out
-    ask(monkeypatch, "\n".join([*questions, "", "never"]).encode())
+    ask(monkeypatch, "\n".join([*questions, "  ", "never"]).encode())
     interact(Searcher(run, choose_corpus(run), backend), 3)
     first, *found = capsys.readouterr().out.splitlines()
     assert first == "115 passages; an empty line or Ctrl-D ends"
@@ -99,6 +99,18 @@ def test_ctrl_c_ends_a_line_and_the_end_of_input_ends_all(
     monkeypatch.setattr("builtins.input", read)
     interact(Searcher(run, choose_corpus(run)), 1)
     assert "river   (exact search" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), KeyError("x")])
+def test_what_is_no_fault_of_a_question_ends_all(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(*_: object, **__: object) -> None:
+        raise error
+
+    ask(monkeypatch, b"one\ntwo\n")
+    searcher = Searcher(run, choose_corpus(run))
+    monkeypatch.setattr(interactive, "show_answer", show)
+    with pytest.raises(type(error)):
+        interact(searcher, 1)
 
 
 def test_ctrl_c_in_a_search_ends_the_search(
