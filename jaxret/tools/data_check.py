@@ -99,8 +99,8 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
 
 
 def _passages(check: Check, source: PathLike) -> np.ndarray:
-    """Counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read; hashes of its ids,
-    sorted."""
+    """Counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read; hashes of its
+    ids, sorted."""
     ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
 
     def noting() -> Iterator[Passage]:
