@@ -25,7 +25,7 @@ from jaxret.data.formats.corpora import refuse_repeated
 from jaxret.data.formats.format import text_id
 from jaxret.data.formats.places import examples_in, is_folder, queries_in, splits_in
 from jaxret.data.formats.readers import read_run
-from jaxret.data.formats.recognise import source_path, split_source
+from jaxret.data.formats.recognise import by_name, source_path, split_source
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import resolve
@@ -81,7 +81,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
     found = recognise(source)
     roles = found.format.roles()
     if found.format.titles:  # one of two, and what it is content does not tell
-        role = "queries" if "quer" in path.name or "topic" in path.name else "passages"
+        role = by_name(path)
         check.say(f"{source}: {describe(source, role)}, going by the name")
         roles = [role]
     else:

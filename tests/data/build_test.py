@@ -166,6 +166,19 @@ def test_names_and_versions_that_tfds_does_not_take(name: str, version: str, tol
         build(folder, folder.parent / "made", "1.0.0")
 
 
+def test_a_file_of_passages_and_one_of_none(folder: Path) -> None:
+    made = folder.parent / "made"
+    assert build(folder / "corpus.jsonl", made, "1.0.0").written == {"passages/full": 7}
+    assert list(read_corpus(made)) == PASSAGES
+    with pytest.raises(ValueError, match=r"dev\.tsv is qrels, 3 columns, which gives judgements; a whole data set has"):
+        build(folder / "qrels" / "dev.tsv", made, "2.0.0")
+    with pytest.raises(
+        ValueError, match=r"queries\.jsonl is BEIR .*, which gives queries; a whole data set has passages"
+    ):
+        build(folder / "queries.jsonl", made, "2.0.0")
+    assert [path.name for path in (made / "passages").iterdir()] == ["1.0.0"]
+
+
 def test_a_bad_record_leaves_nothing(folder: Path) -> None:
     with open(folder / "corpus.jsonl", "a") as file:
         file.write('{"_id": "p0", "text": "again"}\n')

@@ -84,6 +84,11 @@ class Found:
         return f"{title}{', ' * bool(self.made_of)}{self.made_of}{others}"
 
 
+def by_name(path: Path) -> str:
+    """Passages or queries, of a file that may be either: its content does not tell."""
+    return "queries" if "quer" in path.name or "topic" in path.name else "passages"
+
+
 def split_source(source: PathLike) -> tuple[str, Path]:
     """ "FORMAT:PATH" -> (its name, path); ("", path) where no format is named. The path of a folder that is a set of
     TFDS is that set's. Raises ValueError for a FORMAT that there is not."""

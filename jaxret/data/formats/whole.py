@@ -10,7 +10,7 @@ from jaxret.data.files import PathLike, Policy
 from jaxret.data.formats.corpora import read_corpus
 from jaxret.data.formats.places import examples_in, has_judgements, is_folder, queries_in, splits_in
 from jaxret.data.formats.readers import describe, keeps_first, read_examples, read_judgements, read_queries
-from jaxret.data.formats.recognise import Found, recognise, source_path
+from jaxret.data.formats.recognise import Found, by_name, recognise, source_path
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 
@@ -57,7 +57,10 @@ def _of_file(source: PathLike, split: str, policy: Policy) -> DataSet:
 
 
 def _of_corpus(source: PathLike, found: Found, policy: Policy) -> DataSet:
-    """A file of passages, perhaps with queries: where it may be either, it is passages."""
+    """A file of passages, perhaps with queries. Raises ValueError for one of other things."""
+    given = [by_name(found.path)] if found.format.titles else found.format.roles()
+    if "passages" not in given:
+        raise ValueError(f"{source} is {found}, which gives {', '.join(given)}; a whole data set has passages")
     with_queries = found.format.queries is not None and not found.format.titles
     return DataSet(
         source=describe(source, "passages"),
