@@ -136,7 +136,7 @@ def test_commands(file: str, runs: Runs) -> None:
     keys = flat_config(get_config())
     for program, script, *flags in commands:
         assert program in (sys.executable, "python", ".venv/bin/python")
-        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / script).read_text())
+        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / "jaxret" / "commands" / script).read_text())
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         for name, value in given.items():
             assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)

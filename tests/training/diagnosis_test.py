@@ -62,7 +62,7 @@ def test_a_text_of_a_packed_batch() -> None:
     params, batch = make_params(objective.retriever), make_batch(16)
     huge = 39  # a word whose vector is finite, but too long for a layer norm
     ids = np.where(batch.documents.ids == huge, 1, batch.documents.ids)
-    change(params, "passage_encoder/word/embedding", lambda x: x.at[huge].set(3e38))
+    change(params, "passage_encoder/embeddings/word/embedding", lambda x: x.at[huge].set(3e38))
     for text in (0, 13, 30):
         changed = ids.copy()
         changed[text, int(batch.documents.mask[text].sum()) - 1] = huge
