@@ -176,8 +176,8 @@ def from_batches(
         queries, passages = zip(most, widths)
         shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
     share = computed / shapes.computed(packer.bins)
-    of_a_step = (float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real))
-    return Data(shapes, steps, len(data), *of_a_step, float(share))
+    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real)]
+    return Data(shapes, steps, len(data), of_a_step[0], of_a_step[1], of_a_step[2], float(share))
 
 
 def _texts(batch: Batch) -> tuple[Any, Any]:
