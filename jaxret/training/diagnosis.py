@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -32,8 +31,7 @@ def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, st
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
     hidden_states = jax.jit(objective.retriever.hidden_states, static_argnames="side")
     for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
-        padded = replace(tokens, packing=None)  # packed texts are those of one device; here all are looked at
-        for layer, state in enumerate(hidden_states(params, padded, side=side).states):
+        for layer, state in enumerate(hidden_states(params, tokens, side=side).states):
             if not bool(jnp.all(jnp.isfinite(state))):
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {side} encoder is not finite"
