@@ -23,7 +23,8 @@ export PLATFORM=${PLATFORM:-gpu} COORDINATOR=auto CHECKPOINT_EVERY=${CHECKPOINT_
 # --kill-on-bad-exit: when one process ends in an error the others need not wait for its heartbeat.
 launch() {
     if [[ -n ${DRY_RUN:-} ]]; then
-        echo srun "$@"
+        printf '%q ' srun "$@"
+        echo
     else
         srun "$@"
     fi

@@ -17,6 +17,10 @@ step=${1:?"$usage"}
 shift
 : "${DATA:?a BEIR folder}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
 
+if [[ -z ${COORDINATOR:-} && -n ${NUM_PROCESSES:-}${PROCESS_ID:-} ]]; then # else each would be a job of its own
+    echo "error: NUM_PROCESSES or PROCESS_ID is set, but no COORDINATOR: host:port of process 0" >&2
+    exit 1
+fi
 several=("coordinator=${COORDINATOR:-}")
 if [[ -n ${COORDINATOR:-} && $COORDINATOR != auto ]]; then
     several+=("num_processes=${NUM_PROCESSES:?of the job}" "process_id=${PROCESS_ID:?of this process, from 0}")

@@ -4,7 +4,7 @@
 #   TPU, ZONE      name and zone of the slice
 #   SOURCE         where its hosts clone the repository from
 #   DATA, WORKDIR  a BEIR folder and the run's folder, on a disk that all hosts have mounted under the same path
-#   CONFIG, CHECKPOINT_EVERY  as for launch/step.sh
+#   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
 action=${1:?"launch/tpu.sh install|train|encode|search [flags]"}
@@ -26,7 +26,7 @@ if [[ $action == install ]]; then
     exit
 fi
 settings=(DATA="${DATA:?a BEIR folder}" WORKDIR="${WORKDIR:?the folder of the run}" CONFIG="${CONFIG:-configs/mlr.py}"
-    CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}")
+    CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}" TIMEOUT="${TIMEOUT:-300}")
 # The chips of a slice start on all hosts or not at all, and search runs on one: it leaves them alone.
 case $action in
     search) workers=0 settings+=(PLATFORM=cpu) ;;

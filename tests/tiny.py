@@ -18,8 +18,10 @@ from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
 from jaxret.models.retriever import Retriever, build_retriever
+from jaxret.runs.embedder import Embedder
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.ranking import Best, Ranker
 from jaxret.training.state import init_state
 from jaxret.training.step import Objective, make_train_step
 from jaxret.types import Batch, Tokens
@@ -125,6 +127,17 @@ def make_tokens(rows: int, length: int, seed: int = 0) -> Tokens:
     mask = np.arange(length)[None] < lengths[:, None]
     ids = generator.integers(1, BERT.vocab_size, (rows, length)) * mask
     return Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
+
+
+def ranking(embedder: Embedder) -> Any:
+    """How validation ranks a batch of passages for eight queries, as a program of (params, tokens)."""
+    ranker = Ranker(embedder, depth=3)
+
+    def rank(params: Any, tokens: Tokens) -> Best:
+        queries = jnp.ones((8, 1, embedder.retriever.dimension)), jnp.ones((8, 1), bool)
+        return ranker._merge(params, tokens, jnp.arange(len(tokens.ids)), *queries, ranker._nothing(8))
+
+    return jax.jit(rank)
 
 
 def make_batch(queries: int, group: int = 2, seed: int = 0, pseudo_queries: bool = False) -> Batch:

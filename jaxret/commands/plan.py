@@ -12,6 +12,7 @@ Exit status 1 if it does not fit. Nothing is executed on an accelerator, and non
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -54,6 +55,8 @@ def main(verb: str = "train") -> None:
     """Prints a plan, for each topology; exits with 1 if one does not fit."""
     if verb not in PLANNED:
         raise ValueError(f"plan {verb}: what is planned is one of {', '.join(PLANNED)}{nearest(verb, PLANNED)}")
+    if math.isnan(_UTILIZATION.value):
+        raise ValueError("--utilization is nan; it must be a number from 0.01 to 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the compiler ends too
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan never runs on an accelerator, not even where there is one
     os.environ.pop("XLA_FLAGS", None)

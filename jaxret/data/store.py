@@ -266,10 +266,10 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
     """Holds the folder's lock; waits for who has it, which is said once."""
     lock, made = None, not folder.exists()
     try:
-        with naming(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         while not lock:
             try:
+                with naming(folder):  # who had it may have failed, and taken the folder away
+                    folder.mkdir(parents=True, exist_ok=True)
                 lock = LockFile(folder / LOCK, "tokenising")
             except LockedError as error:
                 say(f"  waiting for another process: {error}")

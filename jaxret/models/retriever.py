@@ -98,9 +98,10 @@ class Retriever:
         return Retriever(self.module.clone(pooled=False))
 
     @property
-    def _plain(self) -> RetrieverModule:
-        """With plain attention: XLA can split it over devices by itself, and its shapes are known everywhere."""
-        return self.module.clone(compute=replace(self.module.compute, attention="plain"))
+    def plain(self) -> Retriever:
+        """The same with plain attention: XLA can split it over devices by itself, and its shapes and products are known
+        everywhere."""
+        return Retriever(self.module.clone(compute=replace(self.module.compute, attention="plain")))
 
     def reading(self, read: Reader) -> Retriever:
         """The same retriever for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
@@ -154,13 +155,13 @@ class Retriever:
 
     def hidden_states(self, params: Params, tokens: Tokens, side: Side) -> HiddenStates:
         """Every hidden state of the side's encoder [L+1,B,T,H]; for looking into a model, not for retrieval."""
-        return self._plain.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
+        return self.plain.module.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
         """Random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         keys = {"params": key, "dropout": key}
-        return self._plain.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
+        return self.plain.module.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
 
 
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.formats import Policy, read_examples
-from jaxret.data.packing import Packer
+from jaxret.data.packing import Packer, choose
 from jaxret.models.retriever import Retriever
 from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
@@ -38,7 +38,7 @@ class Texts:
 @dataclass(frozen=True)
 class Data:
     """shapes: the largest batch. steps: of the run, None if the config does not say without data. examples: None
-    without data. real, padded, packed: tokens of a batch on average, and computed by the encoders without and with
+    without data. real, padded, packed: tokens of a step on average, and computed by the encoders without and with
     tokens.packing; None if nothing is known of the texts. share: of the work of `shapes` that a batch is. note: why
     something is not known."""
 
@@ -126,14 +126,30 @@ def look(config: ConfigDict, retriever: Retriever, texts: Texts, devices: int) -
     """What texts make of a run on so many devices."""
     longest, steps = longest_batch(config, retriever), _steps(config, texts.examples)
     examples = len(texts.examples) if texts.examples is not None else None
+    bins = devices * count_chunks(config.train.batch_size, config.train.chunk_size, devices)
     if texts.data is None:
-        return Data(longest, steps, examples, note=texts.note)
+        shapes = in_rows_of_their_own(longest, retriever, bins) if config.tokens.packing else longest
+        return Data(shapes, steps, examples, note=texts.note)
     plan = batch_plan(config, retriever, config.train.batch_size)
-    bins = devices * count_chunks(plan.batch_size, config.train.chunk_size, devices)
     packer = packed(plan, texts.data, retriever, bins).packer
     assert packer is not None
     found = from_batches(config, texts.data, plan, longest, steps, packer)
     return replace(found, examples=examples, note=texts.note)
+
+
+def in_rows_of_their_own(longest: Shapes, retriever: Retriever, bins: int) -> Shapes:
+    """The longest batch as packing has it: texts that are as long as they may be share no row."""
+    head = retriever.module.head
+
+    def rows(texts: int, length: int, slots: int) -> tuple[int, int]:
+        side = choose([np.full(texts, length)], length, slots, bins, head.hidden_size)
+        return side.sizes[-1], side.width
+
+    return replace(
+        longest,
+        packed_queries=rows(longest.queries, longest.query_length, head.slots("query")),
+        packed_passages=rows(longest.documents, longest.passage_length, head.slots("passage")),
+    )
 
 
 def from_batches(
@@ -160,7 +176,8 @@ def from_batches(
         queries, passages = zip(most, widths)
         shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
     share = computed / shapes.computed(packer.bins)
-    return Data(shapes, steps, len(data), float(padded), float(in_rows), float(real), float(share))
+    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real)]
+    return Data(shapes, steps, len(data), of_a_step[0], of_a_step[1], of_a_step[2], float(share))
 
 
 def _texts(batch: Batch) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever
-from jaxret.types import Ragged, Tokens
+from jaxret.types import Embeddings, Ragged, Tokens
 
 SMALLEST_BATCH = 8
 
@@ -93,25 +93,31 @@ class Embedder:
         """The program that encodes a batch, compiled once per shape; each device has texts of its own."""
         key = self.retriever, self.mesh, side
         if key not in self.compiled:
-            retriever = self.retriever
-            read = Reader(retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1)
 
-            def encode(params: Any, tokens: Tokens) -> jax.Array:
-                found = retriever.reading(read).encode(read.entry(params), tokens, side)
+            def filled(found: Embeddings) -> jax.Array:
                 # A short text may lack some of its V vectors; the first one again changes no maximum. It is taken by
                 # its number: of two expressions XLA makes two computations, whose last bits may differ.
                 there = jnp.where(found.mask, jnp.arange(found.mask.shape[1]), 0)
                 return jnp.take_along_axis(found.vectors, there[..., None], axis=1)
 
-            places = shardings(self.mesh, self.params)
-            specs = jax.tree.map(lambda place: place.spec, places)
-            own = jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
             self.compiled[key] = Program(
-                own,
-                in_shardings=(places, by_row(self.mesh)),
+                self.own(side, filled),
+                in_shardings=(shardings(self.mesh, self.params), by_row(self.mesh)),
                 out_shardings=replicated(self.mesh),
             )
         return self.compiled[key]
+
+    def own(self, side: Side, of: Callable[[Embeddings], Any] = lambda found: found) -> Callable[[Any, Tokens], Any]:
+        """(params, tokens) -> `of` their embeddings, for use in a program: each device encodes texts of its own, and
+        reads parameters as `Reader` says."""
+        retriever = self.retriever
+        read = Reader(retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1)
+
+        def encode(params: Any, tokens: Tokens) -> Any:
+            return of(retriever.reading(read).encode(read.entry(params), tokens, side))
+
+        specs = jax.tree.map(lambda place: place.spec, shardings(self.mesh, self.params))
+        return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
 
     def __call__(
         self, texts: Ragged, side: Side, progress: bool = False, advance: Callable[[int], object] | None = None

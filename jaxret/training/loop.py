@@ -33,7 +33,7 @@ from jaxret.training.optimizers import make_optimizer
 from jaxret.training.ranking import Ranker
 from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite
 from jaxret.training.signals import stop_on_sigterm
-from jaxret.training.speed import Speed, ideal_seconds
+from jaxret.training.speed import Speed, counted_step, ideal_seconds
 from jaxret.training.state import first_state, restore_state
 from jaxret.training.step import (
     Objective,
@@ -243,7 +243,9 @@ def make_trainer(
     if texts.dev:
         args = config, objective, state.params, texts.dev, texts.train, texts.tokenizer, texts.corpus, job.progress
         validate = make_validation(*args)
-    train_step = make_train_step(objective, optimizer, state, dropout_key, rule)
+    rest = optimizer, state, dropout_key, rule
+    train_step = make_train_step(objective, *rest)
+    counted = counted_step(train_step, objective, *rest)
     kind = job.mesh.devices.flat[0].device_kind
     return Trainer(
         job=job,
@@ -254,7 +256,7 @@ def make_trainer(
         schedule=schedule,
         inspector=inspector,
         recorder=Recorder(checkpoints, log, inspector, validate, job.say, criterion(config, length)),
-        speed=Speed(ideal_seconds(train_step, state, job.mesh.size, kind), objective.bins(plan.batch_size)),
+        speed=Speed(ideal_seconds(counted, state, job.mesh.size, kind), objective.bins(plan.batch_size)),
         checkpoints=checkpoints,
         log=log,
     )

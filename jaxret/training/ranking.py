@@ -75,14 +75,15 @@ class Ranker:
     @cached_property
     def _merge(self) -> Program:
         """(params, tokens, their rows, queries, which exist, best) -> best; compiled once per shape."""
-        retriever, mesh = self.embedder.retriever, self.embedder.mesh
+        late, mesh = self.embedder.retriever.late_interaction, self.embedder.mesh
+        encode = self.embedder.own("passage")
 
         def merge(
             params: Any, tokens: Tokens, rows: jax.Array, queries: jax.Array, exist: jax.Array, best: Best
         ) -> Best:
-            passages = retriever.encode(params, tokens, "passage")
+            passages = encode(params, tokens)
             vectors, mask = jax.lax.with_sharding_constraint((passages.vectors, passages.mask), replicated(mesh))
-            if retriever.late_interaction:
+            if late:
                 scores = late_interaction(queries, exist, vectors, mask)
             else:
                 scores = jnp.max(similarities(queries[:, 0], vectors, mask), axis=-1)

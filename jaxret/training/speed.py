@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax
 from jaxret.chips import chip_of
 from jaxret.distributed import Program
 from jaxret.flops import at_full_rate, count
+from jaxret.training.step import Objective, make_train_step
 from jaxret.types import Batch
 
 TIMED = ("seconds_per_step", "tokens_per_second", "padded_tokens_per_second", "mfu")  # what a clock says, in a log
@@ -49,6 +51,14 @@ class Speed:
         values = seconds / max(self._steps, 1), real / seconds, self._padded / seconds, self._best / seconds
         self.restart()
         return dict(zip(TIMED if self._ideal else TIMED[:-1], values))
+
+
+def counted_step(step: Program, objective: Objective, *rest: Any) -> Program:
+    """The step whose products are counted, of `make_train_step(objective, *rest)`: with plain attention, because a
+    kernel computes some of them twice, and cuDNN's shows none."""
+    if objective.retriever.module.compute.attention == "plain":
+        return step
+    return make_train_step(replace(objective, retriever=objective.retriever.plain), *rest)
 
 
 def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Callable[[Batch], float] | None:

@@ -128,7 +128,8 @@ def restore_state(
     optimizer: optax.GradientTransformation,
     rule: Rule = Rule(),
 ) -> TrainState:
-    """The state of a checkpoint, placed on this mesh. Whether updates may be skipped can have changed since."""
+    """The state of a checkpoint, placed on this mesh. Whether updates may be skipped can have changed since; those that
+    were are counted on, because the schedule does not count them."""
     counted = checkpoints.holds(step, "progress/skipped")
 
     def shapes(key: jax.Array) -> TrainState:
@@ -143,5 +144,5 @@ def restore_state(
     weights, rest = checkpoints.restore(step, *saved(placed))
     ema = weights if rule.ema else None
     none_yet = jax.device_put(jnp.int32(0), replicated(mesh))
-    skipped = rest.get("skipped", none_yet) if rule.skip_nonfinite else None
+    skipped = rest.get("skipped", none_yet) if rule.skip_nonfinite or counted else None
     return TrainState(rest.get("trained", weights), rest["opt_state"], rest["step"], rest["healthy"], ema, skipped)

@@ -35,7 +35,7 @@ class TrainState:
     step: jax.Array  # int32 [], updates made or skipped
     healthy: jax.Array  # bool []
     ema: Params | None = None  # the moving average of params, if there is one
-    skipped: jax.Array | None = None  # int32 [], if updates may be skipped
+    skipped: jax.Array | None = None  # int32 [], if updates may be skipped, or were
 
     @property
     def weights(self) -> Params:

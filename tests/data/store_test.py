@@ -204,6 +204,29 @@ def test_one_makes_it_and_the_others_wait(origin: Origin, tmp_path: Path) -> Non
     assert f"waiting for another process: {found.folder} is in use: tokenising, process {os.getpid()}" in said[0]
 
 
+def test_where_one_fails_the_next_tries(origin: Origin, tmp_path: Path) -> None:
+    """And tells of the same mistake, if there is one, not of a folder that the first took away."""
+    begun, go, failed = threading.Event(), threading.Event(), []
+
+    def failing(writer: Writer) -> dict[str, Any]:
+        begun.set()
+        assert go.wait(60)
+        raise ValueError("a mistake")
+
+    def first() -> None:
+        with pytest.raises(ValueError, match="a mistake"):
+            stored(origin, tmp_path / "stores", failing, quiet)
+        failed.append(True)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(60)
+    found = stored(origin, tmp_path / "stores", make, lambda _: go.set())
+    thread.join()
+    assert failed
+    assert found.facts == {"length": 11}
+
+
 def test_text_that_changes_while_it_is_read(origin: Origin, tmp_path: Path) -> None:
     def changing(writer: Writer) -> dict[str, Any]:
         facts = make(writer)

@@ -136,7 +136,7 @@ def test_commands(file: str, runs: Runs) -> None:
     keys = flat_config(get_config())
     for program, script, *flags in commands:
         assert program in (sys.executable, "python", ".venv/bin/python")
-        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / script).read_text())
+        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / "jaxret" / "commands" / script).read_text())
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         for name, value in given.items():
             assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)
@@ -165,12 +165,28 @@ def test_a_dry_run_prints_and_starts_nothing(name: str, runs: Runs, tmp_path: Pa
         (("train",), {"DATA": ""}, "DATA: a BEIR folder"),
         (("train",), {"PLATFORM": ""}, "PLATFORM: tpu, gpu or cpu"),
         (("encode",), {"COORDINATOR": "h:1"}, "NUM_PROCESSES: of the job"),
+        (("train",), {"NUM_PROCESSES": "2"}, "is set, but no COORDINATOR: host:port of process 0"),
+        (("search",), {"PROCESS_ID": "1"}, "is set, but no COORDINATOR: host:port of process 0"),
     ],
 )
 def test_what_a_step_needs(arguments: tuple[str, ...], settings: dict[str, str], message: str, runs: Runs) -> None:
     done = runs(LAUNCH / "step.sh", *arguments, **settings)
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh"])
+def test_what_is_printed_can_be_pasted(name: str, runs: Runs) -> None:
+    """Spaces stay inside an argument, and what can be set comes to the step."""
+    steps = ("train",) if name == "tpu.sh" else ()
+    flag = "--config.tokens.query_prompt=a question: "
+    done = runs(LAUNCH / name, *steps, flag, DRY_RUN="1", TIMEOUT="7")
+    command = shlex.split(done.stdout.splitlines()[0])
+    if name == "tpu.sh":
+        (sent,) = (part.removeprefix("--command=") for part in command if part.startswith("--command="))
+        command = shlex.split(sent)
+        assert {"TIMEOUT=7", "DATA=folder with spaces"} <= {*command}
+    assert command[-1] == flag
 
 
 def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from jaxret.models.encoders.attention import attend
 from jaxret.models.encoders.flash import block_rows, heads_at_a_time, threefry
 from jaxret.models.encoders.fused import fused
 from jaxret.models.encoders.layers import Compute, Drop, Dropout
+from jaxret.runs.embedder import Embedder
 from tests import tiny
 
 HEADS, WIDTH = 4, 8
@@ -122,6 +123,16 @@ def test_a_step_on_eight_devices(
     assert tiny.relative_error(found, expected) <= 2e-6
     other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", 8, fsdp)
     assert abs(other - value) > 1e-5, "control: other rounding, another loss"
+
+
+def test_encoding_and_validation_run_on_several_tpus() -> None:
+    """XLA splits no kernel over devices by itself: what is not mapped over them cannot be lowered."""
+    retriever = tiny.make_retriever({"encoder.attention": "flash"})
+    params, tokens = jax.eval_shape(retriever.init, jax.random.key(0)), tiny.make_tokens(8, 8)
+    embedder = Embedder(retriever, params, make_mesh(), 0, {"passage": 8}, 64)
+    for program in (embedder.program("passage"), tiny.ranking(embedder)):
+        lowered = program.trace(params, tokens).lower(lowering_platforms=("tpu",))
+        assert "tpu_custom_call" in lowered.as_text()
 
 
 def test_cudnn_drops_no_weights() -> None:

@@ -61,6 +61,7 @@ def test_what_cannot_fit_ends_with_1(tmp_path: Path) -> None:
             "mesh.fsdp is 3; it must divide the number of devices, 4",
         ),
         (("plan", "encode", "--config=configs/base.py", "--passages=0"), "--passages"),
+        ((*BASE, "--utilization=nan"), "--utilization is nan; it must be a number from 0.01 to 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:

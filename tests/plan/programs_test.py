@@ -145,7 +145,13 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     assert found.padded > found.real
     assert found.share == pytest.approx(found.padded / (8 * 16 + 16 * 64))
 
-    config.tokens.packing = True
+    config.train.accumulate = 2
+    several = look(config, retriever, Texts(data, data), devices=2)
+    assert several.steps == 3
+    assert (several.real, several.padded) == pytest.approx((2 * found.real, 2 * found.padded)), "of two batches a step"
+    assert several.share == pytest.approx(found.share)
+
+    config.train.accumulate, config.tokens.packing = 1, True
     packed = look(config, retriever, Texts(data, data), devices=2)
     packer = plan.packed(data, 2, (1, 1), 768).packer
     assert packer is not None
@@ -157,6 +163,15 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     assert found.real < packed.packed < found.padded
     assert packed.shapes.packed_passages == (max(p.rows for _, p in rows), width[1])
     assert packed.share == pytest.approx(packed.packed / packed.shapes.computed(2))
+
+
+def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
+    config = get_config()
+    config.tokens.query_length, config.tokens.packing, config.train.chunk_size = 30, True, 32
+    retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
+    found = look(config, retriever, Texts(None), devices=4).shapes
+    assert (found.packed_queries, found.packed_passages) == ((8, 32), (16, 256)), "of each of 16 parts"
+    assert found.computed(16) == 128 * 32 + 256 * 256
 
 
 def test_lengths_may_be_given_instead_of_data() -> None:

@@ -363,7 +363,7 @@ def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd
 
 @pytest.mark.exhaustive
 def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], odd: Path) -> None:
-    """And without again, once its checkpoint holds a count."""
+    """And without again, once its checkpoint holds a count, which is kept."""
     (whole, bad), workdir = skips, odd / "stops"
     changes = SKIPS | {"train__checkpoint_every": 1}
     told = rf"step {bad}: the embedding layer of the passage encoder is not finite\..*train\.skip_nonfinite=N"
@@ -377,7 +377,24 @@ def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], 
     assert relative_error(found.params, expected.params) <= 1e-4  # another program made its first steps
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
-    assert state_at(workdir, without).skipped is None
+    assert state_at(workdir, without).skipped == 1
+
+
+@pytest.mark.exhaustive
+def test_without_leave_to_skip_the_schedule_still_knows_what_was(
+    skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates in the log are those of the updates."""
+    (whole, bad), workdir = skips, odd / "withdrawn"
+    often = SKIPS | {"train__checkpoint_every": 1}
+    with monkeypatch.context() as patch:
+        interrupt(patch, bad, crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(config_of(odd, **often), workdir, progress=False)
+    without = config_of(odd, **often | {"train__skip_nonfinite": 0})
+    assert train(without, workdir, progress=False).resumed_from == bad
+    for name in ("learning_rate", "skipped_steps"):
+        assert [line[name] for line in lines(workdir)] == [line[name] for line in lines(whole)]
 
 
 @pytest.mark.exhaustive

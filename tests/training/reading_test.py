@@ -106,16 +106,17 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     }
 
 
-def test_encoding_gathers_weights_and_nothing_else() -> None:
+@pytest.mark.parametrize("use", ["encoding", "validation"])
+def test_encoding_gathers_weights_and_nothing_else(use: str) -> None:
     """Each device has texts of its own here too."""
     mesh, retriever = make_mesh(4), tiny.make_retriever({"encoder.tied": True})
     params = jax.eval_shape(retriever.init, jax.random.key(0))
     places = jax.tree.leaves(shardings(mesh, params))
-    embedder = Embedder(retriever, params, mesh, 0, {"passage": 6}, 64)
-    traced = embedder.program("passage").trace(params, tiny.make_tokens(8, 6))
+    embedder, tokens = Embedder(retriever, params, mesh, 0, {"passage": 6}, 64), tiny.make_tokens(8, 6)
+    program = embedder.program("passage") if use == "encoding" else tiny.ranking(embedder)
     split = sum(4 * x.size for x, place in zip(jax.tree.leaves(params), places, strict=True) if place.spec)
     assert split > 0
-    assert collectives(traced.jaxpr.jaxpr) == {("all_gather", "float32"): split}
+    assert collectives(program.trace(params, tokens).jaxpr.jaxpr) == {("all_gather", "float32"): split}
 
 
 def test_a_stack_of_layers_has_a_name_by_which_it_is_known() -> None:

@@ -10,16 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from jaxret import chips, flops
-from jaxret.distributed import shard_batch
+from jaxret.distributed import make_mesh, shard_batch
 from jaxret.training import speed
 from jaxret.training.loop import train
-from jaxret.training.speed import TIMED, Speed, ideal_seconds
-from jaxret.training.step import Rule
+from jaxret.training.speed import TIMED, Speed, counted_step, ideal_seconds
+from jaxret.training.step import Rule, make_train_step, new_state
 from tests.pipeline import tiny_config, write_data, write_encoder
-from tests.tiny import make_batch
+from tests.tiny import DUAL_ENCODER, WITHOUT_DROPOUT, make_batch, make_objective
 from tests.training.step_test import Trainer, stacked
 
 
@@ -81,6 +82,25 @@ def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pyte
     monkeypatch.setattr(speed, "count", lambda _: products | again)
     assert ideal_seconds(trainer.step, trainer.state, 8, "cpu")(batch) == seconds[2]  # type: ignore[misc]
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
+
+
+@pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
+def test_a_kernel_changes_no_count(attention: str) -> None:
+    """Neither the products that it computes again count, nor is one that it does not show left out."""
+    overrides = DUAL_ENCODER | {"encoder.dtype": "bfloat16", "encoder.attention_dropout": 0.0}
+    mesh, optimizer = make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
+
+    def counted(kind: str) -> flops.Flops:
+        objective = make_objective(overrides | {"encoder.attention": kind}, mesh, WITHOUT_DROPOUT)
+        params = jax.eval_shape(objective.retriever.init, jax.random.key(0))
+        state = jax.eval_shape(lambda params: new_state(params, optimizer, Rule()), params)
+        rest = optimizer, state, jax.random.key(0)
+        step = make_train_step(objective, *rest)
+        return flops.count(counted_step(step, objective, *rest).trace(state, make_batch(8)))
+
+    plain = counted("plain")
+    assert sum(plain.values()) > 0
+    assert counted(attention) == plain
 
 
 @pytest.mark.exhaustive
