@@ -83,6 +83,7 @@ class Passages:
             self._folder = Path(tempfile.mkdtemp(prefix="jaxret-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         path = self._folder / self._file.name
+        path.unlink(missing_ok=True)  # ext4 writes a file that is overwritten to the disk at once, a new one later
         with open(self._file, "rb") as corpus:
             known = f"{self._format}:{path}"  # a few lines need not say what they are
             with open(path, "wb") as few:
