@@ -29,7 +29,7 @@ TEXTS = [*real_texts()[:12], "river", "silver garden bridge", "a [MASK] river?",
 CASES: dict[str, dict[str, Any]] = {
     "expanded": {},
     "attended": {"attend_to_expansion_tokens": True, "skiplist_words": []},
-    "plain": {"do_query_expansion": False, "query_length": 10},
+    "plain": {"do_query_expansion": False, "query_length": 10, "query_prefix": "", "document_prefix": ""},
 }
 SAID = {
     "head.all_tokens.projection": 6,
@@ -73,7 +73,7 @@ def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: 
     for other in CASES.keys() - {name}:
         if stored[f"{other}/query"].shape == queries.flat.shape:
             assert np.abs(queries.flat - stored[f"{other}/query"]).max() > 0.01, "control: who attends to [MASK]s"
-        assert stored[f"{other}/passage"].shape != passages.flat.shape or name == "plain" or other == "plain", "control"
+        assert stored[f"{other}/passage"].shape != passages.flat.shape, "control"
 
 
 def test_what_it_says(tmp_path: Path) -> None:
