@@ -228,18 +228,35 @@ class Checkpoints:
             if found is None:
                 raise CheckpointError(f"{folder} is damaged: {folder}/{name} cannot be read; {_REMEDY}")
         self._require_same_shapes(wanted, shapes, folder)
+        restored = self._load(step, wanted, (metadata.custom_metadata or {}).get("digests", {}))
+        return restored["params"], restored.get("progress")
+
+    def check(self, step: int) -> None:
+        """Reads every array of a step. Raises CheckpointError naming those that are not what was saved."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        try:
+            metadata = self._checkpointer.checkpointables_metadata(step)
+            stored = {name: tree for name, tree in metadata.metadata.items() if name in ("params", "progress")}
+            wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), stored)
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            folder = self.directory / str(step)
+            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
+        self._load(step, wanted, (metadata.custom_metadata or {}).get("digests", {}))
+
+    def _load(self, step: int, wanted: Tree, saved: Mapping[str, str]) -> Tree:
+        """The arrays of a step. Raises CheckpointError naming those whose digests are not the saved ones."""
+        folder = self.directory / str(step)
         try:
             restored = self._checkpointer.load_checkpointables(step, wanted)
         except Exception as error:
             raise CheckpointError(f"{folder} cannot be read ({error.__cause__ or error}); {_REMEDY}") from error
-        saved = (metadata.custom_metadata or {}).get("digests", {})
         damaged = [name for name, value in digests(restored).items() if saved.get(name) != value]
         if damaged:
             raise CheckpointError(
                 f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
                 + _REMEDY
             )
-        return restored["params"], restored.get("progress")
+        return restored
 
     def _require_same_shapes(self, wanted: Tree, stored: Tree, folder: Path) -> None:
         def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ VERBS = {
     "search": "search an encoded corpus exactly, and evaluate",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
+    "verify": "everything in a folder against its digests; names what is wrong",
     "data check": "what a data set is, its counts, lengths, duplicates, leaks, and every bad record",
     "data convert": "write a data set in another format; what that cannot hold is counted",
     "data build": "write a data set as a versioned one of TFDS, which is read in place",

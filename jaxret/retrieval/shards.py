@@ -12,7 +12,7 @@ Both kinds of JSON file carry a digest of themselves ("sha256", of their other k
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,19 +233,24 @@ def check_entry(path: Path, shard: Shard, entry: Any) -> None:
 
 def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
     """Raises ShardError if a file of a shard is not the one that its entry describes."""
+    for problem in file_problems(folder, shard, entry, verify):
+        raise problem
+
+
+def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> Iterator[ShardError]:
+    """What is wrong with the files of a shard; verify: with their digests too."""
     for kind, path in shard.files(folder, entry.get("layout", "")).items():
         expected = entry.get(kind)
         if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
-            raise ShardError(
+            yield ShardError(
                 f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
             )
-        if not path.is_file():
-            raise ShardError(f"{path} ({shard}) does not exist; run encode again")
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
-        if verify and sha256_file(path) != expected["sha256"]:
-            raise ShardError(
+        elif not path.is_file():
+            yield ShardError(f"{path} ({shard}) does not exist; run encode again")
+        elif (size := path.stat().st_size) != expected["bytes"]:
+            yield ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
+        elif verify and sha256_file(path) != expected["sha256"]:
+            yield ShardError(
                 f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
             )
 

@@ -1,0 +1,21 @@
+"""Compares everything in a folder with its digests, and names what is wrong:
+
+jaxret verify runs/mlr              a run: its files, every array of its checkpoints, its encoded corpora
+jaxret verify DIR                   an encoded corpus, or a store of tokens
+
+Nothing is changed. It ends with status 1 if anything is wrong.
+"""
+
+ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS) or a store of tokens"}
+
+
+def main(folder: str) -> None:
+    from jaxret.tools.verify import verify
+
+    checked = list(verify(folder))
+    problems = [one.problem for one in checked if one.problem]
+    for problem in problems:
+        print(f"bad: {problem}")
+    if problems:
+        raise ValueError(f"{folder}: {len(problems):,} of {len(checked):,} things are wrong, listed above")
+    print(f"{folder}: {len(checked):,} things were verified, nothing is wrong")

@@ -1,0 +1,110 @@
+"""Everything in a folder against its digests: a run with its checkpoints and encoded corpora, an encoded corpus, or a
+store of tokens. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxret.checkpoint import CheckpointError
+from jaxret.contract import ContractError
+from jaxret.data.formats import DataError
+from jaxret.retrieval.parts import Part, read_parts
+from jaxret.retrieval.passages import unchanged_corpus
+from jaxret.retrieval.shards import ShardError, file_problems, plan_shards, read_manifest, read_sealed
+from jaxret.runs.run import open_checkpoints, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import sha256_file
+
+
+class Checked(NamedTuple):
+    """Something that was looked at. problem: what is wrong with it, a sentence; "" if nothing is."""
+
+    name: str
+    problem: str = ""
+
+
+def verify(folder: str | Path) -> Iterator[Checked]:
+    """What there is in a folder, piece by piece. Raises ValueError if it is none of what can be verified."""
+    folder = Path(folder)
+    if (folder / "config.json").exists():
+        yield from _run(Workdir(folder))
+    elif any(folder.glob("shard-*.json")) or (folder / "parts.json").exists():
+        yield from _corpus(folder)
+    elif (folder / "manifest.json").exists():
+        yield from _columns(folder)
+    else:
+        raise ValueError(f"{folder} is no run, no encoded corpus and no store of tokens: there is nothing to verify")
+
+
+def _tried(name: str | Path, act: Callable[[], object]) -> Checked:
+    try:
+        act()
+    except (CheckpointError, ContractError, DataError, ShardError, OSError, ValueError) as error:
+        return Checked(str(name), str(error))
+    return Checked(str(name))
+
+
+def _run(workdir: Workdir) -> Iterator[Checked]:
+    opened = _tried(workdir.seal, lambda: stored_config(workdir))
+    yield opened
+    if not opened.problem:
+        config = stored_config(workdir)
+        for path in sorted(workdir.checkpoints.glob("*")):
+            if path.name.isdigit():
+                yield _tried(path, lambda: _checkpoint(workdir, config, int(path.name)))  # noqa: B023
+    for path in sorted(workdir.path.glob("embeddings/*")):
+        if path.is_dir():
+            yield from _corpus(path)
+
+
+def _checkpoint(workdir: Workdir, config: Any, step: int) -> None:
+    with open_checkpoints(workdir, config) as checkpoints:
+        checkpoints.check(step)
+
+
+def _corpus(folder: Path) -> Iterator[Checked]:
+    """An encoded corpus: its parts and what is kept beside them."""
+    parts: list[Part] = []
+    if (folder / "parts.json").exists():
+        yield _tried(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
+    for name in [part.name for part in parts] or [""]:
+        yield from _shards(folder / name)
+
+
+def _shards(folder: Path) -> Iterator[Checked]:
+    manifest = folder / "manifest.json"
+    read = _tried(manifest, lambda: read_manifest(manifest))
+    yield read if manifest.exists() else Checked(str(manifest), f"{manifest} does not exist; run encode again")
+    if not read.problem:
+        found = read_manifest(manifest)
+        for shard, entry in zip(plan_shards(found.total_rows, found.rows_per_shard), found.shards, strict=True):
+            problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
+            yield from [Checked(str(shard.vectors(folder)), problem) for problem in problems or [""]]
+            yield _tried(shard.sidecar(folder), lambda: read_sealed(shard.sidecar(folder)))  # noqa: B023
+    yield _tried(folder / "corpus.json", lambda: unchanged_corpus(folder))
+    if (folder / "passages.json").exists():
+        yield _tried(folder / "passages.npy", lambda: _index(folder))
+    if (folder / "metadata").exists():
+        yield from _columns(folder / "metadata")
+
+
+def _index(folder: Path) -> None:
+    made = read_sealed(folder / "passages.json")
+    for key, name in {"sha256_index": "passages.npy", "sha256_copy": "passages.jsonl"}.items():
+        if key in made and sha256_file(folder / name) != made[key]:
+            raise ShardError(f"{folder / name}: damaged; the next search makes it again")
+
+
+def _columns(folder: Path) -> Iterator[Checked]:
+    """A folder of columns: a store of tokens, or what filters look at."""
+    made: dict[str, Any] = {}
+    yield _tried(folder / "manifest.json", lambda: made.update(read_sealed(folder / "manifest.json")))
+    for name, written in made.get("columns", {}).items():
+        yield _tried(folder / f"{name}.npy", lambda: _column(folder / f"{name}.npy", written))  # noqa: B023
+
+
+def _column(path: Path, written: Any) -> None:
+    if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+        raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); it is made again when needed")
