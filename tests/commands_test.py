@@ -136,10 +136,12 @@ def test_an_installed_wheel(tmp_path: Path) -> None:
     (site,) = home.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
 
+    alone = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         program, *rest = arguments
         return subprocess.run(
-            [str(home / "bin" / program), *rest], cwd=tmp_path, env=environment(), capture_output=True, text=True
+            [str(home / "bin" / program), *rest], cwd=tmp_path, env=alone, capture_output=True, text=True
         )
 
     where = run("python", "-c", "import jaxret; print(jaxret.__file__)")
