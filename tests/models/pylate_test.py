@@ -53,9 +53,8 @@ def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     return open_run(folder / "run")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "expanded" else [pytest.mark.exhaustive]) for name in CASES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
 def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stored ones: tests/goldens/make_pylate.py."""
     run, stored = opened(tmp_path, name, monkeypatch), np.load(GOLDENS / "pylate.npz")

@@ -32,9 +32,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 TITLE, TEXT = "River", "a stream of water"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "all_tokens" else [pytest.mark.exhaustive]) for name in FAMILIES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_reader_makes_the_runs_vectors(name: str, tmp_path: Path) -> None:
     workdir, out = make_run(tmp_path, **FAMILIES[name]), tmp_path / "out"
     assert "vectors, as jaxret.runs.exported.read_export makes them, of 64 texts differ by" in export(

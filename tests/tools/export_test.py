@@ -112,6 +112,7 @@ def test_what_has_no_stock_form_is_exported_as_far_as_it_goes(
         export(run, "hf", out)
 
 
+@pytest.mark.exhaustive
 def test_the_card_is_one(tmp_path: Path) -> None:
     """As the hub's own library reads it, with the measures of this checkpoint alone."""
     run, out = make_run(tmp_path), tmp_path / "out"
@@ -132,6 +133,7 @@ def test_the_card_is_one(tmp_path: Path) -> None:
     assert "old" not in card.text.partition("## Measures")[2].partition("## Commands")[0]
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_left_of_an_export_that_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
     monkeypatch.setattr("jaxret.tools.export.write_card", lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -35,6 +35,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["faiss-cpu", "xla"])
 def test_each_question_is_answered_as_if_it_were_asked_alone(
     backend: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

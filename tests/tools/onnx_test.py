@@ -95,9 +95,8 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "every token" else [pytest.mark.exhaustive]) for name in RUNS]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", RUNS)
 def test_runs(name: str, tmp_path: Path) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     told = export(run, "onnx", out)

@@ -26,6 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_files_are_faisss_own(run: Path, tmp_path: Path) -> None:
     told = export(run, "pyserini", tmp_path / "out")
     assert "read back by FAISS, scores of the 10 best passages of 64 queries differ by" in told

@@ -49,12 +49,8 @@ def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
     return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), jax.random.key(0)))
 
 
-SHORT = ("mvr",)
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in FAMILIES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", FAMILIES)
 def test_eight_devices_are_one(family: str) -> None:
     """In chunks, each over all devices; and with parameters split over four, read layer by layer."""
     plain, meshes = gradient(family, 1, 0), (gradient(family, 8, 8), gradient(family, 8, 0, fsdp=4))

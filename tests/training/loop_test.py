@@ -277,6 +277,7 @@ def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.C
     assert re.search(r"48 queries: \d+\.\d% cut at 4 tokens, \d+\.\d% of tokens lost", printed)
 
 
+@pytest.mark.exhaustive
 def test_a_broken_loss_names_step_and_place(root: Path) -> None:
     """The first update has rate 0, the second is enormous."""
     workdir = root / "broken"

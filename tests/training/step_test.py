@@ -237,7 +237,8 @@ def test_where_all_is_finite_the_rule_changes_nothing() -> None:
         assert relative_error(tree, other) <= TOLERANCE
 
 
-@pytest.mark.parametrize("mesh", [pytest.param("1", marks=pytest.mark.exhaustive), "4x2"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["1", "4x2"])
 def test_the_moving_average(mesh: str) -> None:
     """By the formula, in float64, from the first weights on; it has no part in training."""
     trainer = Trainer("dual_encoder", mesh, Rule(ema=0.7))

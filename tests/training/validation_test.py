@@ -171,15 +171,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "dual_encoder",
-        pytest.param("late_interaction", marks=pytest.mark.exhaustive),
-        pytest.param("several_vectors", marks=pytest.mark.exhaustive),
-        pytest.param("lists", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["dual_encoder", "late_interaction", "several_vectors", "lists"])
 def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> None:
     """The whole folder, on eight devices with split parameters: rankings and measures of encode.py and search.py."""
     data = write_data(tmp_path / "data", train=30, dev=11)
