@@ -46,7 +46,7 @@ def main() -> None:
     data = load_examples(config, "train", load_tokenizer(config, directory, retriever), True, print)
     assert data is not None
     objective = make_objective(config, retriever, mesh)
-    plan = batch_plan(config, retriever, arguments.queries)
+    plan = batch_plan(config, retriever, arguments.queries, 1)
     plans = {"padded": plan, "packed": packed(plan, data, retriever, objective.bins(arguments.queries))}
     print(plans["packed"].packer)
     optimizer, _ = make_optimizer(config.optimizer, 1000)

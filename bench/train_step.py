@@ -71,7 +71,9 @@ class Work:
         retriever = build_retriever(c, shapes)
         data = load_examples(c, "train", load_tokenizer(c, directory, retriever), False, lambda line: None)
         assert data is not None
-        return cls(c, directory, shapes, data, packed(batch_plan(c, retriever, arguments.queries), data, retriever, 1))
+        return cls(
+            c, directory, shapes, data, packed(batch_plan(c, retriever, arguments.queries, 1), data, retriever, 1)
+        )
 
     def batch(self, case: str, number: int, packed: bool) -> Any:
         """ragged: of the run's data. full: its text cut anew, so that every text is as long as may be."""

@@ -159,6 +159,22 @@ def make_batch(queries: int, group: int = 2, seed: int = 0, pseudo_queries: bool
     return Batch(*tokens, positives, ids, known, labels)  # type: ignore[call-arg]
 
 
+def filled(batch: Batch, places: int) -> Batch:
+    """The batch with empty places for more queries, as BatchPlan has them."""
+    queries = len(batch.positives)
+
+    def more(array: np.ndarray, empty: int) -> np.ndarray:
+        rows = len(array) * places // queries - len(array)
+        return np.concatenate([array, np.full((rows, *array.shape[1:]), empty, array.dtype)])
+
+    def tokens(side: Tokens) -> Tokens:
+        return Tokens(more(side.ids, 0), more(side.mask, False))  # type: ignore[call-arg]
+
+    labels = None if batch.pseudo_queries is None else more(batch.pseudo_queries, -1)
+    rest = (more(array, -1) for array in (batch.positives, batch.document_ids, batch.known_positives))
+    return Batch(tokens(batch.queries), tokens(batch.documents), *rest, labels)  # type: ignore[call-arg]
+
+
 def distance(found: Any, expected: Any) -> float:
     """Largest difference of two trees, each leaf's relative to that leaf's largest value in `expected` (at least
     one hundredth of the whole tree's: what is zero but for rounding has no scale of its own)."""

@@ -101,8 +101,9 @@ def tokenize_examples(
 @dataclass(frozen=True)
 class BatchPlan:
     """How examples become batches: `batch_size` queries over all processes, each with its positive and `negatives`
-    hard negatives, padded to a multiple of `length_multiple` tokens. With a `packer` those of training are also laid
-    side by side for the encoder; they then come in its order, and say their rows."""
+    hard negatives, padded to a multiple of `length_multiple` tokens. Where `devices` do not divide it, empty places
+    follow, which count for nothing. With a `packer` those of training are also laid side by side for the encoder; they
+    then come in its order, and say their rows."""
 
     batch_size: int
     negatives: int
@@ -113,6 +114,16 @@ class BatchPlan:
     data_seed: int = 0
     negatives_seed: int = 0
     packer: Packer | None = None
+    devices: int = 1
+
+    @property
+    def places(self) -> int:
+        """Queries of a batch, with empty places: a multiple of the devices."""
+        return places(self.batch_size, self.devices)
+
+    def filled(self, examples: np.ndarray) -> np.ndarray:
+        """Rows of examples [places]: at most batch_size of them, then -1."""
+        return np.concatenate([examples, np.full(self.places - len(examples), -1)])
 
     def packed(self, data: TrainingSet, bins: int, slots: tuple[int, int], hidden_size: int) -> BatchPlan:
         """The same batches, packed for so many bins: widths and sizes from the lengths of some batches of the first
@@ -132,7 +143,7 @@ class BatchPlan:
 
     def _lengths(self, data: TrainingSet, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Of the queries and documents of a training batch; 0 for empty slots."""
-        examples = self.examples_of(step, len(data))
+        examples = self.filled(self.examples_of(step, len(data)))
         return lengths_of(data.queries, examples), lengths_of(data.passages, self.documents_of(data, examples, step))
 
     def examples_of(self, step: int, total: int) -> np.ndarray:
@@ -142,7 +153,7 @@ class BatchPlan:
         return np.array([_permutation(self.data_seed, int(e), total)[i % total] for e, i in zip(epochs, place)])
 
     def documents_of(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
-        """Passage rows [batch_size * (1 + negatives)]: each query's positive, then its hard negatives, drawn without
+        """Passage rows [examples * (1 + negatives)]: each query's positive, then its hard negatives, drawn without
         replacement (step=None: the first ones). An example with too few leaves its slots empty, -1; so is every slot
         of example -1."""
         random = None if step is None else np.random.default_rng((self.negatives_seed, step))
@@ -218,7 +229,12 @@ class BatchPlan:
 
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a training step."""
-        return self.batch(data, self.examples_of(step, len(data)), step, part, self.packer)
+        return self.batch(data, self.filled(self.examples_of(step, len(data))), step, part, self.packer)
+
+
+def places(queries: int, devices: int) -> int:
+    """The least multiple of `devices` that has room for so many queries."""
+    return -(-queries // devices) * devices
 
 
 def lengths_of(texts: Ragged, rows: np.ndarray) -> np.ndarray:

@@ -124,13 +124,13 @@ def drawn(
 
 def look(config: ConfigDict, retriever: Retriever, texts: Texts, devices: int) -> Data:
     """What texts make of a run on so many devices."""
-    longest, steps = longest_batch(config, retriever), _steps(config, texts.examples)
+    longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
     examples = len(texts.examples) if texts.examples is not None else None
-    bins = devices * count_chunks(config.train.batch_size, config.train.chunk_size, devices)
+    bins = devices * count_chunks(longest.queries, config.train.chunk_size, devices)
     if texts.data is None:
         shapes = in_rows_of_their_own(longest, retriever, bins) if config.tokens.packing else longest
         return Data(shapes, steps, examples, note=texts.note)
-    plan = batch_plan(config, retriever, config.train.batch_size)
+    plan = batch_plan(config, retriever, config.train.batch_size, devices)
     packer = packed(plan, texts.data, retriever, bins).packer
     assert packer is not None
     found = from_batches(config, texts.data, plan, longest, steps, packer)

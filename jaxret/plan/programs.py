@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from ml_collections import ConfigDict
 
+from jaxret.data.batches import places
 from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.heads import stated
@@ -95,19 +96,19 @@ def retriever_of(config: ConfigDict, directory: Path) -> Retriever:
     return build_retriever(config, encoder_config(config, directory))
 
 
-def checked(config: ConfigDict, directory: Path, mesh: Mesh) -> Retriever:
-    """The retriever of a config that could be trained on `mesh`. Raises ValueError as training would at its start."""
+def checked(config: ConfigDict, directory: Path) -> Retriever:
+    """The retriever of a config that could be trained. Raises ValueError as training would at its start."""
     whole = ConfigDict(config.to_dict())
     whole.data.train = whole.data.train or "not given"  # a plan can do without
-    check(whole, mesh)
+    check(whole)
     retriever = retriever_of(whole, directory)
     check_model(whole, retriever)
     return retriever
 
 
-def longest_batch(config: ConfigDict, retriever: Retriever) -> Shapes:
+def longest_batch(config: ConfigDict, retriever: Retriever, devices: int = 1) -> Shapes:
     """The largest that the config allows, for when the data is not at hand."""
-    queries = config.train.batch_size
+    queries = places(config.train.batch_size, devices)
     pseudo = retriever.module.head.pseudo_query_length() if config.data.pseudo_queries else 0
     documents = queries * (1 + config.data.negatives)
     return Shapes(queries, documents, config.tokens.query_length, config.tokens.passage_length, pseudo=pseudo)
@@ -116,7 +117,7 @@ def longest_batch(config: ConfigDict, retriever: Retriever) -> Shapes:
 def training(config: ConfigDict, directory: Path, shapes: Shapes, devices: Sequence[Any]) -> Planned:
     """The training step."""
     mesh = make_mesh(config.mesh.fsdp, list(devices))
-    retriever = checked(config, directory, mesh)
+    retriever = checked(config, directory)
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     rule = make_rule(config)
     state = jax.eval_shape(lambda key: new_state(retriever.init(key), optimizer, rule), jax.random.key(0))

@@ -57,22 +57,22 @@ def program(config: ConfigDict) -> str:
 
 def plan_configs(
     folder: Path, topologies: list[Topology], say: Callable[[str], None]
-) -> Iterator[tuple[str, list[Values | None]]]:
-    """Of every config that is for accelerators, its plan for each topology; None where its batch cannot be split over
-    so many devices. Programs that are alike are compiled once. Raises ValueError if a compiler is missing."""
+) -> Iterator[tuple[str, list[Values]]]:
+    """Of every config that is for accelerators, its plan for each topology. Programs that are alike are compiled once.
+    Raises ValueError if a compiler is missing."""
     for topology in topologies:
         require_compiler(topology)
-    known: dict[tuple[str, str], Values | None] = {}
+    known: dict[tuple[str, str], Values] = {}
     for name, config in for_accelerators(folder):
         plan, kind = Plan("train", config, name, say, advice=False), program(config)
         for topology in topologies:
             if (kind, str(topology)) not in known:
                 say(f"{name}:")
-                known[kind, str(topology)] = None if config.train.batch_size % topology.devices else plan.on(topology)
+                known[kind, str(topology)] = plan.on(topology)
         yield name, [known[kind, str(topology)] for topology in topologies]
 
 
-def markdown(topologies: list[Topology], plans: Iterator[tuple[str, list[Values | None]]]) -> Iterator[str]:
+def markdown(topologies: list[Topology], plans: Iterator[tuple[str, list[Values]]]) -> Iterator[str]:
     """The lines of a table, as they become known: memory of a device, and the lower bound of a step."""
     yield " | ".join(["| config", *map(str, topologies)]) + " |"
     yield "|:--|" + "--:|" * len(topologies)
@@ -80,8 +80,6 @@ def markdown(topologies: list[Topology], plans: Iterator[tuple[str, list[Values 
         yield " | ".join([f"| {name}", *map(_cell, found)]) + " |"
 
 
-def _cell(values: Values | None) -> str:
-    if values is None:
-        return "–"
+def _cell(values: Values) -> str:
     fits = "" if values["memory"]["fits"] else ", does not fit"
     return f"{values['memory']['total'] / GIB:.2f} GiB{fits}, {values['lower_bound']['seconds'] * 1e3:.0f} ms"

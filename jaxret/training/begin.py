@@ -82,7 +82,7 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterabl
     Raises ValueError, and ContractError if the folder holds another run."""
     require_platform(config.mesh.platform, "mesh.platform")
     mesh = make_mesh(config.mesh.fsdp)
-    check(config, mesh)
+    check(config)
     begun = not any_process(not workdir.config.exists())
     name, download = config.encoder.checkpoint, config.encoder.download
     encoder = workdir.encoder if begun else resolve(name, download)

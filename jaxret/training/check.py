@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.contract import flatten
@@ -60,8 +59,8 @@ def check_numbers(config: ConfigDict) -> None:
             raise ValueError(f"{key} is {value}; it must be below {BELOW[key]}")
 
 
-def check(config: ConfigDict, mesh: Mesh) -> None:
-    """Raises ValueError for names that there are not, and settings that contradict each other or the devices."""
+def check(config: ConfigDict) -> None:
+    """Raises ValueError for names that there are not, and settings that contradict each other."""
     check_numbers(config)
     for key, name, table in (
         ("head.name", config.head.name, HEADS),
@@ -71,11 +70,6 @@ def check(config: ConfigDict, mesh: Mesh) -> None:
         if name not in table:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
     make_optimizer(config.optimizer, 1)
-    for key, batch in (("train", config.train.batch_size), ("validation", config.validation.batch_size)):
-        if batch % mesh.size:
-            raise ValueError(
-                f"{key}.batch_size is {batch}; it must be a multiple of the number of devices, {mesh.size}"
-            )
     for key, metric, more in (("metric", config.validation.metric, ()), ("then", config.validation.then, ("",))):
         if metric not in (*METRICS, *more):
             raise ValueError(f"validation.{key} is {metric!r}; it must be one of {', '.join(METRICS)}")

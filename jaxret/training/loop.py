@@ -233,9 +233,12 @@ def make_trainer(
     """Compiles nothing yet."""
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
     objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_batch)
-    plan = batch_plan(config, job.retriever, config.train.batch_size)
+    plan = batch_plan(config, job.retriever, config.train.batch_size, job.mesh.size)
+    if plan.places > plan.batch_size:
+        more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
+        job.say(f"{plan.batch_size} queries on {job.mesh.size} devices: {more}")
     if texts.train and config.tokens.packing:
-        plan = packed(plan, texts.train, job.retriever, objective.bins(plan.batch_size))
+        plan = packed(plan, texts.train, job.retriever, objective.bins(plan.places))
         job.say(str(plan.packer))
     rule = make_rule(config)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints, rule)
@@ -256,7 +259,7 @@ def make_trainer(
         schedule=schedule,
         inspector=inspector,
         recorder=Recorder(checkpoints, log, inspector, validate, job.say, criterion(config, length)),
-        speed=Speed(ideal_seconds(counted, state, job.mesh.size, kind), objective.bins(plan.batch_size)),
+        speed=Speed(ideal_seconds(counted, state, job.mesh.size, kind), objective.bins(plan.places)),
         checkpoints=checkpoints,
         log=log,
     )
@@ -269,9 +272,10 @@ def criterion(config: ConfigDict, length: Length) -> Criterion:
     return Criterion(config.validation.metric, config.validation.then, steps)
 
 
-def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int) -> BatchPlan:
+def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int, devices: int) -> BatchPlan:
     return BatchPlan(
         batch_size=batch_size,
+        devices=devices,
         negatives=config.data.negatives,
         length_multiple=config.tokens.length_multiple,
         max_query_length=config.tokens.query_length,
@@ -302,6 +306,6 @@ def make_validation(
     embedder = make_embedder(objective.retriever, params, objective.mesh, tokenizer, config)
     pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
     collection = corpus or make_collection(dev, data, pool_size, config.seed.data)
-    plan = batch_plan(config, objective.retriever, config.validation.batch_size)
+    plan = batch_plan(config, objective.retriever, config.validation.batch_size, objective.mesh.size)
     ranker = Ranker(embedder, collection.depth)
     return Validation(dev, collection, plan, make_eval_step(objective, params), ranker, progress)

@@ -58,8 +58,7 @@ class Validation:
         size = self.plan.batch_size
         starts = range(0, len(self.dev), size)
         for start in tqdm(starts, "validate", unit="batch", delay=1, leave=False, disable=not self.progress):
-            rows = np.arange(start, min(start + size, len(self.dev)))
-            yield np.concatenate([rows, np.full(size - len(rows), -1)])
+            yield self.plan.filled(np.arange(start, min(start + size, len(self.dev))))
 
     def _in_batch(self, params: Any) -> dict[str, float]:
         total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}

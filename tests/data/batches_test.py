@@ -61,6 +61,28 @@ def test_the_digest_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
         tokenize_examples([], tokenizer)
 
 
+@pytest.mark.parametrize("part", [(0, 1), (1, 2), (3, 4)])
+def test_places_that_devices_need_are_empty(data: TrainingSet, part: tuple[int, int]) -> None:
+    """Eight queries on twelve devices: those of eight, and four places for none; each process has its part."""
+    few, many = PLAN, replace(PLAN, devices=12)
+    assert (few.places, many.places, replace(PLAN, devices=3).places) == (8, 12, 9)
+    index, count = part
+    whole, found = few.training_batch(data, 3), many.training_batch(data, 3, part)
+
+    def expected(array: np.ndarray, empty: int) -> np.ndarray:
+        more = len(array) // 2
+        filled = np.concatenate([array, np.full((more, *array.shape[1:]), empty, array.dtype)])
+        return np.split(filled, count)[index]
+
+    np.testing.assert_array_equal(found.positives, expected(whole.positives, -1))
+    np.testing.assert_array_equal(found.document_ids, expected(whole.document_ids, -1))
+    np.testing.assert_array_equal(found.known_positives, expected(whole.known_positives, -1))
+    for name in ("queries", "documents"):
+        tokens, all_tokens = getattr(found, name), getattr(whole, name)
+        np.testing.assert_array_equal(tokens.mask, expected(all_tokens.mask, False))
+        np.testing.assert_array_equal(tokens.ids, expected(all_tokens.ids, data.pad_id))
+
+
 def test_a_batch_is_a_function_of_seeds_and_step(data: TrainingSet) -> None:
     again = replace(PLAN)
     for step in (7, 0, 3, 7):  # in any order

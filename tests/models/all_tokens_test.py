@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.distributed import make_mesh
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.training.check import check, check_model
 from jaxret.types import Ragged, Tokens
@@ -92,6 +91,6 @@ def test_what_cannot_have_unseen_tokens() -> None:
         tiny.make_retriever(EXPANDED | {"encoder.attention": "flash"})
     config = tiny.make_config(EXPANDED | {"tokens.packing": True, "data.train": "x", "tokens.query_length": 8,
                                           "tokens.passage_length": 8, "train.batch_size": 8})  # fmt: skip
-    check(config, make_mesh(1))
+    check(config)
     with pytest.raises(ValueError, match=r"tokens.packing is True, but packed rows hold no tokens that others do not"):
         check_model(config, tiny.make_retriever(EXPANDED))

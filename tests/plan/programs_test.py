@@ -94,10 +94,14 @@ def test_a_plan_is_refused_as_training_would_be() -> None:
     shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
     with pytest.raises(ValueError, match=r"tokens.passage_length is 1024; the encoder has 512 positions"):
         programs.training(config, directory, shapes, jax.devices())
+
+
+def test_a_batch_has_places_for_all_devices() -> None:
     config = get_config()
     config.train.batch_size = 12
-    with pytest.raises(ValueError, match=r"train.batch_size is 12; it must be a multiple of the number of devices, 8"):
-        programs.training(config, directory, shapes, jax.devices())
+    retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
+    found = [programs.longest_batch(config, retriever, devices) for devices in (1, 8, 16)]
+    assert [(shapes.queries, shapes.documents) for shapes in found] == [(12, 24), (16, 32), (16, 32)]
 
 
 def test_a_corpus_takes_what_its_vectors_do() -> None:

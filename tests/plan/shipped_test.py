@@ -60,19 +60,19 @@ def test_the_documentation_has_every_config() -> None:
     assert not [line for line in rows.values() if "does not fit" in line]
 
 
-def test_a_table_says_what_fits_and_what_cannot_be() -> None:
+def test_a_table_says_what_fits() -> None:
     def values(total: int, fits: bool) -> dict[str, Any]:
         return {"memory": {"total": total, "fits": fits}, "lower_bound": {"seconds": 0.0204}}
 
     chips = [parse_topology("h100:1"), parse_topology("v5e:4x4")]
-    plans: list[tuple[str, list[dict[str, Any] | None]]] = [
-        ("a", [values(2**30, True), None]),
+    plans: list[tuple[str, list[dict[str, Any]]]] = [
+        ("a", [values(2**30, True), values(2**29, True)]),
         ("b", [values(2**31, False), values(0, True)]),
     ]
     assert list(markdown(chips, iter(plans))) == [
         "| config | h100:1 | v5e:4x4 |",
         "|:--|--:|--:|",
-        "| a | 1.00 GiB, 20 ms | – |",
+        "| a | 1.00 GiB, 20 ms | 0.50 GiB, 20 ms |",
         "| b | 2.00 GiB, does not fit, 20 ms | 0.00 GiB, 20 ms |",
     ]
 
@@ -105,7 +105,7 @@ def bound(config: ConfigDict, devices: int) -> float:
     """GiB of a device at most: parameters, moments and gradients; the activations of a chunk; 1 for all the rest."""
     directory, _ = encoder_directory(config.encoder.checkpoint)
     retriever, encoder = retriever_of(config, directory), encoder_config(config, directory)
-    shapes = longest_batch(config, retriever)
+    shapes = longest_batch(config, retriever, devices)
     tokens = shapes.computed(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
     states = tokens * encoder.num_layers * encoder.hidden_size
     return (4 * 4 * numbers(program(config), retriever) + BYTES[config.encoder.dtype] * states) / GIB + 1
@@ -127,7 +127,7 @@ def test_every_config_is_bounded() -> None:
     for name, config in for_accelerators(CONFIGS):
         for chips, most in LIMITS.items():
             devices = parse_topology(chips).devices
-            if config.train.batch_size % devices == 0 and bound(config, devices) > most:
+            if bound(config, devices) > most:
                 above[name, chips] = bound(config, devices)
     assert above == {}
 

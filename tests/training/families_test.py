@@ -66,6 +66,19 @@ def test_eight_devices_are_one(family: str) -> None:
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", FAMILIES)
+def test_empty_places_count_for_nothing(family: str) -> None:
+    """Four queries on eight devices, four of which have none; in chunks too."""
+    batch = tiny.make_batch(4, pseudo_queries=family.startswith("i3"))
+    value, expected = gradient(family, 1, 0)(batch)
+    for more, chunk_size in ((8, 0), (16, 8)):
+        other, found = gradient(family, 8, chunk_size)(tiny.filled(batch, more))
+        assert abs(other - value) <= TOLERANCE * max(abs(value), 1)
+        assert tiny.relative_error(found, expected) <= TOLERANCE
+        assert tiny.distance(found, expected) <= 3 * LEAF_TOLERANCE  # sums over few texts, some of which cancel
+
+
 def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
     """The terms that the objective should add up, from embeddings and the shared loss alone; and the objective's."""
     objective = tiny.make_objective(FAMILIES[family], make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
