@@ -486,9 +486,9 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("train__batch_size", 12, r"train\.batch_size is 12; .*devices, 8"),
+        ("train__batch_size", 0, r"train\.batch_size is 0"),
         ("train__chunk_size", -1, r"train\.chunk_size is -1"),
-        ("validation__batch_size", 9, r"validation\.batch_size is 9"),
+        ("validation__batch_size", 0, r"validation\.batch_size is 0"),
         ("validation__metric", "MRR", r"validation\.metric is 'MRR'.*RR@10"),
         ("train__log_every", 0, r"train\.log_every is 0"),
         ("data__train", "", r"data\.train is empty"),
