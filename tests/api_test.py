@@ -64,7 +64,7 @@ def test_the_package_is_light() -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["one vector", "several vectors", pytest.param("late interaction", marks=pytest.mark.exhaustive)],
+    ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("several vectors", "late interaction"))],
 )
 def test_hits_are_what_the_vectors_say(family: str, root: Path, retriever: jaxret.Retriever, tmp_path: Path) -> None:
     if family != "one vector":

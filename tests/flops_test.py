@@ -102,7 +102,7 @@ def test_a_head_has_a_part_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("overrides", "chunk_size"),
     [
-        pytest.param(DUAL_ENCODER, 0, id="dual", marks=pytest.mark.slow),
+        pytest.param(DUAL_ENCODER, 0, id="dual", marks=pytest.mark.exhaustive),
         pytest.param(DUAL_ENCODER, 8, id="chunks", marks=pytest.mark.exhaustive),
         pytest.param(MLR, 0, id="mlr", marks=pytest.mark.exhaustive),
         pytest.param(MVR, 0, id="mvr", marks=pytest.mark.exhaustive),

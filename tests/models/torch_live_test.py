@@ -21,6 +21,7 @@ from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.exhaustive  # the goldens of torch are the quick witness
 
 VOCABULARY = 50
 TINY_TOLERANCE = 1e-5  # absolute, on hidden states

@@ -214,7 +214,8 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("dead", [pytest.param(True, marks=pytest.mark.exhaustive), False])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dead", [True, False])
 def test_of_many_that_come_at_once_one_wins(tmp_path: Path, dead: bool) -> None:
     """Real processes, released together onto a lock that is dead, or absent, many times."""
     racers = [

@@ -120,7 +120,7 @@ def test_what_it_has_is_checked(name: str, change: dict[str, Any] | None, messag
         open_run(workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_resumed_and_ends_as_it_would_have(workdir: Workdir) -> None:
     """In a process of its own; with 8 steps of which 5 were made, and an encoder that is gone. Without dropout, whose
     masks were drawn otherwise then."""

@@ -54,6 +54,7 @@ def test_each_question_is_answered_as_if_it_were_asked_alone(
     assert "never" not in "\n".join(found)
 
 
+@pytest.mark.exhaustive
 def test_what_is_wrong_with_a_question_ends_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

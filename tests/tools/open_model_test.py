@@ -71,6 +71,7 @@ def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str) -> 
         difference(run, folder)
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_modules(tmp_path / "model")
 

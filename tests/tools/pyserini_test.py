@@ -40,6 +40,7 @@ def test_the_files_are_faisss_own(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "query-encoder" / "tokenizer_config.json").is_file()
 
 
+@pytest.mark.exhaustive
 def test_ids_that_are_others_are_found(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: two ids change places; a vector is another."""
     write_ids, write_index = pyserini.write_ids, pyserini.write_index

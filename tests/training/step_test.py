@@ -85,7 +85,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
-        ("dual_encoder", "8x1"),
+        pytest.param("dual_encoder", "8x1", marks=pytest.mark.exhaustive),
         ("dual_encoder", "4x2"),
         pytest.param("self_contrastive", "8x1", marks=pytest.mark.exhaustive),
         pytest.param("self_contrastive", "4x2", marks=pytest.mark.exhaustive),
@@ -194,6 +194,7 @@ def test_what_is_not_finite_changes_nothing(mesh: str, value: float) -> None:
         np.testing.assert_array_equal(kept, was)
 
 
+@pytest.mark.exhaustive
 def test_an_unhealthy_state_stays_as_it_is_even_on_sound_batches() -> None:
     trainer, _, _ = trained("dual_encoder", "1")
     copy = jax.tree.map(lambda x: x.copy(), trainer.state)
@@ -227,6 +228,7 @@ def test_what_may_be_skipped_changes_nothing_but_the_count() -> None:
             jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
 
 
+@pytest.mark.exhaustive
 def test_where_all_is_finite_the_rule_changes_nothing() -> None:
     trainer = Trainer("dual_encoder", "8x1", Rule(skip_nonfinite=2))
     (_, _, expected), found = trained("dual_encoder", "8x1"), trainer.run(STEPS)
@@ -350,6 +352,7 @@ def test_gradients_of_several_batches_travel_once(mesh: str) -> None:
     assert moved[1] - moved[0] <= 2 * (2 * vectors + 1000) < parameters / 4
 
 
+@pytest.mark.exhaustive
 def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:
     """Self-contrastive: at inference a document has its first vector alone, so its local loss is 0."""
     trainer, first, history = trained("self_contrastive", "1")
