@@ -42,6 +42,8 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
     for side, text in texts.items():
         if head.words(side):
             parts += [f"{side}: {head.words(side)}", words(run, text, side, texts.get("query"), top)]
+            if run.checkpoint["step"] == 0:
+                parts.append("this checkpoint is untrained: what new layers say of words means nothing yet")
     if question and passage:
         parts += contributions(run, texts["query"], texts["passage"], top)
     if not parts:
@@ -123,7 +125,10 @@ def vectors_matched(run: Run, products: np.ndarray, passage: Ragged, top: int) -
     table = aligned(["vector", "product"], [[names[place], f"{products[place]:.4f}"] for place in order.tolist()])
     if run.retriever.vectors_per_passage == 1:
         pooling = run.config.pooling
-        return [table, f"these are the vectors before pooling {pooling!r}, which leaves one of them all for search"]
+        return [
+            table,
+            f"these are the vectors before pooling {pooling!r}, which makes of them the one that is searched",
+        ]
     return [table, f"the score is that of {names[order[0]]}: the other vectors add nothing"]
 
 

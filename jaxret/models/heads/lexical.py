@@ -155,7 +155,8 @@ class LexicalAggregate(Head):
         return {"parts": tuple(self.parts().values()), "parts_weight": self.parts_weight}
 
     def parts(self) -> dict[str, tuple[int, int]]:
-        return {"words": (0, self.lexical_dim), "[CLS]": (self.lexical_dim, self.lexical_dim + self.cls_dim)}
+        found = {"words": (0, self.lexical_dim), "[CLS]": (self.lexical_dim, self.lexical_dim + self.cls_dim)}
+        return {name: (begin, end) for name, (begin, end) in found.items() if begin < end}
 
     def words(self, side: Side) -> str:
         return "weight of each word, before the vocabulary is pruned" if self.lexical_dim else ""
