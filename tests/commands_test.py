@@ -11,11 +11,13 @@ import venv
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 from jaxret import shipped
 from jaxret.__main__ import choose, overview
 from jaxret.commands import VERBS
 from jaxret.contract import flatten
+from jaxret.tools import cli
 from tests.pipeline import REPOSITORY, command, environment
 
 COMMANDS = REPOSITORY / "jaxret" / "commands"
@@ -69,6 +71,17 @@ def test_help_has_the_arguments_without_a_name() -> None:
     assert "--workdir=       folder of the run, to be made [required]" in done.stdout
     assert "--download=      fetch a hub name that is not in the local cache [False]" in done.stdout
     assert "default: cls\n" in done.stdout, "what may be left out is not required"
+
+
+def test_an_argument_that_may_be_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxret.commands import compare, verify
+
+    monkeypatch.setattr(cli.flags, "FLAGS", flags.FlagValues())
+    assert cli.parse(compare, ["runs/a", "runs/b", "runs/c"]) == ["runs/a", "runs/b", "runs/c"]
+    with pytest.raises(ValueError, match=r"RUN\.\.\. must be given"):
+        cli.parse(compare, [])
+    with pytest.raises(ValueError, match="what is 'y'"):
+        cli.parse(verify, ["x", "y"])
 
 
 def test_a_config_is_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

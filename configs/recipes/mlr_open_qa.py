@@ -1,26 +1,30 @@
 """MLR on NQ, TriviaQA and SQuAD: BERT-base or T5-base, 40 epochs, batches of 128 with one BM25 negative.
 
 configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
-paper ran with all vectors kept. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4
+paper ran with all vectors kept. What these are compared with: :dual_encoder; :multi_vector and :me_bert_multi
+search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4
 """
 
 from ml_collections import ConfigDict
 
-from configs import colbert, me_bert, mlr
+from configs import base, colbert, me_bert, mlr
 from configs.base import require_suffix
 from configs.t5 import use_t5
 
-SUFFIXES = ("bert", "bert_all_layers", "t5", "me_bert", "colbert")
+FAMILIES = {"me_bert": me_bert, "me_bert_multi": me_bert, "colbert": colbert, "dual_encoder": base}
+SUFFIXES = ("bert", "bert_all_layers", "t5", "me_bert", "colbert", "dual_encoder", "multi_vector", "me_bert_multi")
 
 
 def get_config(system: str = "bert") -> ConfigDict:
     require_suffix("recipes/mlr_open_qa.py", system, SUFFIXES)
-    c = {"me_bert": me_bert, "colbert": colbert}.get(system, mlr).get_config()
+    c = FAMILIES.get(system, mlr).get_config()
+    c.encoder.dtype = "bfloat16"
     if system == "bert_all_layers":
         c.head.layers.chosen = tuple(range(1, 13))
         c.loss.local_weight = 0.1
     if system == "t5":
         c = use_t5(c)
+    if system in ("t5", "multi_vector", "me_bert_multi"):
         c.pooling = "none"
         c.loss.local_weight = 0.0
     c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on

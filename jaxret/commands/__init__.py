@@ -1,12 +1,14 @@
 """What `jaxret VERB` does: a module a verb (a blank in its name is a _ in the module's), each with a docstring that is
-its help, flags at module level, `ARGUMENTS` if it has some without a name ("[X]": may be left out), and `main`, which
-takes them. A module imports nothing heavy before `main`.
+its help, flags at module level, `ARGUMENTS` if it has some without a name ("[X]": may be left out, "X...": one or
+more), and `main`, which takes them. A module imports nothing heavy before `main`.
 """
 
 VERBS = {
     "train": "train a retriever; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
     "search": "search an encoded corpus exactly, and evaluate",
+    "compare": "results of several runs: means, deviations over seeds, paired tests",
+    "explain": "why a passage is found: words, tokens or vectors, as the family has them",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
     "verify": "everything in a folder against its digests; names what is wrong",

@@ -28,6 +28,16 @@ _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at
 _MEASURES = flags.DEFINE_list(
     "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
 )
+_SELF_MATCHES = flags.DEFINE_enum(
+    "self_matches",
+    "auto",
+    ["auto", "keep", "remove"],
+    "passages with the id of their query: auto removes them as BEIR does where queries are passages (ArguAna)",
+)
+_LATENCY = flags.DEFINE_integer(
+    "latency", 100, "questions asked once more, one at a time, to time encoding and search (0: none)", lower_bound=0
+)
+_DPR_RESULTS = flags.DEFINE_bool("dpr_results", False, "also write the results as DPR does, with texts and has_answer")
 _PLATFORM = flags.DEFINE_string(
     "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
 )
@@ -68,4 +78,7 @@ def main() -> None:
             on_error=_ON_ERROR.value,
             label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
             filters=_FILTER.value,
+            self_matches=_SELF_MATCHES.value,
+            latency=_LATENCY.value,
+            dpr_results=_DPR_RESULTS.value,
         )

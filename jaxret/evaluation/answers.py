@@ -28,7 +28,13 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
     nowhere: there it occurs everywhere, and one empty answer makes every passage right.
     """
-    return _occurs(_joined(text), [_joined(answer) for answer in answers])
+    return have_answer([text], answers)[0]
+
+
+def have_answer(texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
+    """`has_answer` of each text, for the same answers."""
+    joined = [_joined(answer) for answer in answers]
+    return [_occurs(_joined(text), joined) for text in texts]
 
 
 def _joined(text: str) -> str:

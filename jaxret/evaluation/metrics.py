@@ -64,6 +64,7 @@ _FORMULAS: dict[str, Callable[[_Found, int | None], float]] = {
     "Success": _success,  # top-k accuracy
     "AP": _average_precision,
 }
+KINDS = tuple(_FORMULAS)
 _NEEDS_CUTOFF = ("R", "Success")
 _UNTHRESHOLDED = ("nDCG",)  # graded gains: ir-measures knows no rel= here
 _NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]*)\))?(@(?P<cutoff>[1-9][0-9]*))?")

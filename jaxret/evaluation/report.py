@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS, Evaluation
+from jaxret.evaluation.table import aligned, piped
 from jaxret.storage import write_json
 
 Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the rows
@@ -17,24 +18,13 @@ def to_text(systems: Systems) -> str:
     header, rows = _cells(systems, ("", "*"))
     rows = [[name, *(cell if cell.endswith("*") else f"{cell} " for cell in cells)] for name, *cells in rows]
     header = [header[0], *(f"{cell} " for cell in header[1:])]  # keeps the digits aligned where a star follows
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        f"{name:<{widths[0]}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:]))
-        for name, *cells in [header, ["-" * width for width in widths], *rows]
-    ]
-    return "\n".join([*(line.rstrip() for line in lines), "", footer(systems)])
+    return f"{aligned(header, rows)}\n\n{footer(systems)}"
 
 
 def to_markdown(systems: Systems) -> str:
     """The table as Markdown; the best of a column is bold. Ends without a newline."""
     header, rows = _cells(systems, ("**", "**"))
-    rule = [":--", *("--:" for _ in header[1:])]
-    lines = ["| " + " | ".join(cells) + " |" for cells in [_escaped(header), rule, *map(_escaped, rows)]]
-    return "\n".join([*lines, "", footer(systems)])
-
-
-def _escaped(cells: list[str]) -> list[str]:
-    return [cells[0].replace("|", "\\|"), *cells[1:]]
+    return f"{piped(header, rows)}\n\n{footer(systems)}"
 
 
 def footer(systems: Systems) -> str:
@@ -88,6 +78,7 @@ def write_evaluation(
     evaluation: Evaluation,
     provenance: Mapping[str, Any],
     answers: Evaluation | None = None,
+    cost: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes an evaluation as JSON, atomically, with its values for every query and with where it comes from.
 
@@ -95,6 +86,8 @@ def write_evaluation(
         path: the file to write; a file already there is replaced.
         provenance: JSON-like; versions, seeds, fingerprints of config and data.
         answers: another evaluation of the same run, by answer strings.
+        cost: JSON-like; what a passage and a question cost.
     """
-    more = {"answers": answers.to_json()} if answers else {}
+    more: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
+    more |= {"cost": dict(cost)} if cost else {}
     write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})

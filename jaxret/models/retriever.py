@@ -157,6 +157,13 @@ class Retriever:
         """Every hidden state of the side's encoder [L+1,B,T,H]; for looking into a model, not for retrieval."""
         return self.plain.module.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
 
+    def words(self, params: Params, tokens: Tokens, side: Side) -> jax.Array:
+        """What the head says of every word at U places of each text [B,U,vocabulary] (`Head.words`); for looking into
+        a model, too."""
+        _, sown = self.plain.module.apply({"params": params}, tokens, side, False, mutable=["intermediates"])
+        (found,) = jax.tree.leaves(sown["intermediates"])
+        return found
+
     def init(self, key: jax.Array) -> Params:
         """Random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))

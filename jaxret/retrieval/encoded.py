@@ -50,6 +50,13 @@ class EncodedCorpus:
         """{"sha256", "passages"} of what is there, filtered or not: what results record."""
         return identity(self.parts)
 
+    @property
+    def bytes_per_passage(self) -> float:
+        """Of vectors on disk, and of where each passage's begin; of ids and digests none."""
+        entries = [entry for each in self.shards for entry in each.manifest.shards]
+        sizes = (entry[name]["bytes"] for entry in entries for name in ("vectors", "offsets") if name in entry)
+        return sum(sizes) / int(self.firsts[-1])
+
     def only(self, rows: np.ndarray) -> EncodedCorpus:
         """Those of the rows that are there. rows: counted through all parts, deleted ones too; int64 ascending."""
         chosen = rows if self.chosen is None else np.intersect1d(self.chosen, rows, assume_unique=True)

@@ -15,13 +15,14 @@ from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
-from jaxret.retrieval.kept import keep, vectors_of
+from jaxret.retrieval.kept import Kept, keep, vectors_of
 from jaxret.retrieval.metadata import matching
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shards import ShardError
+from jaxret.runs.embedder import padded_length
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
@@ -122,22 +123,42 @@ class Searcher:
         k < 1 or no queries."""
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
+        cut, vectors = self.encode(queries, progress)
+        result, ids = self.nearest(vectors, k, progress)
+        rankings = {
+            query.id: [(passage, float(score)) for passage, score in zip(found, scores, strict=True)]
+            for query, found, scores in zip(queries, ids, result.scores, strict=True)
+        }
+        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters)
+
+    def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
+        """The first half of a search: text to tokens to vectors. Raises ValueError for no queries."""
         if not queries:
             raise ValueError("there is no query to search for")
         cut = Truncation("queries", self.run.tokenizer.query_length)
         tokens = self.run.tokenizer.queries((query.text for query in queries), progress, cut)
-        vectors = self.embedder(tokens, "query", progress)
+        return cut, self.embedder(tokens, "query", progress)
+
+    def nearest(self, vectors: Ragged, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
+        """The second half: what is found for the vectors of each query, and the ids of these passages."""
         result = search(vectors, self._corpus, k, self.backend, progress)
-        ids = self._corpus.ids(result.rows.reshape(-1))
-        width = result.rows.shape[1]
-        rankings = {
-            query.id: [
-                (passage, float(score))
-                for passage, score in zip(ids[i * width : (i + 1) * width], result.scores[i], strict=True)
-            ]
-            for i, query in enumerate(queries)
-        }
-        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters)
+        ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
+        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+
+    def warm_up(self, questions: Sequence[str], k: int) -> None:
+        """Compiles what questions of these lengths need when they are asked one at a time, and reads the vectors."""
+        tokens = self.run.tokenizer.queries(questions)
+        of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
+        late = self.run.retriever.late_interaction  # as many vectors as tokens: a program for each length, too
+        for number, row in enumerate(of_length.values()):
+            vectors = self.embedder(tokens.take(np.array([row])), "query")
+            if late or number == 0:
+                self.nearest(vectors, k)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the vectors are held there for the next search."""
+        return isinstance(self._corpus, Kept)
 
     def winners(self, found: Retrieved) -> list[list[tuple[int, ...]]]:
         """For each passage of each ranking: which of its vectors has the highest product with each of the query's."""

@@ -105,7 +105,7 @@ class Workdir:
     @property
     def evaluations(self) -> tuple[Path, ...]:
         """The measures of every data set that has some, sorted."""
-        return tuple(sorted(self.path.glob("eval/*.json")))
+        return tuple(path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith(".diversity"))
 
     def evaluation(self, dataset: str) -> Path:
         """The measures of a data set. Raises ValueError for a name that is no plain one."""

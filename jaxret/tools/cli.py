@@ -195,7 +195,7 @@ def parse(module: ModuleType, arguments: list[str]) -> list[str]:
     missing = [name for name in known[len(given) :] if not name.startswith("[")]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given (--help says what it is)")
-    if len(given) > len(known):
+    if len(given) > len(known) and not (known and known[-1].endswith("...")):
         also = f"besides {' and '.join(known)} " if known else ""
         raise ValueError(f"what is {' '.join(given[len(known) :])!r}? {also}every argument is a flag: --name=value")
     return given

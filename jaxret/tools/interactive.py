@@ -6,11 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-import numpy as np
-
-from jaxret.data.records import Query
 from jaxret.retrieval.retrieve import Searcher
-from jaxret.runs.embedder import padded_length
 from jaxret.tools.cli import sentence
 from jaxret.tools.search_files import searched, show_answer
 
@@ -61,12 +57,5 @@ def questions() -> Iterator[str]:
 
 def warm_up(searcher: Searcher, k: int) -> None:
     """Compiles what questions of up to _WARM_LENGTH tokens need, and reads the vectors once."""
-    tokenizer = searcher.run.tokenizer
-    texts = ["? " * n for n in range(1, min(tokenizer.query_length, _WARM_LENGTH))]
-    tokens = tokenizer.queries(texts)
-    of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
-    for row in of_length.values():
-        searcher.embedder(tokens.take(np.array([row])), "query")
-    late = searcher.run.retriever.late_interaction  # as many vectors as tokens: a program for each length, too
-    for row in list(of_length.values()) if late else [0]:
-        searcher.search([Query("0", texts[row])], k)
+    lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
+    searcher.warm_up(["? " * length for length in lengths], k)

@@ -4,63 +4,45 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxret.contract import ContractError
 from jaxret.data.files import check_question
-from jaxret.data.formats import (
-    Policy,
-    called,
-    describe,
-    is_named,
-    read_judgements,
-    read_queries,
-    source_path,
-    write_run,
-)
+from jaxret.data.formats import Policy, write_results, write_run
 from jaxret.data.records import Passage, Query, Rankings
-from jaxret.evaluation.answers import answer_accuracy
+from jaxret.evaluation.answers import answer_accuracy, have_answer
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
-from jaxret.retrieval.retrieve import Searcher, choose_corpus, evaluate_retrieved, provenance
+from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+from jaxret.retrieval.latency import measure, told
+from jaxret.retrieval.retrieve import Retrieved, Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
 from jaxret.storage import require_writable, sweep
+from jaxret.tools.asked import Asked, read_asked
 
 MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
 ANSWER_CUTOFFS = (5, 20, 100)
-SHARED_NAMES = (
-    "train",
-    "dev",
-    "test",
-    "val",
-    "valid",
-    "validation",
-    "queries",
-    "questions",
-)  # of files of any data set
-
-
-def dataset_name(queries: str | Path) -> str:
-    """What results are called. A folder or its queries.jsonl -> the folder's name; any other file -> its name without
-    suffixes, after its folder's if many data sets have a file of that name ("nq/test.qa.csv" -> "nq-test")."""
-    if is_named(source_path(queries)):
-        return called(queries)
-    path = source_path(queries).absolute()
-    if path.is_dir():
-        return path.name
-    name = path.name.split(".")[0]
-    if path.name.startswith("queries.jsonl"):
-        return path.parent.name or name
-    return f"{path.parent.name}-{name}" if name.lower() in SHARED_NAMES and path.parent.name else name
+_QUESTIONS = 200  # whose texts are held at a time
 
 
 def measures_for(k: int) -> list[str]:
     """MEASURES, those deeper than k at k."""
     parsed = [parse_measure(name) for name in MEASURES]
     return list(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed))
+
+
+def check_measures(measures: Sequence[str] | None, k: int) -> list[str]:
+    """The names of the measures, by default `measures_for(k)`. Raises ValueError for one that is unknown or deeper than
+    k."""
+    parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
+    deepest = max(parsed, key=lambda measure: measure.cutoff or 0)
+    if (deepest.cutoff or 0) > k:
+        raise ValueError(f"{deepest.name} needs --k={deepest.cutoff} or more; only {k} passages a query are asked for")
+    return [measure.name for measure in parsed]
 
 
 def search_files(
@@ -76,72 +58,132 @@ def search_files(
     progress: bool = True,
     label: str = "",
     filters: Sequence[str] = (),
+    self_matches: str = "auto",
+    latency: int = 0,
+    dpr_results: bool = False,
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
     queries have answer strings, their accuracy is in eval/ too, also without judgements.
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
-    for results that are not to replace others; those of a search with filters have "filtered". Raises ValueError,
-    before the search, for a measure deeper than k.
+    for results that are not to replace others; those of a search with filters have "filtered". self_matches: "remove"
+    leaves out a passage with the id of its query; "auto" does so for the data sets that `self_matches.py` knows.
+    latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
+    `runs/<name>.dpr.json`, with texts. Raises ValueError, before the search, for a measure deeper than k, and for
+    results as DPR's of queries without answers.
     """
-    parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
-    deepest = max(parsed, key=lambda measure: measure.cutoff or 0)
-    if (deepest.cutoff or 0) > k:
-        raise ValueError(f"{deepest.name} needs --k={deepest.cutoff} or more; only {k} passages a query are asked for")
-    if measures is None and qrels and measures_for(k) != list(MEASURES):
-        print(f"with --k={k}, the measures are {', '.join(measures_for(k))}")
+    names = check_measures(measures, k)
+    if measures is None and qrels and names != list(MEASURES):
+        print(f"with --k={k}, the measures are {', '.join(names)}")
     policy = Policy(on_error)
-    print(f"{queries}: {describe(queries, 'queries', split)}")
-    asked = read_queries(queries, policy, split)
-    judgements = []
-    if qrels:
-        print(f"{qrels}: {describe(qrels, 'judgements', split)}")
-        judgements = read_judgements(qrels, split, policy, query_ids={query.id for query in asked})
-        judged = {judgement.query_id for judgement in judgements}
-        asked = [query for query in asked if query.id in judged]
-        if source_path(qrels).is_file():
-            split = source_path(qrels).name.split(".")[0]
-    if policy.report():
-        print(policy.report())
-    if not asked:
-        what = "judged query" if qrels else "query"
-        raise ValueError(f"{queries} has no {what} to search for; give a folder or a file with some")
-    labels = [split] * bool(qrels) + [label] * bool(label) + ["filtered"] * bool(filters)
-    name = ".".join([dataset_name(queries), *labels])
+    asked = read_asked(queries, qrels, split, policy)
+    if dpr_results and not any(query.answers for query in asked.queries):
+        raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
+    name = ".".join([asked.name, *[label] * bool(label), *["filtered"] * bool(filters)])
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters)
-    retrieved = searcher.search(asked, k, progress)
-    cut = retrieved.shards.fingerprint["contract"].get("passage_length")
-    print(retrieved.truncation)
-    print(
-        f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked):,} "
-        f"queries by {retrieved.result.backend}"
-    )
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0)
+    remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
+    retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
 
-    source: dict[str, Any] = {"queries": str(queries), "skipped": dict(policy.skipped)}
-    answers = answers_found(searcher, retrieved.rankings, asked, k)
-    evaluation = None
-    if qrels:
-        evaluation = evaluate_retrieved(retrieved, judgements, [measure.name for measure in parsed])
-        relevant = {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
-        missing = len(retrieved.shards.without(relevant))
-        if missing:
-            where = "among those that match" if filters else "in the corpus"
-            print(f"{missing:,} of {len(relevant):,} relevant passages are not {where}: they count as not found")
-        source |= {"qrels": str(qrels), "split": split, "relevant_passages_not_in_corpus": missing}
+    answers = answers_found(searcher, retrieved.rankings, asked.queries, k)
+    if dpr_results:
+        write_dpr_results(run_file.with_suffix(".dpr.json"), searcher, retrieved.rankings, asked.queries)
+    evaluation = evaluate_retrieved(retrieved, asked.judgements, names) if qrels else None
     found = [one for one in (evaluation, answers) if one]
     if found:
-        write_evaluation(results, found[0], provenance(run, retrieved, k, dataset=source), *found[1:])
+        source = {"queries": str(queries), "skipped": dict(policy.skipped), "sha256": asked.digests()}
+        source |= {"self_matches": "removed" if remove else "kept"}
+        if qrels:
+            source |= {"qrels": str(qrels), "split": asked.split}
+            source |= {"relevant_passages_not_in_corpus": relevant_missing(retrieved, asked)}
         if evaluation:
             print(to_text({run.workdir.name: evaluation}))
-        print(f"evaluation: {results}")
+        made = provenance(run, retrieved, k, dataset=source)
+        keep_evaluation(results, searcher, found, made, asked.queries, k, latency)
     return evaluation
+
+
+def keep_evaluation(
+    path: Path,
+    searcher: Searcher,
+    found: Sequence[Evaluation],
+    made: Mapping[str, Any],
+    queries: Sequence[Query],
+    k: int,
+    latency: int,
+) -> None:
+    """Writes the measures, and then again with what a passage and a question cost: nothing is lost if the process ends
+    while questions are timed."""
+    cost: dict[str, Any] = {"bytes_per_passage": round(searcher.shards.bytes_per_passage, 1)}
+    write_evaluation(path, found[0], made, *found[1:], cost=cost)
+    print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
+    if latency:
+        cost["latency"] = measure(searcher, queries, k, latency)
+        write_evaluation(path, found[0], made, *found[1:], cost=cost)
+        print(told(cost["latency"]))
+    print(f"evaluation: {path}")
+
+
+def searched_once(searcher: Searcher, asked: Asked, k: int, remove: bool, progress: bool) -> Retrieved:
+    """The search for all queries, with what is to be known of it printed. remove: without passages that have the id of
+    their query."""
+    retrieved = searcher.search(asked.queries, k + remove, progress)
+    print(retrieved.truncation)
+    cut = retrieved.shards.fingerprint["contract"].get("passage_length")
+    print(
+        f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
+        f"queries by {retrieved.result.backend}"
+    )
+    own = found_themselves(retrieved.rankings)
+    if not remove:
+        first = [query for query in own if retrieved.rankings[query][0][0] == query]
+        if first:
+            print(
+                f"{len(first):,} of {len(asked.queries):,} queries found the passage of their own id first: if queries "
+                "are passages here, --self_matches=remove leaves these out, as BEIR does"
+            )
+        return retrieved
+    judged = {(j.query_id, j.passage_id) for j in asked.judgements if j.relevance > 0}
+    print(f"{len(own):,} of {len(asked.queries):,} queries found the passage of their own id, which is left out")
+    if wrong := sum((query, query) in judged for query in own):
+        print(
+            f"{wrong:,} of these are judged relevant: where queries and passages are each numbered for themselves, "
+            "--self_matches=keep is right"
+        )
+    return replace(retrieved, rankings=without_self_matches(retrieved.rankings, k))
+
+
+def relevant_missing(retrieved: Retrieved, asked: Asked) -> int:
+    """How many relevant passages were not there to be found; says so if there are some."""
+    relevant = {judgement.passage_id for judgement in asked.judgements if judgement.relevance > 0}
+    missing = len(retrieved.shards.without(relevant))
+    if missing:
+        where = "among those that match" if retrieved.filters else "in the corpus"
+        print(f"{missing:,} of {len(relevant):,} relevant passages are not {where}: they count as not found")
+    return missing
+
+
+def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, queries: Sequence[Query]) -> None:
+    """The rankings with the passages' texts, read for some questions at a time, and whether each has an answer."""
+
+    def results() -> Iterator[tuple[Query, list[tuple[Passage, float, bool]]]]:
+        for start in range(0, len(queries), _QUESTIONS):
+            some = queries[start : start + _QUESTIONS]
+            texts = searcher.passages({passage for query in some for passage, _ in rankings[query.id]})
+            for query in some:
+                found = [texts[passage] for passage, _ in rankings[query.id]]
+                right = have_answer((passage.text for passage in found), query.answers)
+                scores = (score for _, score in rankings[query.id])
+                yield query, list(zip(found, scores, right, strict=True))
+
+    write_results(path, results())
+    print(f"results as DPR writes them: {path}")
 
 
 def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int) -> Evaluation | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.evaluation.significance import compare
+from jaxret.evaluation.significance import compare, holm, over_runs, randomisation
 
 
 def values(seed: int, n: int, shift: float = 0.0) -> dict[str, float]:
@@ -91,3 +91,41 @@ def test_bad_input_is_an_error() -> None:
         compare(values(0, 1), values(1, 1), seed=0)
     with pytest.raises(ValueError, match="not finite"):
         compare(values(0, 3), values(0, 3) | {"q1": float("nan")}, seed=0)
+
+
+A = dict(zip("abcdefghij", [0.50, 0.30, 0.80, 0.10, 0.60, 0.40, 0.70, 0.20, 0.90, 0.55]))
+B = dict(zip("abcdefghij", [0.60, 0.25, 0.90, 0.30, 0.60, 0.55, 0.75, 0.15, 1.00, 0.75]))
+
+
+def test_golden_values() -> None:
+    """Computed apart, by numpy. Eight of the 40 sign vectors reach the sum seen only but for rounding."""
+    found = compare(A, B, seed=0)
+    assert (found.difference, found.t, found.p_t) == pytest.approx((0.08, 2.752989, 0.0223672), rel=1e-5)
+    assert found.p_permutation == 40 / 1024
+    assert (found.wins, found.ties, found.losses) == (7, 1, 2)
+
+
+def test_drawn_sign_vectors_agree_with_all_of_them() -> None:
+    differences = np.array([B[query] - A[query] for query in A])
+    drawn = randomisation(differences, 1023, np.random.default_rng(0))
+    assert drawn == pytest.approx(40 / 1024, abs=0.03)
+    assert drawn * 1024 == pytest.approx(round(drawn * 1024), abs=1e-9), "the one seen counts too: (1 + n) / (1 + 1023)"
+    assert randomisation(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "never 0"
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_over_runs_is_welchs_test() -> None:
+    before, after = [0.51, 0.52, 0.50, 0.53, 0.515], [0.54, 0.53, 0.56]
+    variances = [np.var(values, ddof=1) / len(values) for values in (before, after)]
+    t = (np.mean(after) - np.mean(before)) / np.sqrt(sum(variances))
+    degrees = sum(variances) ** 2 / (variances[0] ** 2 / 4 + variances[1] ** 2 / 2)
+    found = over_runs(before, after)
+    assert found == pytest.approx(2 * stats.t.sf(abs(t), degrees))
+    assert found != pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-2)
+    assert over_runs([0.5], after) is None
+    assert over_runs([0.5, 0.5], [0.6, 0.6]) is None

@@ -43,6 +43,20 @@ def test_a_passage_is_one_vector_and_a_query_is_the_last_layer(variant: str) -> 
     np.testing.assert_allclose(query[:, 0], states[-1][:, 0], atol=1e-5)
 
 
+def test_the_words_that_can_be_read_are_those_that_the_reconstruction_learns() -> None:
+    """The loss of a pseudo-query is minus the sum of the logarithms of its tokens' probabilities, as they are read."""
+    retriever, params = make("paper")
+    tokens, labels = make_tokens(ROWS, LENGTH), jnp.array([[5, 6, 7, 8], [9, 4, -1, -1], [30, -1, -1, -1]])
+    words = np.asarray(jax.jit(lambda p: retriever.words(p, tokens, "passage"))(params), np.float64)
+    assert words.shape == (ROWS, U, WITHOUT_DROPOUT.vocab_size)
+    np.testing.assert_allclose(words.sum(axis=-1), 1, atol=1e-5)
+    for row, (loss, count) in enumerate(np.asarray(encode(retriever, params, tokens, labels).own_loss)):
+        wanted = [label for label in labels[row].tolist() if label >= 0]
+        assert count == len(wanted)
+        assert loss == pytest.approx(-sum(np.log(words[row, j, label]) for j, label in enumerate(wanted)), abs=1e-4)
+    assert retriever.module.head.words("query") == ""
+
+
 def moves(variant: str, token: int) -> float:
     """How far a passage's vector moves when the last layer's state at `token` alone is changed."""
     retriever, params = make(variant)

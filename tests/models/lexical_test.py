@@ -140,6 +140,15 @@ def encode(overrides: dict[str, Any], params: Any = None) -> tuple[np.ndarray, A
     return np.asarray(vectors)[:, 0], params, retriever
 
 
+def test_the_words_that_can_be_read_are_pruned_to_the_vector() -> None:
+    found, params, retriever = encode({})
+    words = jax.jit(lambda p: retriever.words(p, make_tokens(3, 7), "passage"))(params)
+    assert words.shape == (3, 1, WITHOUT_DROPOUT.vocab_size)
+    np.testing.assert_allclose(prune(words[:, 0], 8, "full"), found[:, :8], atol=1e-6)
+    parts = retriever.module.head.parts()
+    assert parts == {"words": (0, 8), "[CLS]": (8, 12)}
+
+
 def test_the_vector_from_every_hidden_state_by_hand() -> None:
     """Both parts, from the encoder's states and parameters alone, in float64."""
     found, params, retriever = encode({})

@@ -18,15 +18,18 @@ import pytrec_eval
 from jaxret.contract import ContractError
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query, Rankings
+from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
 from jaxret.retrieval.encode import encode_corpus
+from jaxret.retrieval.latency import measure
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.retrieve import Searcher, choose_corpus, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardError, read_sealed, sealed
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
-from jaxret.tools.search_files import answer, dataset_name, measures_for, search_files
+from jaxret.tools.asked import Asked, dataset_name
+from jaxret.tools.search_files import answer, measures_for, search_files
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 MEASURES = ("nDCG@10", "RR@10", "R@20")
@@ -188,6 +191,92 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     assert evaluation is not None
     assert list(evaluation.mean) == ["nDCG@10", "RR@10", "R@20", "Success@5", "Success@20"]
     assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
+
+
+def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Path, tmp_path: Path) -> None:
+    """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
+    run, data = copied(root, tmp_path / "mine"), root / "data"
+    search_files(run, str(data), str(data), "test", 5, ["RR@5"], progress=False, latency=3)
+    first = read_json(run.workdir / "eval" / "data.test.json")
+    judgements = read_judgements(data, "test")
+    write_beir(tmp_path / "data", read_corpus(data), read_queries(data)[::-1], {"test": judgements[::-1]})
+    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), "test", 5, ["RR@5"], progress=False)
+    again = read_json(run.workdir / "eval" / "data.test.json")
+    assert again["provenance"]["dataset"]["sha256"] == first["provenance"]["dataset"]["sha256"]
+    write_beir(tmp_path / "data", read_corpus(data), read_queries(data), {"test": judgements[1:]})
+    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), "test", 5, ["RR@5"], progress=False)
+    other = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["dataset"]["sha256"]
+    assert other["qrels"] != first["provenance"]["dataset"]["sha256"]["qrels"]
+
+    shards = open_shards(choose_corpus(run))
+    size = sum(path.stat().st_size for path in shards.folder.glob("vectors-*.npy"))
+    assert first["cost"]["bytes_per_passage"] == round(size / shards.total_rows, 1)
+    assert "latency" not in again["cost"], "not asked for"
+    latency = first["cost"]["latency"]
+    assert (latency["questions"], latency["batch"], latency["k"]) == (3, 1, 5)
+    assert (latency["percentiles"], latency["vectors"]) == ("nearest rank", "memory")
+    for half in (latency["encode_ms"], latency["search_ms"]):
+        assert 0 < half["p1"] <= half["p50"] <= half["p90"] <= half["p99"]
+
+
+def test_latency_is_of_one_question_at_a_time_and_ends_in_time(run: Run, root: Path) -> None:
+    """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
+    searcher, queries = Searcher(run, choose_corpus(run), many=True), read_queries(root / "data")[:12]
+    times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
+    found = measure(searcher, queries, 3, most=10, seconds=100.0, clock=lambda: next(times))
+    assert found["questions"] == 10
+    assert found["encode_ms"] == {"p1": 100.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0}
+    assert found["search_ms"] == {"p1": 0.0, "p50": 400.0, "p90": 800.0, "p99": 900.0}
+    compiled = searcher.embedder.programs
+    assert measure(searcher, queries, 3, most=10, seconds=0.0)["questions"] == 1
+    assert searcher.embedder.programs == compiled
+
+
+def test_queries_that_are_passages_do_not_find_themselves(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
+    passages = list(read_corpus(root / "data"))[:8]
+    qrels = tmp_path / "test.tsv"
+    write_beir(tmp_path / "arguana", [], [Query(p.id, f"{p.title} {p.text}") for p in passages], {})
+    qrels.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{p.id}\to0\t1\n" for p in passages))
+    found = {}
+    for how in ("keep", "remove", "auto"):
+        search_files(run, str(queries), str(qrels), "test", 5, ["RR@5"], progress=False, self_matches=how)
+        found[how] = read_run(run.workdir / "runs" / "arguana.test.trec")
+        told = read_json(run.workdir / "eval" / "arguana.test.json")["provenance"]["dataset"]["self_matches"]
+        assert told == ("kept" if how == "keep" else "removed")
+        printed = capsys.readouterr().out
+        assert ("--self_matches=remove leaves these out" in printed) == (how == "keep")
+        assert ("of 8 queries found the passage of their own id, which is left out" in printed) == (how != "keep")
+    assert found["auto"] == found["remove"] != found["keep"]
+    assert sum(query in dict(ranking) for query, ranking in found["keep"].items()) >= 2
+    assert all(len(ranking) == 5 and query not in dict(ranking) for query, ranking in found["remove"].items())
+
+
+def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    search_files(run, data, data, "test", 5, ["RR@5"], progress=False, dpr_results=True)
+    path = run.workdir / "runs" / "data.test.dpr.json"
+    records, stored = read_json(path), read_json(run.workdir / "eval" / "data.test.json")
+    asked = [query for query in read_queries(data) if query.id in stored["per_query"]["RR@5"]]
+    assert [(one["question"], one["answers"]) for one in records] == [(q.text, list(q.answers)) for q in asked]
+    texts = {passage.id: passage for passage in read_corpus(data)}
+    for query, one in zip(asked, records, strict=True):
+        for context in one["ctxs"]:
+            assert context.keys() == {"id", "title", "text", "score", "has_answer"}
+            assert (context["title"], context["text"]) == (texts[context["id"]].title, texts[context["id"]].text)
+            assert context["has_answer"] == has_answer(context["text"], query.answers)
+        hit = float(any(context["has_answer"] for context in one["ctxs"]))
+        assert stored["answers"]["per_query"]["Accuracy@5"][query.id] == hit
+    ours, theirs = read_run(run.workdir / "runs" / "data.test.trec"), read_run(path)  # theirs has numbers for ids
+    assert [[key for key, _ in found] for found in theirs.values()] == [[k for k, _ in ours[q.id]] for q in asked]
+    plain = tmp_path / "plain"
+    write_beir(plain, [], [Query("q", "no answers")], {})
+    with pytest.raises(
+        ValueError, match="has no answer strings, which results as DPR writes them say of every passage"
+    ):
+        search_files(run, str(plain), "", "test", 5, progress=False, dpr_results=True)
 
 
 @pytest.mark.parametrize("question", ["", " \t", "\udcff"])
@@ -450,4 +539,12 @@ def test_nothing_to_search_for(queries: list[Query], k: int, message: str, run: 
 def test_dataset_names(root: Path) -> None:
     assert dataset_name(root / "data") == dataset_name(root / "data" / "queries.jsonl") == "data"
     assert dataset_name("x/nq-test.qa.csv") == "nq-test"
+    splits = ("dev", "dev.small", "eval")
+    assert [dataset_name(f"msmarco/queries.{split}.tsv.gz") for split in splits] == [
+        "msmarco-dev",
+        "msmarco-dev.small",
+        "msmarco-eval",
+    ]
+    assert Asked([], [], "msmarco-dev.small", "dev.small").name == "msmarco-dev.small"
+    assert Asked([], [], "scifact", "test").name == "scifact.test"
     assert [dataset_name(f"data/{name}/test.qa.csv") for name in ("nq", "trivia")] == ["nq-test", "trivia-test"]

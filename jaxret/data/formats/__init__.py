@@ -20,6 +20,7 @@ from jaxret.data.formats.corpora import (
     stat_corpus,
 )
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
+from jaxret.data.formats.dpr_results import write_results
 from jaxret.data.formats.readers import (
     describe,
     example_files,
@@ -63,5 +64,6 @@ __all__ = [
     "write_dpr_corpus",
     "write_dpr_examples",
     "write_dpr_queries",
+    "write_results",
     "write_run",
 ]

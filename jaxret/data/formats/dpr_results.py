@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import DataError, Digest, Policy, Where, require_key, require_object
+from jaxret.data.files import (
+    DataError,
+    Digest,
+    PathLike,
+    Policy,
+    Where,
+    require_key,
+    require_object,
+    write_text,
+)
 from jaxret.data.formats.containers import Record
 from jaxret.data.formats.dpr import context_of, question_records, record_queries
 from jaxret.data.formats.format import Format, feed, has, value_of
@@ -70,6 +80,20 @@ def run_lines(path: Path, policy: Policy) -> Iterator[RunLine]:
     for _, (query, found) in _retrieved(path, policy):
         for rank, (where, one, score) in enumerate(found, 1):
             yield RunLine(where, query.id, one.id if isinstance(one, Passage) else one, rank, score)
+
+
+def write_results(path: PathLike, results: Iterable[tuple[Query, Iterable[tuple[Passage, float, bool]]]]) -> None:
+    """Writes what DPR's retriever does, a question a line: for each the passages, best first, their scores (strings,
+    as there) and whether the text has an answer. The format has no query ids: they are read back as "0", "1", ..."""
+    with write_text(path) as file:
+        for number, (query, found) in enumerate(results):
+            contexts = [
+                {"id": one.id, "title": one.title, "text": one.text, "score": str(score), "has_answer": right}
+                for one, score, right in found
+            ]
+            record = {"question": query.text, "answers": list(query.answers), "ctxs": contexts}
+            file.write(f"{',' if number else '['}\n{json.dumps(record, ensure_ascii=False)}")
+        file.write("\n]\n")
 
 
 FORMATS = (

@@ -155,6 +155,17 @@ class Head(nn.Module):
     def __call__(self, hidden: HiddenStates, text: Text) -> Embeddings:
         return Embeddings(hidden.states[-1], hidden.mask)
 
+    # What can be read of it
+
+    def words(self, side: Side) -> str:
+        """What the values are that it says of every word of the vocabulary, sown as "words" [B,U,vocabulary] for U
+        places; "": it says nothing of words."""
+        return ""
+
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Where in a vector the parts of it lie that mean something by themselves; {} if it has none."""
+        return {}
+
     # What it learns from, beside the contrastive loss
 
     def loss(self) -> dict[str, Any]:

@@ -106,6 +106,9 @@ class ImplicitInteraction(Head):
     def pseudo_query_length(self) -> int:
         return self.pseudo_length
 
+    def words(self, side: Side) -> str:
+        return "" if side == "query" else "probability of each word at the tokens of the query that it imagines"
+
     def reference_options(self) -> tuple[str, ...]:
         released = self.variant == "released"
         return ("head.implicit.variant=released (the reconstructor sees [CLS] alone)",) if released else ()
@@ -128,6 +131,8 @@ class ImplicitInteraction(Head):
         layer = partial(BertLayer, c, compute, Keep(1, layers="last"))
         interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
         vectors, _ = interact(together, Layout(there), rows, first=1)
+        if self.is_mutable_collection("intermediates"):  # somebody reads what is imagined
+            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(imagined, c, compute)))
         own_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
@@ -147,11 +152,17 @@ class ImplicitInteraction(Head):
     def reconstruction(
         self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B 2"]:
-        """(sum of cross-entropies, number of tokens) of each text; label -1 has no token. The vocabulary projection is
-        a new MLM head whose output matrix is its own, not the word table."""
-        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, compute, "vocabulary_dense")(imagined))
-        transformed = layer_norm(c, "vocabulary_norm")(transformed)
-        logits = dense(c.vocab_size, c, compute, "vocabulary")(transformed).astype(jnp.float32)
+        """(sum of cross-entropies, number of tokens) of each text; label -1 has no token."""
+        logits = self.vocabulary(imagined, c, compute)
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
         real = labels >= 0
         return jnp.stack([-jnp.sum(jnp.where(real, chosen, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)
+
+    @nn.nowrap
+    def vocabulary(
+        self, imagined: Float[jax.Array, "B U H"], c: BertConfig, compute: Compute
+    ) -> Float[jax.Array, "B U vocabulary"]:
+        """Logits of Z: a new MLM head whose output matrix is its own, not the word table."""
+        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, compute, "vocabulary_dense")(imagined))
+        transformed = layer_norm(c, "vocabulary_norm")(transformed)
+        return dense(c.vocab_size, c, compute, "vocabulary")(transformed).astype(jnp.float32)

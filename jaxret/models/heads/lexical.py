@@ -152,8 +152,14 @@ class LexicalAggregate(Head):
     def loss(self) -> dict[str, Any]:
         if not (self.lexical_dim and self.cls_dim):
             return {}
-        parts = (0, self.lexical_dim), (self.lexical_dim, self.lexical_dim + self.cls_dim)
-        return {"parts": parts, "parts_weight": self.parts_weight}
+        return {"parts": tuple(self.parts().values()), "parts_weight": self.parts_weight}
+
+    def parts(self) -> dict[str, tuple[int, int]]:
+        found = {"words": (0, self.lexical_dim), "[CLS]": (self.lexical_dim, self.lexical_dim + self.cls_dim)}
+        return {name: (begin, end) for name, (begin, end) in found.items() if begin < end}
+
+    def words(self, side: Side) -> str:
+        return "weight of each word, before the vocabulary is pruned" if self.lexical_dim else ""
 
     def keep(self, side: Side) -> Keep:
         return Keep(mean=self.token == "mean", layers="last")
@@ -187,6 +193,7 @@ class LexicalAggregate(Head):
         else:
             ids = text.tokens.ids[:, -states.shape[1] :]
             values = one_hot_maximum(ids, weights, mask, text.encoder.config.vocab_size)
+        self.sow("intermediates", "words", values[:, None])
         if self.pruning == "linear":
             return linear(self.lexical_dim, values.shape[1], "lexical")(values)
         return prune(values, self.lexical_dim, self.pruning)

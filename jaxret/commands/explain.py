@@ -1,0 +1,35 @@
+"""Says why a passage is found for a question, as far as the run's family can:
+
+jaxret explain --workdir=runs/i3 --passage="A passage's text."           the words that it stands for (I3, Aggretriever)
+jaxret explain --workdir=runs/colbert --query="..." --passage_id=p17     what the score is made of
+
+I3: the words of the queries that the passage imagines. Aggretriever: words and their weights, and what each part of the
+vector contributes. ColBERT: which token matched which. MLR, ME-BERT, MVR: which vector won.
+"""
+
+from absl import flags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+_QUERY = flags.DEFINE_string("query", "", "a question")
+_PASSAGE = flags.DEFINE_string("passage", "", "a passage's text")
+_TITLE = flags.DEFINE_string("title", "", "its title")
+_PASSAGE_ID = flags.DEFINE_string("passage_id", "", "or the id of a passage that was encoded")
+_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus that has it; needed if there are several")
+_TOP = flags.DEFINE_integer("top", 10, "rows of a table", lower_bound=1)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
+
+
+def main() -> None:
+    from jaxret.data.records import Passage
+    from jaxret.retrieval.retrieve import choose_corpus
+    from jaxret.runs.run import open_run
+    from jaxret.tools.explain import explain, stored_passage
+
+    if not (_QUERY.value or _PASSAGE.value or _PASSAGE_ID.value) or (_PASSAGE.value and _PASSAGE_ID.value):
+        raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
+    passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
+    if _PASSAGE_ID.value:
+        passage = stored_passage(choose_corpus(run, _CORPUS.value), _PASSAGE_ID.value)
+        print(f"{passage.id}: {passage.title} {passage.text}".rstrip() + "\n")
+    print(explain(run, _QUERY.value, passage, _TOP.value))

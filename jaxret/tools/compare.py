@@ -1,0 +1,189 @@
+"""What `jaxret compare` does: results of runs -> systems, each of one run or several seeds, on the same data."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.contract import flatten, require_equal
+from jaxret.evaluation.comparison import Comparisons, compare_systems
+from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.runs.upgrade import upgrade
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json, sha256_json
+
+# Of a config: what seeds of one system differ in, and what changes no result.
+_NOT_THE_SYSTEM = (
+    r"seed\..*|mesh\..*|encode\..*|train\.(log_every|chunk_size)|data\.(train|dev|store)|validation\.corpus"
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """An evaluation that `jaxret search` wrote."""
+
+    path: Path
+    name: str  # of the run
+    values: dict[str, dict[str, float]]  # measure -> query id -> value, those by answer strings too
+    data: dict[str, Any]  # digests of queries, judgements and corpus, and what was left out
+    k: int
+    system: str  # digest of the config without its seeds, and of what it was trained on
+    seed: Any
+    checkpoint: str  # digest
+
+
+def compare_runs(
+    given: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
+) -> tuple[Comparisons, dict[str, list[Result]]]:
+    """Compares runs. given: folders of runs, or result files; those whose configs differ in their seeds alone are one
+    system. NAME=RUN,RUN: one system, whatever their configs. data: which result of the folders, where they have
+    several. measures: by default all that every result has.
+
+    Returns the comparison, and the results of each system. Raises FileNotFoundError and ValueError for what cannot be
+    found or compared, ContractError for results on different data.
+    """
+    names = [path for one in given for path in _split(one)[1]]
+    chosen = data or common_data([name for name in names if Path(name).is_dir()])
+    results = {name: read_result(name, chosen) for name in names}
+    first, *others = results.values()
+    for other in others:
+        remedy = "Search all runs with the same queries, judgements and corpus."
+        require_equal(first.data, other.data, str(first.path), str(other.path), remedy)
+    systems = grouped(given, results)
+    wanted = list(measures) or [m for m in first.values if all(m in other.values for other in others)]
+    for measure in wanted:
+        require_measure(measure, list(results.values()))
+    if not wanted:
+        raise ValueError(f"{first.path} and the others have no measure in common; search with the same --measures")
+    values = {name: [result.values for result in found] for name, found in systems.items()}
+    return compare_systems(values, wanted, seed, resamples), systems
+
+
+def _split(given: str) -> tuple[str, list[str]]:
+    """ "NAME=RUN,RUN" -> (NAME, runs); "RUN" -> ("", [RUN])."""
+    if "=" not in given or os.path.exists(given):
+        return "", [given]
+    name, _, runs = given.partition("=")
+    found = [run for run in runs.split(",") if run]
+    if not name or not found:
+        raise ValueError(f"{given!r} names no runs; write NAME=RUN or NAME=RUN,RUN")
+    return name, found
+
+
+def common_data(folders: Sequence[str]) -> str:
+    """The name of the one result that all folders have; "" without folders."""
+    if not folders:
+        return ""
+    stems = [{path.stem for path in Workdir(folder).evaluations} for folder in folders]
+    for folder, there in zip(folders, stems):
+        if not there:
+            remedy = f"jaxret search --workdir={folder} --queries=... --qrels=... writes one"
+            raise FileNotFoundError(f"{folder} has no result in eval/; {remedy}")
+    common = sorted(set.intersection(*stems))
+    if len(common) == 1:
+        return common[0]
+    if common:
+        raise ValueError(f"the runs have several results, {', '.join(common)}: choose one with --data=NAME")
+    each = "; ".join(f"{folder} has {', '.join(sorted(there))}" for folder, there in zip(folders, stems))
+    raise ValueError(f"the runs have no result of the same name: {each}. Give the files of eval/ themselves")
+
+
+def read_result(given: str, data: str) -> Result:
+    """A result file, or that of `data` in a run's folder. Raises FileNotFoundError, and ValueError for a file that is
+    no result, or one of an older jaxret, which says nothing of its data."""
+    path = Workdir(given).evaluation(data) if Path(given).is_dir() else Path(given)
+    if not path.exists():
+        there = ", ".join(one.stem for one in Workdir(given).evaluations) if Path(given).is_dir() else ""
+        raise FileNotFoundError(f"{path} does not exist{f'; there are {there}' if there else ''}")
+    stored = read_json(path)
+    made = stored.get("provenance") if isinstance(stored, dict) else None
+    if not isinstance(made, dict) or "per_query" not in stored or "search" not in made:
+        raise ValueError(f"{path} is no result of jaxret search (it has no values per query with their provenance)")
+    dataset = made.get("dataset", {})
+    if "sha256" not in dataset:
+        raise ValueError(
+            f"{path} has no digests of its queries and judgements, as older results: run jaxret search again"
+        )
+    values = stored["per_query"] | stored.get("answers", {}).get("per_query", {})
+    config = flatten(upgrade(made["config"]))
+    system = {key: value for key, value in config.items() if not re.fullmatch(_NOT_THE_SYSTEM, key)}
+    trained = {name: one.get("sha256") for name, one in (made.get("training_data") or {}).items()}
+    run = path.resolve().parent.parent if path.resolve().parent.name == "eval" else path.with_suffix("")
+    return Result(
+        path=path,
+        name=run.name,
+        values=dict(sorted(values.items(), key=lambda item: _order(item[0]))),
+        data={
+            **dataset["sha256"],
+            "corpus": made["corpus"]["sha256"],
+            "filter": made["search"].get("filter", []),
+            "self_matches": dataset["self_matches"],
+        },
+        k=made["search"]["k"],
+        system=sha256_json([system, trained]),
+        seed={key: value for key, value in config.items() if key.startswith("seed.")},
+        checkpoint=made["checkpoint"]["digest"],
+    )
+
+
+def _order(measure: str) -> tuple[int, int]:
+    """Where a measure stands in tables: a file has them by alphabet."""
+    if _is_accuracy(measure):
+        return len(KINDS), int(measure.partition("@")[2])
+    parsed = parse_measure(measure)
+    return KINDS.index(parsed.kind), parsed.cutoff or 0
+
+
+def _is_accuracy(measure: str) -> bool:
+    """Whether it is one by answer strings, which `parse_measure` does not know."""
+    return measure.startswith("Accuracy@")
+
+
+def grouped(given: Sequence[str], results: dict[str, Result]) -> dict[str, list[Result]]:
+    """System -> its results, in the order given. Raises ValueError where a run would count twice."""
+    groups: dict[tuple[str, str], list[Result]] = {}  # (name given, or ""; what its runs have in common) -> its runs
+    for one in given:
+        name, runs = _split(one)
+        for run in runs:
+            groups.setdefault((name, "" if name else results[run].system), []).append(results[run])
+    systems: dict[str, list[Result]] = {}
+    for (name, _), found in groups.items():
+        refuse_twice(found, bool(name))
+        shared = name or _shared_name(found)
+        systems[f"{shared} ({found[0].path})" if shared in systems else shared] = found
+    return systems
+
+
+def refuse_twice(found: Sequence[Result], named: bool) -> None:
+    """Raises ValueError where two results are of one run; the same seed may come twice in a system that was named."""
+    for place, result in enumerate(found):
+        for other in found[:place]:
+            if other.checkpoint == result.checkpoint or (other.seed == result.seed and not named):
+                raise ValueError(
+                    f"{other.path} and {result.path} have the same config, seeds included, and a run counts once; "
+                    "NAME=RUN makes each a system of its own"
+                )
+
+
+def _shared_name(found: Sequence[Result]) -> str:
+    """What the names of a system's runs begin with ("mlr-1", "mlr-2": "mlr")."""
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(result.name for result in found)))
+    shared = "".join(letters[0] for letters in same)
+    return (re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", shared) if len(found) > 1 else shared) or found[0].name
+
+
+def require_measure(name: str, results: Sequence[Result]) -> None:
+    """Raises ValueError unless all results have the measure and, where it looks at whole rankings, of one depth."""
+    for result in results:
+        if name not in result.values:
+            raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")
+    whole = not _is_accuracy(name) and parse_measure(name).cutoff is None
+    depths = {result.k: result.path for result in results}
+    if whole and len(depths) > 1:
+        (k, path), (other, second) = list(depths.items())[:2]
+        raise ValueError(f"{name} looks at whole rankings, of {k} passages in {path} and of {other} in {second}")

@@ -1,0 +1,94 @@
+"""Several systems on the same queries: what is compared with what, corrected how, and told in which words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxret.evaluation.comparison import Comparisons, compare_systems
+from jaxret.evaluation.significance import compare
+
+QUERIES = [f"q{i}" for i in range(12)]
+
+
+def run(seed: int, shift: float = 0.0) -> dict[str, dict[str, float]]:
+    random = np.random.default_rng(seed)
+    return {
+        name: dict(zip(QUERIES, (random.random(12) * 0.5 + shift).tolist(), strict=True)) for name in ("nDCG@10", "R@5")
+    }
+
+
+SYSTEMS = {"dual": [run(0), run(1)], "mlr": [run(2, 0.3), run(3, 0.25)], "one": [run(4, 0.1)]}
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparisons:
+    return compare_systems(SYSTEMS, ["nDCG@10", "R@5"], resamples=1000)
+
+
+def test_means_and_deviations_are_over_runs(found: Comparisons) -> None:
+    means = [np.mean(list(values["R@5"].values())) for values in SYSTEMS["mlr"]]
+    score = found.score("mlr", "R@5")
+    assert score.mean == pytest.approx(np.mean(means))
+    assert score.deviation == pytest.approx(abs(means[0] - means[1]) / np.sqrt(2))  # of two: n - 1 is 1
+    assert found.score("one", "R@5").deviation is None
+
+
+def test_every_system_is_paired_with_the_first_by_the_mean_over_its_runs(found: Comparisons) -> None:
+    assert [(one.system, one.measure) for one in found.tests] == [
+        (system, measure) for system in ("mlr", "one") for measure in ("nDCG@10", "R@5")
+    ]
+    mean = {
+        name: {q: (sum(run["nDCG@10"][q] for run in SYSTEMS[name])) / len(SYSTEMS[name]) for q in QUERIES}
+        for name in ("dual", "mlr")
+    }
+    expected = compare(mean["dual"], mean["mlr"], seed=0, resamples=1000)
+    assert found.tests[0].found.difference == pytest.approx(expected.difference)
+    assert found.tests[0].found.p_t == pytest.approx(expected.p_t)
+    assert (found.tests[0].found.wins, found.tests[0].found.losses) == (expected.wins, expected.losses)
+    first = compare(SYSTEMS["dual"][0]["nDCG@10"], SYSTEMS["mlr"][0]["nDCG@10"], seed=0, resamples=1000)
+    assert found.tests[0].found.p_t != pytest.approx(first.p_t), "not of the first seeds alone"
+
+
+def test_holm_counts_every_test_of_the_table(found: Comparisons) -> None:
+    smallest = min(found.tests, key=lambda one: one.found.p_t)
+    assert smallest.holm_t == pytest.approx(min(1.0, 4 * smallest.found.p_t))
+    alone = compare_systems({name: SYSTEMS[name] for name in ("dual", "mlr")}, ["R@5"], resamples=1000)
+    assert alone.tests[0].holm_t == alone.tests[0].found.p_t
+
+
+def test_only_systems_of_several_runs_are_tested_over_runs(found: Comparisons) -> None:
+    assert [one.p_runs is None for one in found.tests] == [False, False, True, True]
+
+
+def test_text_markdown_and_json_say_the_same(found: Comparisons) -> None:
+    text, markdown, values = found.to_text(), found.to_markdown(), json.loads(json.dumps(found.to_json()))
+    difference = f"{found.tests[0].found.difference:+.4f}"
+    for told in (text, markdown):
+        assert difference in told
+        assert str(found.score("dual", "R@5")) in told
+        assert "Minus dual, query by query:" in told
+        assert "corrected for 4 tests" in told
+    assert "| system | runs | nDCG@10 | R@5 |\n| :-- | --: | --: | --: |\n" in markdown
+    assert values["baseline"] == "dual"
+    assert values["systems"]["mlr"]["R@5"]["runs"] == list(found.score("mlr", "R@5").runs)
+    first = values["tests"][0]
+    assert (first["wins"], first["ties"], first["losses"]) == (
+        found.tests[0].found.wins,
+        found.tests[0].found.ties,
+        found.tests[0].found.losses,
+    )
+
+
+def test_one_system_has_means_alone() -> None:
+    told = compare_systems({"dual": SYSTEMS["dual"]}, ["R@5"]).to_text()
+    assert "±" in told
+    assert "nothing to compare it with" in told
+
+
+def test_runs_on_other_queries_are_refused() -> None:
+    other = {"R@5": {**run(5)["R@5"], "extra": 1.0}}
+    with pytest.raises(ValueError, match="query 'extra' has a value in some runs of a system only"):
+        compare_systems({"dual": SYSTEMS["dual"], "x": [run(5), other]}, ["R@5"])

@@ -1,0 +1,64 @@
+"""Queries that are passages: what is left out, against BEIR's rule on trec_eval's numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from jaxret.data.records import Judgement, Rankings
+from jaxret.evaluation.metrics import evaluate
+from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+
+K = 5
+
+
+def rankings() -> Rankings:
+    """Of ten queries that are among twenty passages; most find themselves, not all of them first."""
+    random = np.random.default_rng(0)
+    scores = random.random((10, 20))
+    scores[:7, :7] += np.eye(7)
+    found = {}
+    for query, row in enumerate(scores):
+        order = np.argsort(-row)[: K + 1].tolist()
+        found[f"d{query}"] = [(f"d{place}", float(row[place])) for place in order]
+    return found
+
+
+def test_measures_are_those_of_beir() -> None:
+    """BEIR's evaluation.py pops the query's own id from what was found, and gives the rest to pytrec_eval."""
+    found = rankings()
+    random = np.random.default_rng(1)
+    pairs = {(f"d{q}", f"d{p}") for q in range(10) for p in random.choice(20, 4, replace=False).tolist() if p != q}
+    judgements = [Judgement(query, passage, 1) for query, passage in sorted(pairs)]
+    qrels: dict[str, dict[str, int]] = {}
+    for judgement in judgements:
+        qrels.setdefault(judgement.query_id, {})[judgement.passage_id] = 1
+    theirs = {query: {p: score for p, score in ranking if p != query} for query, ranking in found.items()}
+    expected = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_5"}).evaluate(theirs)
+    kept = without_self_matches(found, K)
+    ours = evaluate(kept, judgements, ["nDCG@5"]).per_query["nDCG@5"]
+    assert ours == pytest.approx({query: values["ndcg_cut_5"] for query, values in expected.items()}, abs=1e-9)
+    untouched = evaluate({q: r[:K] for q, r in found.items()}, judgements, ["nDCG@5"]).per_query["nDCG@5"]
+    assert untouched != pytest.approx(ours, abs=1e-3)
+    assert all(len(ranking) == K for ranking in kept.values()), "one more was searched for"
+
+
+def test_which_queries_found_themselves() -> None:
+    found = rankings()
+    assert set(found_themselves(found)) == {query for query in found if query in dict(found[query])} != set(found)
+    assert not found_themselves(without_self_matches(found, K))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("arguana", True),
+        ("beir-ArguAna-test", True),
+        ("irds:beir/arguana", True),
+        ("cranfield", False),
+        ("arguanas", False),
+    ],
+)
+def test_which_data_sets_are_known(name: str, expected: bool) -> None:
+    assert of_passages(name) == expected

@@ -1,0 +1,129 @@
+"""Results of runs that are compared: which are one system, and which are not of the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs import base
+from jaxret.contract import ContractError
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.evaluation.report import write_evaluation
+from jaxret.runs.run import config_json
+from jaxret.runs.workdir import Workdir
+from jaxret.tools.compare import compare_runs
+
+QUERIES = [f"q{i}" for i in range(10)]
+
+
+def result(
+    folder: Path, seed: int, head: str = "last_layer", name: str = "scifact.test", k: int = 100, **changed: Any
+) -> str:
+    """A run's folder with a result, as `jaxret search` writes it. changed: digests of its data."""
+    config = base.get_config()
+    config.head.name = head
+    config.seed.init = config.seed.data = seed
+    config.train.log_every = seed  # which changes no result
+    random = np.random.default_rng([seed, len(head)])
+    values = {m: dict(zip(QUERIES, random.random(10).tolist(), strict=True)) for m in ("nDCG@10", "RR")}
+    data = {"queries": "1", "qrels": "2"} | {key: changed[key] for key in ("queries", "qrels") if key in changed}
+    provenance = {
+        "checkpoint": {"step": 5, "digest": f"{folder.name}"},
+        "config": config_json(config),
+        "training_data": {"train": {"sha256": "3"}},
+        "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
+        "search": {"k": k, **({"filter": changed["filter"]} if "filter" in changed else {})},
+        "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")},
+    }
+    accuracy = Evaluation({"Accuracy@5": 0.5}, {"Accuracy@5": dict.fromkeys(QUERIES, 0.5)}, 10, 10)
+    evaluation = Evaluation({m: float(np.mean(list(v.values()))) for m, v in values.items()}, values, 10, 10)
+    write_evaluation(Workdir(folder).evaluation(name), evaluation, provenance, accuracy)
+    return str(folder)
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) -> None:
+    runs = [result(tmp_path / f"dual-{seed}", seed) for seed in (1, 2)]
+    runs += [result(tmp_path / f"mlr-seed{seed}", seed, "layers") for seed in (1, 2, 3)]
+    found, systems = compare_runs(runs, resamples=1000)
+    assert {name: len(of) for name, of in systems.items()} == {"dual": 2, "mlr": 3}
+    assert found.measures == ("nDCG@10", "RR", "Accuracy@5"), "answer strings too"
+    assert [one.system for one in found.tests] == ["mlr"] * 3
+    assert found.tests[0].found.queries == 10
+
+
+def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2)
+    found, systems = compare_runs([f"before={one}", f"after={other}"], measures=["RR"], resamples=1000)
+    assert (list(systems), found.measures) == (["before", "after"], ("RR",))
+    _, systems = compare_runs([f"both={one},{other}"], resamples=1000)
+    assert [len(of) for of in systems.values()] == [2]
+    file = str(Workdir(one).evaluation("scifact.test"))
+    assert list(compare_runs([file, f"after={other}"], resamples=1000)[1]) == ["a", "after"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"queries": "7"}, {"qrels": "7"}, {"corpus": "7"}, {"filter": ["section:x"]}, {"self_matches": "removed"}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_results_on_other_data_are_refused_with_both_digests(changed: dict[str, Any], tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2, **changed)
+    (key, value), before = next(iter(changed.items())), {"queries": "1", "qrels": "2", "corpus": "4"}
+    expected = before.get(key, "kept" if key == "self_matches" else [])
+    with pytest.raises(ContractError) as refused:
+        compare_runs([one, other])
+    assert f"  {key}: {expected!r} in {one}/eval/scifact.test.json, {value!r} in {other}/eval/scifact.test.json" in str(
+        refused.value
+    )
+
+
+def test_a_run_counts_once(tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 1)
+    with pytest.raises(ValueError, match="have the same config, seeds included, and a run counts once"):
+        compare_runs([one, other])
+    with pytest.raises(ValueError, match="a run counts once"):
+        compare_runs([f"x={one},{one}"])
+    assert len(compare_runs([f"x={one}", f"y={other}"], resamples=1000)[1]) == 2
+
+
+def test_which_result_of_a_run(tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2)
+    (tmp_path / "a" / "eval" / "scifact.test.diversity.json").write_text("{}")  # of another verb
+    compare_runs([one, other], resamples=1000)
+    for folder, seed in (("a", 1), ("b", 2)):
+        result(tmp_path / folder, seed, name="fiqa.test")
+    with pytest.raises(ValueError, match=r"several results, fiqa\.test, scifact\.test: choose one with --data=NAME"):
+        compare_runs([one, other])
+    assert "fiqa.test" in str(compare_runs([one, other], "fiqa.test", resamples=1000)[1]["a"][0].path)
+    with pytest.raises(FileNotFoundError, match=r"nq\.test\.json does not exist; there are fiqa\.test, scifact\.test"):
+        compare_runs([one, other], "nq.test")
+    third = result(tmp_path / "c", 3, name="nq.test")
+    with pytest.raises(ValueError, match=r"no result of the same name: .*/c has nq\.test"):
+        compare_runs([one, third])
+    with pytest.raises(FileNotFoundError, match="has no result in eval/; jaxret search --workdir="):
+        compare_runs([one, str(tmp_path)])
+
+
+def test_measures_that_some_lack_or_that_mean_something_else(tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2, k=1000)
+    with pytest.raises(ValueError, match=r"scifact\.test\.json has no 'R@5'; it has nDCG@10, RR, Accuracy@5"):
+        compare_runs([one, other], measures=["R@5"])
+    with pytest.raises(ValueError, match=r"RR looks at whole rankings, of 100 passages in .* and of 1000 in"):
+        compare_runs([one, other], measures=["RR"])
+    compare_runs([one, other], measures=["nDCG@10", "Accuracy@5"], resamples=1000)
+
+
+def test_a_file_that_is_no_result_or_an_older_one(tmp_path: Path) -> None:
+    one = result(tmp_path / "a", 1)
+    path = Workdir(one).evaluation("scifact.test")
+    path.write_text(path.read_text().replace('"sha256": {"', '"was": {"').replace('"sha256": {\n', '"was": {\n'))
+    with pytest.raises(ValueError, match="has no digests of its queries and judgements, as older results: run jaxret"):
+        compare_runs([one])
+    path.write_text('{"pairs": 5}')
+    with pytest.raises(ValueError, match="is no result of jaxret search"):
+        compare_runs([str(path)])
+    with pytest.raises(ValueError, match="'x=' names no runs; write NAME=RUN"):
+        compare_runs(["x="])
