@@ -7,6 +7,7 @@ paper ran with all vectors kept. To clip as its 4 GPUs did: --config.optimizer.r
 from ml_collections import ConfigDict
 
 from configs import colbert, me_bert, mlr
+from configs.base import one_stage as stages  # noqa: F401
 from configs.base import require_suffix
 from configs.t5 import use_t5
 

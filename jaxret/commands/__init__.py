@@ -7,6 +7,8 @@ VERBS = {
     "train": "train a retriever; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
     "search": "search an encoded corpus exactly, and evaluate",
+    "mine": "hard negatives for training, from BM25, a run or a file of rankings; audited",
+    "recipe": "a config's stages from the start to the table; the same command again goes on",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
     "verify": "everything in a folder against its digests; names what is wrong",

@@ -57,6 +57,17 @@ def dataset_name(queries: str | Path) -> str:
     return f"{path.parent.name}-{name}" if name.lower() in SHARED_NAMES and path.parent.name else name
 
 
+def split_of(qrels: str, split: str) -> str:
+    """What results call the split: a file of judgements is one of its own, by its name."""
+    return source_path(qrels).name.split(".")[0] if source_path(qrels).is_file() else split
+
+
+def result_name(queries: str, qrels: str, split: str, label: str = "", filtered: bool = False) -> str:
+    """What the files of a search are called, without suffix."""
+    labels = [split_of(qrels, split)] * bool(qrels) + [label] * bool(label) + ["filtered"] * filtered
+    return ".".join([dataset_name(queries), *labels])
+
+
 def measures_for(k: int) -> list[str]:
     """MEASURES, those deeper than k at k."""
     parsed = [parse_measure(name) for name in MEASURES]
@@ -100,15 +111,13 @@ def search_files(
         judgements = read_judgements(qrels, split, policy, query_ids={query.id for query in asked})
         judged = {judgement.query_id for judgement in judgements}
         asked = [query for query in asked if query.id in judged]
-        if source_path(qrels).is_file():
-            split = source_path(qrels).name.split(".")[0]
+        split = split_of(qrels, split)
     if policy.report():
         print(policy.report())
     if not asked:
         what = "judged query" if qrels else "query"
         raise ValueError(f"{queries} has no {what} to search for; give a folder or a file with some")
-    labels = [split] * bool(qrels) + [label] * bool(label) + ["filtered"] * bool(filters)
-    name = ".".join([dataset_name(queries), *labels])
+    name = result_name(queries, qrels, split, label, bool(filters))
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
