@@ -210,14 +210,10 @@ def write_parents(
     tally: Tally,
     found: Audit,
 ) -> None:
+    queries = {"source": job.data, "split": job.split, "subset": job.subset[0], "subset_seed": job.subset[1]}
     made: dict[str, Any] = {
         "file": {"name": path.name, "sha256": sha256_file(path)},
-        "queries": {
-            "source": job.data,
-            "split": job.split,
-            "count": len(questions.asked),
-            "sha256": questions.digest(),
-        },
+        "queries": queries | {"count": len(questions.asked), "sha256": questions.digest()},
         "corpus": dict(corpus),
         "pools": [pool.parent() for pool in pools],
         "teacher": job.teacher,

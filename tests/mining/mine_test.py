@@ -226,8 +226,8 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     positive = one.positives[0]
     words = positive.text.split()
     rows = [
-        {"docid": positive.id, "text": positive.text, "title": positive.title, "score": 3.0},  # again
-        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again
+        {"docid": positive.id, "text": "as it was before", "score": 3.0},  # again, by its id
+        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again, by its text
         {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},  # another's
         {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"]), "score": 0.25},
         {"docid": "else", "text": "nothing alike", "score": 2.5},
