@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.evaluation.report import footer, to_markdown, read_evaluation, to_text, write_evaluation
+from jaxret.evaluation.report import footer, read_evaluation, to_markdown, to_text, write_evaluation
 from jaxret.storage import read_json
 
 

@@ -108,13 +108,13 @@ def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path:
 
 
 def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Path) -> None:
-    settings = Settings(depth=1, skip=0, keep=3, margin=0.0, answers=False)
-    mine(job(root, tmp_path / "a.jsonl", "bm25", settings=settings), progress=False)
-    for example in stream_examples(tmp_path / "a.jsonl", Policy()):
-        assert all(score < min(example.positive_scores) for score in example.negative_scores)
-    mine(job(root, tmp_path / "b.jsonl", "bm25"), progress=False)
-    examples = list(stream_examples(tmp_path / "b.jsonl", Policy()))
-    assert all(len(e.positive_scores) == len(e.positives) for e in examples)
+    scores = {}
+    for depth in (1, 1000):
+        mine(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)), progress=False)
+        examples = list(stream_examples(tmp_path / "a.jsonl", Policy()))
+        scores[depth] = {e.query.id: e.positive_scores for e in examples}
+    assert scores[1] == scores[1000]
+    assert {len(e.positives) for e in examples} == {len(found) for found in scores[1].values()} == {1, 2}
     assert sum(len(e.negatives) for e in examples) > 100
 
 
