@@ -109,7 +109,7 @@ def require_settings(job: Job) -> None:
         raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
     runs = [pool for pool in job.pools if is_run(pool)]
     for pool in job.pools:
-        if pool not in (BM25_NAME, *runs) and not exists(pool):
+        if pool not in (BM25_NAME, *runs) and (not exists(pool) or Path(pool).is_dir()):
             raise ValueError(f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings")
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")

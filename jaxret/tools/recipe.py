@@ -190,8 +190,9 @@ class _Recipe:
     def _training(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
         data = config.data
         dev = example_files(data.dev, data.dev_split) if data.dev else []
-        mined = self._made.get(f"{stage.name}.mine")
-        train = mined or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
+        mined = self._made.get(f"{stage.name}.mine", {})
+        train: Any = [digest for name, digest in mined.items() if name.endswith(".jsonl")]  # not its parents
+        train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
         keys = {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"}
         start = config.train.start_from
         earlier = self._made.get(f"{start}.train", {}) if start in self.stages else {}

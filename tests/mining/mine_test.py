@@ -185,6 +185,7 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
     [
         (lambda j: replace(j, pools=()), "there is no pool to mine"),
         (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, pools=(j.data,), corpus=""), "data' is neither bm25 nor the folder of a run nor a file"),
         (lambda j: replace(j, corpus=""), r"give the corpus \(--corpus\)"),
         (lambda j: replace(j, pools=("bm25",), settings=Settings(share=0.95)), "scores of bm25 have no bound"),
         (
