@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from jaxret.data.batches import tokenize_examples
 from jaxret.data.formats import read_examples
 from jaxret.data.subset import subset_of, take_queries
 from jaxret.data.tokenizer import TextTokenizer
-from tests.pipeline import write_data, write_encoder
+from jaxret.training.examples import data_record, load_examples
+from tests.pipeline import tiny_config, write_data, write_encoder
 
 IDS = [f"q{i}" for i in range(1000)]
 
@@ -45,3 +47,22 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
         for name in ("queries", "negatives"):
             np.testing.assert_array_equal(getattr(part, name)[place], getattr(data, name)[row])
     assert len({data.digest, part.digest, take_queries(data, 11, 7).digest, take_queries(data, 10, 8).digest}) == 4
+
+
+def test_training_takes_a_part_and_its_record_says_so(tmp_path: Path) -> None:
+    data, encoder = write_data(tmp_path / "data"), write_encoder(tmp_path / "encoder")
+    tokenizer, said = TextTokenizer.load(encoder, 12, 24), []  # type: ignore[var-annotated]
+
+    def record(**changes: Any) -> tuple[Any, dict[str, Any]]:
+        config = tiny_config(encoder, data, data__store=str(tmp_path / "store"), **changes)
+        train, dev = (load_examples(config, which, tokenizer, False, said.append) for which in ("train", "dev"))
+        assert train is not None
+        return train, data_record(train, dev)
+
+    part, written = record(data__subset=10, seed__data=7)
+    whole, everything = record()
+    assert set(part.query_ids) == subset_of(whole.query_ids, 10, 7)
+    assert any(f"of these, the {len(part)} of 10 queries (seed.data 7)" in line for line in said)
+    assert written["train"]["examples"] == len(part) < len(whole) == everything["train"]["examples"]
+    assert written["train"]["sha256"] != everything["train"]["sha256"]
+    assert written["dev"] == everything["dev"]
