@@ -117,11 +117,6 @@ def require_settings(job: Job) -> None:
         raise ValueError(
             "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
         )
-    if job.settings.share is not None and BM25_NAME in job.pools and not job.teacher:
-        raise ValueError(
-            f"share is {job.settings.share}, but scores of {BM25_NAME} have no bound: a part of them means nothing; "
-            "give a teacher's, or use the margin"
-        )
     if any(Path(file).absolute() == Path(job.out).absolute() for file in job.concat):
         raise ValueError(f"{job.out} would be written while it is read; give --out another name")
 
@@ -144,13 +139,12 @@ def open_pools(
             pools.append(RunPool(name, job.encoded, positives))
         else:
             pools.append(FilePool(name, policy))
-    if job.settings.share is not None and not job.teacher:
-        for pool in pools:
-            if pool.bounded is False:
-                raise ValueError(
-                    f"share is {job.settings.share}, but {pool.name} does not scale vectors to length 1 (normalize), "
-                    "so a part of a score means nothing; give a teacher's scores, or use the margin"
-                )
+    unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    if job.settings.share is not None and unbounded:
+        raise ValueError(
+            f"share is {job.settings.share}, but scores of {unbounded[0]} have no bound, as those of BM25 and of runs "
+            "without normalize: a part of one means nothing; give a teacher's, or use the margin"
+        )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
         return pools, searcher.passages, searcher.shards.corpus

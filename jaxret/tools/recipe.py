@@ -177,6 +177,7 @@ class _Recipe:
             pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
             out=str(out),
             corpus=self.on.corpus,
+            encoded=corpus_name(self.on.corpus),
             concat=tuple(str(self.mined(name)) for name in stage.concat),
             settings=stage.mining,
             on_error="skip" if data.on_error == "skip" else "error",

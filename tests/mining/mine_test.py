@@ -285,5 +285,5 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
             self.bounded = False  # as of a run without normalize
 
     monkeypatch.setattr(mining, "RunPool", Raw)
-    with pytest.raises(ValueError, match="run does not scale vectors to length 1"):
+    with pytest.raises(ValueError, match="scores of run have no bound"):
         mine(Job(str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "z"), settings=settings), progress=False)
