@@ -4,6 +4,7 @@ Any key can be set on the command line: --config.optimizer.learning_rate=1e-5. A
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,6 +13,23 @@ def require_suffix(file: str, suffix: str, allowed: Iterable[str]) -> None:
     """Raises ValueError unless what follows the colon in --config=configs/FILE:SUFFIX is one of `allowed`."""
     if suffix not in allowed:
         raise ValueError(f"configs/{file}:{suffix}: the suffix must be one of {', '.join(allowed)}")
+
+
+def one_stage(suffix: str = "") -> tuple[dict[str, Any], ...]:
+    """What `jaxret recipe` does with a config that is trained once, on the data as it is: docs/mining.md has what else
+    a stage may say."""
+    return ({"name": "stage1"},)
+
+
+def two_stages(
+    depth: int = 200, keep: int = 30, draw: str = "sample", own: tuple[str, ...] = ("stage1",)
+) -> tuple[dict[str, Any], ...]:
+    """Trained on BM25's negatives; then from the start again on those of the pools `own`, the first stage's run."""
+    settings = {"depth": depth, "keep": keep, "draw": draw}
+    return (
+        {"name": "stage1", "mine": {"pools": ("bm25",), **settings}},
+        {"name": "stage2", "mine": {"pools": own, **settings}},
+    )
 
 
 def get_config() -> ConfigDict:
@@ -117,6 +135,9 @@ def get_config() -> ConfigDict:
     c.data.dev = ""  # empty: no validation, the last checkpoint is the best
     c.data.dev_split = "dev"
     c.data.negatives = 1  # hard negatives per query, next to all other documents of the batch
+    # Train on so many queries alone, a random part that seed.data and the queries' ids decide; 0: on all. Larger ones
+    # hold smaller ones.
+    c.data.subset = 0
     # For a folder with judgements: a run; what it retrieved and nobody judged relevant are hard negatives.
     c.data.negatives_run = ""
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a

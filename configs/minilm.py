@@ -4,10 +4,12 @@ over tokens scaled to length 1, cosines divided by 0.05. The suffix names the sy
 configs/minilm.py:mlr (layers 4 and 6, self-contrastive), :dual_encoder, :as_it_comes (no training), or another family.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs.base import get_config as base
-from configs.base import require_suffix
+from configs.base import one_stage, require_suffix, two_stages
 
 SUFFIXES = (
     "mlr",
@@ -20,6 +22,13 @@ SUFFIXES = (
     "aggretriever",
     "i3",
 )
+
+
+def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
+    """Stage 2 again from MiniLM, on BM25's negatives and the stage-1 model's."""
+    if system == "as_it_comes":
+        return one_stage()
+    return tuple(stage | {"config": {"data.negatives": 1}} for stage in two_stages(own=("bm25", "stage1")))
 
 
 def get_config(system: str = "mlr") -> ConfigDict:

@@ -5,6 +5,7 @@ configs/recipes/aggretriever_msmarco.py:bert, :distilbert, :condenser
 from ml_collections import ConfigDict
 
 from configs.aggretriever import get_config as aggretriever
+from configs.base import one_stage as stages  # noqa: F401
 from configs.base import require_suffix
 
 CHECKPOINTS = {"bert": "bert-base-uncased", "distilbert": "distilbert-base-uncased", "condenser": "Luyu/condenser"}

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs.aggretriever import get_config as aggretriever
+from configs.base import one_stage as stages  # noqa: F401
 
 
 def get_config() -> ConfigDict:

@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from configs.base import one_stage as stages  # noqa: F401
 from configs.recipes.mlr_msmarco import get_config as mlr_msmarco
 
 

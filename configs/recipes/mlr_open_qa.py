@@ -8,6 +8,7 @@ search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference
 from ml_collections import ConfigDict
 
 from configs import base, colbert, me_bert, mlr
+from configs.base import one_stage as stages  # noqa: F401
 from configs.base import require_suffix
 from configs.t5 import use_t5
 

@@ -9,6 +9,8 @@ VERBS = {
     "search": "search an encoded corpus exactly, and evaluate",
     "compare": "results of several runs: means, deviations over seeds, paired tests",
     "explain": "why a passage is found: words, tokens or vectors, as the family has them",
+    "mine": "hard negatives for training, from BM25, a run or a file of rankings; audited",
+    "recipe": "a config's stages from the start to the table; the same command again goes on",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
     "verify": "everything in a folder against its digests; names what is wrong",

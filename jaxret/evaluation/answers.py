@@ -37,6 +37,18 @@ def have_answer(texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
     return [_occurs(_joined(text), joined) for text in texts]
 
 
+class AnswerMatcher:
+    """`has_answer` for many queries and passages that come again: the tokens of passages are kept."""
+
+    def __init__(self) -> None:
+        self._joined = lru_cache(_CACHED_PASSAGES)(_joined)
+
+    def __call__(self, texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
+        """Of each text, whether it has any of the answers."""
+        wanted = [_joined(answer) for answer in answers]
+        return [_occurs(self._joined(text), wanted) for text in texts]
+
+
 def _joined(text: str) -> str:
     return "".join(f"{_SEPARATOR}{token}" for token in tokenize(text)) + _SEPARATOR
 

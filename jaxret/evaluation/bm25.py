@@ -43,6 +43,7 @@ class BM25:
         tokens = _tokenize((f"{passage.title} {passage.text}" for passage in passages), True, progress)
         if not tokens.vocab:
             raise ValueError(f"no word in any of the {len(self._ids)} passages; give a corpus with text")
+        self._rows: dict[str, int] | None = None  # made when it is first needed
         self._index = _bm25s().BM25(k1=k1, b=b)
         self._index.index(tokens, create_empty_token=False, show_progress=progress)
 
@@ -60,6 +61,17 @@ class BM25:
         tokens = _tokenize((query.text for query in queries), False, progress)
         bar = tqdm(zip(queries, tokens), "BM25 search", len(queries), disable=not progress)
         return {query.id: self._rank(words, k) for query, words in bar}
+
+    def scores(self, query: Query, ids: Iterable[str]) -> dict[str, float]:
+        """The scores of some passages, 0 where no word is shared; without those that the corpus does not have."""
+        if self._rows is None:
+            self._rows = {key: row for row, key in enumerate(self._ids)}
+        rows = {key: self._rows[key] for key in ids if key in self._rows}
+        if not rows:
+            return {}
+        (words,) = _tokenize([query.text], False, False)
+        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
+        return {key: float(scores[row]) for key, row in rows.items()}
 
     def _rank(self, words: list[str], k: int) -> list[tuple[str, float]]:
         # Not bm25s's own retrieve: its top-k leaves ties to whatever backend is there, and fills up with zeros.

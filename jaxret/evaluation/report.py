@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS, Evaluation
 from jaxret.evaluation.table import aligned, piped
-from jaxret.storage import write_json
+from jaxret.storage import read_json, write_json
 
 Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the rows
 
@@ -91,3 +91,18 @@ def write_evaluation(
     more: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
     more |= {"cost": dict(cost)} if cost else {}
     write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})
+
+
+def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
+    """What `write_evaluation` was given; where it has both, the measures and then the accuracy by answer strings."""
+    found = read_json(path)
+    try:
+        more = found.get("answers", {"mean": {}, "per_query": {}})
+        return Evaluation(
+            mean=found["mean"] | more["mean"],
+            per_query=found["per_query"] | more["per_query"],
+            queries_expected=found["queries_expected"],
+            queries_found=found["queries_found"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no evaluation that jaxret wrote: {error!r} is missing") from error

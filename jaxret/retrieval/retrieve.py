@@ -171,6 +171,18 @@ class Searcher:
             for query, row in zip(found.vectors, rows, strict=True)
         ]
 
+    def scores(self, vectors: Ragged, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of each query, given as its vectors, with the passages in some rows: as search scores them, float64 rounded
+        to float32."""
+        every = sorted({row for found in rows for row in found})
+        documents = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))
+
+        def score(query: np.ndarray, row: int) -> float:
+            products = documents[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
+            return float(np.float32(products.max(axis=0).sum()))
+
+        return [[score(query, row) for row in found] for query, found in zip(vectors, rows, strict=True)]
+
     @property
     def bytes_read(self) -> int:
         """Of the corpus's files, by index, so far."""

@@ -11,6 +11,7 @@ from jaxret.models.heads import HEADS
 # Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
     "data.store": "",
+    "data.subset": 0,
     "encode.shard_mb": 64,  # there was no limit; a folder that has shards keeps their size
     "encoder.attention": "plain",
     "encoder.attention_dropout": -1.0,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,20 @@ def load(config: str) -> ConfigDict:
         if re.search(r"get_config\(\) takes 0 positional arguments", told):
             told = f"{shown} takes no suffix: leave {colon + suffix!r} out"
         raise ValueError(told if path in told or shown in told else f"--config={config}: {told}") from error
+
+
+def stages(config: str) -> list[dict[str, Any]]:
+    """What a config's `stages` function says that `jaxret recipe` is to do. Raises ValueError if it has none."""
+    path, colon, suffix = locate(config).partition(":")
+    importable()
+    spec = spec_from_file_location("stages_of_a_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "stages"):
+        raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
+    return list(module.stages(suffix) if colon else module.stages())
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:

@@ -44,9 +44,7 @@ class Asked:
     @property
     def name(self) -> str:
         """What results are called: data set and split."""
-        if not self.split or self.dataset.endswith(f"-{self.split}"):
-            return self.dataset
-        return f"{self.dataset}.{self.split}"
+        return _named(self.dataset, self.split)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the queries with their answers and of the judgements, in whatever order and format they came."""
@@ -68,16 +66,31 @@ def read_asked(queries: str, qrels: str, split: str, policy: Policy) -> Asked:
         judgements = read_judgements(qrels, split, policy, query_ids={query.id for query in asked})
         judged = {judgement.query_id for judgement in judgements}
         asked = [query for query in asked if query.id in judged]
-        if source_path(qrels).is_file():
-            split = ".".join(_words(source_path(qrels)))
-    elif not source_path(queries).is_dir() or split not in _words(found_queries(queries, split)[0].path):
-        split = ""  # a file has its own name, and queries.jsonl of a folder has those of all splits
     if policy.report():
         print(policy.report())
     if not asked:
         what = "judged query" if qrels else "query"
         raise ValueError(f"{queries} has no {what} to search for; give a folder or a file with some")
-    return Asked(asked, judgements, dataset_name(queries), split)
+    return Asked(asked, judgements, dataset_name(queries), split_asked(queries, qrels, split))
+
+
+def result_name(queries: str, qrels: str, split: str) -> str:
+    """`Asked.name`, of files that are not read."""
+    return _named(dataset_name(queries), split_asked(queries, qrels, split))
+
+
+def split_asked(queries: str, qrels: str, split: str) -> str:
+    """What the split is called, "" where the queries are of none: a file of judgements is one of its own, by its name;
+    without judgements a file of queries has its own name, and queries.jsonl of a folder has those of all splits."""
+    if qrels:
+        return ".".join(_words(source_path(qrels))) if source_path(qrels).is_file() else split
+    if not source_path(queries).is_dir() or split not in _words(found_queries(queries, split)[0].path):
+        return ""
+    return split
+
+
+def _named(dataset: str, split: str) -> str:
+    return dataset if not split or dataset.endswith(f"-{split}") else f"{dataset}.{split}"
 
 
 def dataset_name(queries: str | Path) -> str:

@@ -33,7 +33,9 @@ LEAST = {  # what a number must at least be; a head checks its own
     **dict.fromkeys(
         ("train.batch_size", "train.accumulate", "validation.batch_size", "optimizer.reference_processes"), 1
     ),
-    **dict.fromkeys(("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives"), 0),
+    **dict.fromkeys(
+        ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
+    ),
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),

@@ -13,6 +13,7 @@ from jaxret.data.batches import TrainingSet
 from jaxret.data.formats import Policy, describe, read_judgements, scan_corpus
 from jaxret.data.records import Judgement
 from jaxret.data.store import store_root
+from jaxret.data.subset import take_queries
 from jaxret.data.tokenized import ExampleSource, find_corpus, stored_corpus, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.training.validation import CORPUS_MEASURES, Collection
@@ -40,6 +41,9 @@ def load_examples(
     data = replace(data, imagine_queries=imagine == "query")
     described = describe(path, "examples", split, source.negatives_run or None)
     say(f"{which}: {len(data):,} examples from {path} ({described})")
+    if training and config.data.subset:
+        data = take_queries(data, config.data.subset, config.seed.data)
+        say(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
     for truncation in data.truncations:
         say(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())

@@ -55,7 +55,8 @@ def written(path: Path, name: str, given: list[Example]) -> Counter[str]:
 # format of training files -> what it holds of examples
 HOLDS: dict[str, dict[str, bool]] = {
     "dpr.examples": {"titles": True, "answers": True},
-    "tevatron.examples": {"titles": True, "answers": True},
+    "tevatron.examples": {"titles": True, "answers": True, "scores": True},
+    "tevatron.first": {"titles": True, "answers": True, "scores": True},
     "flag.examples": {"scores": True, "ids": False},
     "st.tuples": {"scores": True, "ids": False},
     "msmarco.triples": {"ids": False},
@@ -95,7 +96,7 @@ def test_training_files_there_and_back(name: str, other: str, tmp_path: Path) ->
     ("name", "lost"),
     [
         ("dpr.examples", {"queries' ids": 5, "scores": 22}),
-        ("tevatron.examples", {"scores": 22}),
+        ("tevatron.examples", {}),
         (
             "flag.examples",
             {"queries' ids": 5, "queries' answers": 5, "titles (joined to the texts)": 22, "passages' ids": 22},

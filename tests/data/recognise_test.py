@@ -79,6 +79,7 @@ SAMPLES: list[tuple[str, str, str]] = [
     ("irds.pairs", records({"query_id": "1", "doc_id_a": "2", "doc_id_b": "3"}), "examples"),
     ("irds.scores", records({"query_id": "1", "doc_id": "2", "score": 1.5}), "rankings"),
     ("tevatron.examples", records({"query_id": "1", "query": "a", "positive_passages": []}), "examples"),
+    ("tevatron.first", records({"query": "a", "positive_passages": [], "every_positive": False}), "examples"),
     ("tevatron.named", records({"query_id": "1", "query_text": None, "positive_document_ids": ["1"]}), "examples"),
     ("tevatron.corpus", records({"docid": "1", "title": "t", "text": "x"}), "passages"),
     ("tevatron.queries", records({"query_id": "1", "query": "a"}), "queries"),
@@ -123,6 +124,7 @@ def test_a_format_is_recognised_whatever_the_file_is_called(name: str, text: str
             "msmarco.negatives",
             "tevatron.named",
             "tevatron.examples",
+            "tevatron.first",
             "irds.pairs",
         ):  # whose texts lack
             assert len(read(tmp_path / path, role)) >= 1
@@ -313,6 +315,23 @@ def test_tevatron_in_both_forms(tmp_path: Path) -> None:
         DataError, match=r"negative_passages\[0\]: passage id '0' has another title or text than at 1, pos"
     ):
         read_examples(tmp_path / "old.jsonl")
+
+
+def test_tevatron_with_our_scores_and_with_one_target_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    texts = [{"docid": str(i), "text": f"text {i}", "score": 3 - i} for i in range(4)]
+    record = {"query_id": "q1", "query": "a", "positive_passages": texts[:2], "negative_passages": texts[2:]}
+    path.write_text(records(record))
+    first, second = read_examples(path)
+    assert (first.positive_scores, second.positive_scores) == ((3.0, 2.0), (2.0, 3.0))
+    assert first.negative_scores == second.negative_scores == (1.0, 0.0)
+    path.write_text(records({**record, "every_positive": False}))
+    assert read_examples(path) == [first]
+    for bad in ("high", True, float("nan")):
+        texts[1]["score"] = bad
+        path.write_text(records(record))
+        with pytest.raises(DataError, match=r"a\.jsonl:1: a passage's score is .*; a score is a finite"):
+            read_examples(path)
 
 
 def test_scores_of_flag_embedding_come_with_their_passages(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxret.data.records import Query
-from jaxret.evaluation.answers import answer_accuracy, answer_ranks, has_answer, tokenize
+from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, answer_ranks, has_answer, tokenize
 
 GOLDEN = [
     ("U.S.", "in the U.S. today", True),
@@ -24,6 +24,14 @@ GOLDEN = [
 @pytest.mark.parametrize(("answer", "text", "expected"), GOLDEN)
 def test_has_answer_golden_values(answer: str, text: str, expected: bool) -> None:
     assert has_answer(text, [answer]) is expected
+
+
+def test_a_matcher_of_many_texts_says_the_same() -> None:
+    matcher = AnswerMatcher()
+    for answer, _, _ in [*GOLDEN, *GOLDEN]:
+        assert matcher([text for _, text, _ in GOLDEN], [answer, ""]) == [
+            has_answer(text, [answer]) for _, text, _ in GOLDEN
+        ]
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "\t\n", "\x00", "\u200b"])

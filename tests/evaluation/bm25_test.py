@@ -49,6 +49,13 @@ def test_passages_without_a_shared_word_are_not_retrieved() -> None:
     }
 
 
+def test_scores_of_some_passages_are_those_of_a_search() -> None:
+    index, query = BM25(PASSAGES), Query("q", "the loyal cats")
+    found = dict(index.search([query], k=3)["q"])
+    assert index.scores(query, ["fish", "dogs", "absent"]) == {"fish": 0.0, "dogs": found["dogs"]}
+    assert index.scores(query, ["absent"]) == {}
+
+
 def test_ties_keep_the_corpus_order_at_every_cutoff() -> None:
     texts = ["apple pear", "plum", "pear apple", "apple apple", "apple pear", "pear plum", "apple plum"]
     index = BM25([Passage(f"p{row}", text) for row, text in enumerate(texts)])

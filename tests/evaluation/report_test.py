@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.evaluation.report import footer, to_markdown, to_text, write_evaluation
+from jaxret.evaluation.report import footer, read_evaluation, to_markdown, to_text, write_evaluation
 from jaxret.storage import read_json
 
 
@@ -79,6 +79,16 @@ def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -
     write_evaluation(path, evaluation(299, R=0.123456), provenance, evaluation(300, Accuracy=1.0))
     assert read_json(path)["answers"]["mean"] == {"Accuracy": 1.0}
     assert read_json(path) == expected | {"answers": read_json(path)["answers"]}
+
+
+def test_an_evaluation_is_read_again(tmp_path: Path) -> None:
+    write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {}, evaluation(299, Accuracy=1.0))
+    assert read_evaluation(tmp_path / "a.json") == evaluation(299, R=0.25, Accuracy=1.0)
+    write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {})
+    assert read_evaluation(tmp_path / "a.json") == evaluation(299, R=0.25)
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a\.json is no evaluation that jaxret wrote: KeyError\('mean'\)"):
+        read_evaluation(tmp_path / "a.json")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ INJECTIONS = {
     22: "read-only, vanishing folder, clock back",
     23: "several processes: one killed, no coordinator",
     24: "corrupt compilation cache",
+    25: "kill -9 in every step of a recipe",
 }
 
 

@@ -34,20 +34,31 @@ def dpr_examples(path: Path, examples: Iterable[Example]) -> Lost:
     return lost_of(examples, "answers", "titles", "passage ids")
 
 
+def tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
+    """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
+    both = (*example.positive_scores, *example.negative_scores)
+    scores = iter(both if len(both) == len(example.positives) + len(example.negatives) else ())
+
+    def side(passages: Iterable[Passage]) -> list[dict[str, Any]]:
+        texts = ({"docid": p.id, "title": p.title, "text": p.text} for p in passages)
+        return [text | {"score": score} if (score := next(scores, None)) is not None else text for text in texts]
+
+    answers = {"answers": list(example.query.answers)} if example.query.answers else {}
+    first = {} if every_positive else {"every_positive": False}
+    texts = {"positive_passages": side(example.positives), "negative_passages": side(example.negatives)}
+    return {"query_id": example.query.id, "query": example.query.text, **answers, **first, **texts}
+
+
 def tevatron_examples(path: Path, examples: Iterable[Example]) -> Lost:
     examples = list(examples)
+    write_records(path, map(tevatron_record, examples))
+    return lost_of(examples, "query ids", "answers", "titles", "passage ids", "scores")
 
-    def side(passages: Iterable[Passage]) -> list[dict[str, str]]:
-        return [{"docid": p.id, "title": p.title, "text": p.text} for p in passages]
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for e in examples:
-            answers = {"answers": list(e.query.answers)} if e.query.answers else {}
-            texts = {"positive_passages": side(e.positives), "negative_passages": side(e.negatives)}
-            yield {"query_id": e.query.id, "query": e.query.text, **answers, **texts}
-
-    write_records(path, rows())
-    return lost_of(examples, "query ids", "answers", "titles", "passage ids")
+def tevatron_first(path: Path, examples: Iterable[Example]) -> Lost:
+    examples = list(examples)
+    write_records(path, (tevatron_record(example, every_positive=False) for example in examples))
+    return lost_of(examples, "query ids", "answers", "titles", "passage ids", "scores")
 
 
 def flag_examples(path: Path, examples: Iterable[Example]) -> Lost:

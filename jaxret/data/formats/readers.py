@@ -125,7 +125,7 @@ def read_examples(
         queries = {} if all(one.query for _, one in named) else {q.id: q for q in read_queries(folder, policy, split)}
         examples = joins.joined(named, queries, read_corpus(folder, policy), policy)
     if targets and (found is None or found.format.every_positive):
-        return [one for example in examples for one in _targets(example)]
+        return [one for example in examples for one in targets_of(example)]
     return examples
 
 
@@ -140,7 +140,7 @@ def _folder_of(found: Found) -> Path:
     return home(found.path)
 
 
-def _targets(example: Example) -> Iterator[Example]:
+def targets_of(example: Example) -> Iterator[Example]:
     """The example for each of its positives, which comes first then."""
 
     def first(values: tuple, place: int) -> tuple:
@@ -195,13 +195,26 @@ def _run_place(source: PathLike) -> Path:
     return rankings_in(path) if is_named(path) and is_folder(path) else path
 
 
-def ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
-    """A run by query, each in rank order, with places."""
+def run_lines(source: PathLike, policy: Policy) -> Iterator[trec.RunLine]:
+    """The lines of a run, in the file's order, with places."""
     name, _ = split_source(source)
     path = _run_place(source)
     found = recognise(f"{name}:{path}" if name else path, "rankings")
     assert found.format.rankings is not None
-    return trec.ranked(found.format.rankings(found.path, policy), policy)
+    return found.format.rankings(found.path, policy)
+
+
+def ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
+    """A run by query, each in rank order, with places."""
+    return trec.ranked(run_lines(source, policy), policy)
+
+
+def run_files(source: PathLike) -> tuple[Path, ...]:
+    """The files that a run is read from. Raises DataError for one that is missing."""
+    path = _run_place(source)
+    if not exists(path):
+        raise missing_file(path)
+    return tuple(files_of(path))
 
 
 def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:

@@ -191,6 +191,7 @@ WRITERS: dict[str, tuple[Writer, ...]] = {
     "msmarco.triples": (Writer("examples", example_writers.triples),),
     "msmarco.run": (Writer("rankings", _ranked_run),),
     "tevatron.examples": (Writer("examples", example_writers.tevatron_examples),),
+    "tevatron.first": (Writer("examples", example_writers.tevatron_first),),
     "tevatron.named": (Writer("examples", example_writers.tevatron_named),),
     "tevatron.corpus": (Writer("passages", passages_as("docid")),),
     "tevatron.queries": (Writer("queries", queries_as("query_id", "query", answers=True)),),

@@ -1,0 +1,118 @@
+"""One query, and what pools found for it -> its training example."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxret.data.formats import hash_id
+from jaxret.data.records import Example, Passage
+from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.mining.asked import Asked
+from jaxret.mining.filters import SAMPLE, Case, Settings, kept_by, normalised
+from jaxret.mining.pools import FilePool, Found
+
+
+@dataclass
+class Tally:
+    """What became of the candidates, and of the queries."""
+
+    found: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)  # by filter
+    left: int = 0  # after the filters, of which so many are kept
+    kept: int = 0
+    queries: Counter[str] = field(default_factory=Counter)  # what happened to how many of them
+
+    def lines(self) -> list[str]:
+        rows = [
+            (self.found, "found"),
+            *((count, f"left out: {name}") for name, count in self.left_out.items() if count),
+        ]
+        rows += [(self.left, "left"), (self.kept, "kept")]
+        told = [f"  {count / max(self.found, 1):>7.2%} {count:>12,}  {what}" for count, what in rows]
+        return [*told, *(f"  {count:,} queries {what}" for what, count in self.queries.items() if count)]
+
+
+class Chooser:
+    """Chooses negatives by the settings. teacher: whose scores margins compare, and the file keeps, instead of the
+    pool's."""
+
+    def __init__(self, settings: Settings, teacher: FilePool | None = None) -> None:
+        self.settings, self.teacher = settings, teacher
+        self.tally, self._matcher = Tally(), AnswerMatcher()
+
+    def example(self, asked: Asked, founds: Sequence[Found], texts: Mapping[str, Passage]) -> Example | None:
+        """What each pool found -> the example; None if it has no positive. Scores are kept if one scorer gave all."""
+        windows = [self.window(found, texts) for found in founds]
+        if self.settings.positives_from_retrieval:
+            asked = Asked(asked.query, self._answering(asked, windows[0]))
+            if not asked.positives:
+                self.tally.queries["found no passage with an answer, and are left out"] += 1
+                return None
+        relevant = frozenset(passage.id for passage in asked.positives)
+        taught = dict(self.teacher.ranking(asked.query.id)) if self.teacher else None
+        negatives: dict[str, tuple[Passage, float]] = {}
+        known: list[float] = []
+        for number, (found, passages) in enumerate(zip(founds, windows, strict=True)):
+            scores = taught if taught is not None else dict(found.ranking)
+            known = positive_scores(asked, found.positives if taught is None else taught, scores, passages)
+            array = np.array([scores.get(passage.id, math.nan) for passage in passages], np.float64)
+            lowest = min((score for score in known if not math.isnan(score)), default=math.nan)
+            case = Case(asked.query, asked.positives, relevant, passages, array, lowest)
+            for place in self._kept(case, number):
+                negatives.setdefault(passages[place].id, (passages[place], float(array[place])))
+        self.tally.kept += len(negatives)
+        self.tally.queries["have no negative"] += not negatives
+        one_scorer = len(founds) == 1 or taught is not None
+        others = [score for _, score in negatives.values()]
+        whole = one_scorer and bool(np.isfinite([*known, *others]).all())
+        passages = tuple(passage for passage, _ in negatives.values())
+        sides = (tuple(known), tuple(others)) if whole else ((), ())
+        return Example(asked.query, asked.positives, passages, *sides)
+
+    def window(self, found: Found, texts: Mapping[str, Passage]) -> tuple[Passage, ...]:
+        """The passages at the ranks that are looked at, those without a text left out."""
+        ids = [key for key, _ in found.ranking[self.settings.skip : self.settings.depth]]
+        there = tuple(texts[key] for key in ids if key in texts)
+        self.tally.found += len(ids)
+        self.tally.left_out["no such text in the corpus"] += len(ids) - len(there)
+        return there
+
+    def _answering(self, asked: Asked, passages: Sequence[Passage]) -> tuple[Passage, ...]:
+        if not asked.query.answers:
+            return ()
+        has = self._matcher((passage.text for passage in passages), asked.query.answers)
+        return tuple(passage for passage, right in zip(passages, has, strict=True) if right)
+
+    def _kept(self, case: Case, pool: int) -> list[int]:
+        """Places of the passages that become negatives, ascending."""
+        allowed, left_out = kept_by(case, self.settings, self._matcher)
+        self.tally.left_out.update(left_out)
+        if self.settings.compares and not math.isfinite(case.positive):
+            self.tally.queries["have a positive that nobody scored: nothing passes a margin"] += 1
+        places = np.flatnonzero(allowed)
+        self.tally.left += len(places)
+        if self.settings.draw == SAMPLE and len(places) > self.settings.keep:
+            random = np.random.default_rng((self.settings.seed, hash_id(case.query.id), pool))
+            places = np.sort(random.choice(places, self.settings.keep, replace=False))
+        return places[: self.settings.keep].tolist()
+
+
+def positive_scores(
+    asked: Asked, known: Mapping[str, float], scores: Mapping[str, float], passages: Sequence[Passage]
+) -> list[float]:
+    """Of each positive: by its id, else that of a candidate with its text (files without ids), else NaN."""
+    texts: dict[str, float] = {}
+    if not all(math.isfinite(known.get(positive.id, math.nan)) for positive in asked.positives):
+        for passage in passages:
+            texts.setdefault(normalised(passage.text), scores.get(passage.id, math.nan))
+
+    def score(positive: Passage) -> float:
+        found = known.get(positive.id, scores.get(positive.id, math.nan))
+        return found if math.isfinite(found) else texts.get(normalised(positive.text), found)
+
+    return [score(positive) for positive in asked.positives]

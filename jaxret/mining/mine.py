@@ -1,0 +1,219 @@
+"""Training queries and pools of candidates -> a training file, which says where it comes from, and its audit.
+
+    pool.rank -> window -> filters -> keep -> record
+
+A block of queries at a time is ranked, and the texts of a smaller one are read by their places in the corpus: memory
+holds the candidates of one block, however many queries there are.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxret.data.files import Policy, write_text
+from jaxret.data.formats import absolute, describe, exists, read_corpus, scan_corpus
+from jaxret.data.formats.example_writers import tevatron_record
+from jaxret.data.formats.readers import keeps_first
+from jaxret.data.records import Example, Passage
+from jaxret.data.subset import subset_of
+from jaxret.mining.asked import Questions, as_written, blocks, read_asked, read_concatenated
+from jaxret.mining.audit import Audit, audit
+from jaxret.mining.choose import Chooser, Tally
+from jaxret.mining.filters import Settings
+from jaxret.mining.pools import BM25_NAME, FilePool, Pool, RunPool, WordPool, is_run
+from jaxret.retrieval.encode import note_corpus
+from jaxret.retrieval.passages import Passages
+from jaxret.storage import require_writable, sealed, sha256_file, write_json
+
+RANKED = 4096  # queries whose candidates are held: 4,096 x 200 are about 120 MB
+READ = 256  # of these, how many have their candidates' texts in memory: 256 x 200 passages are about 50 MB
+
+Texts = Callable[[Collection[str]], Mapping[str, Passage]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """data, split: the training queries. pools: "bm25", folders of runs, files of rankings. corpus: where the texts
+    are (and what BM25 indexes); a run that encoded it knows. encoded: which of a run's encoded corpora, "" for its only
+    one. teacher: a file of rankings with a teacher's scores. concat: training files that follow. subset: of how many
+    queries, and with which seed (data.subset); 0: of all."""
+
+    data: str
+    pools: tuple[str, ...]
+    out: str
+    split: str = "train"
+    corpus: str = ""
+    encoded: str = ""
+    teacher: str = ""
+    concat: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    on_error: str = "error"
+    subset: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What was written: the file, the number of its records, what became of the candidates, and what is in it."""
+
+    path: Path
+    tally: Tally
+    audit: Audit
+
+
+def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) -> Mined:
+    """Writes the file, `<its name>.parents.json` beside it, and says what became of the candidates.
+
+    Raises ValueError for settings that mean nothing together, DataError for bad records.
+    """
+    policy, path = Policy(job.on_error), Path(job.out)
+    require_settings(job)
+    require_writable(path.parent)
+    questions = read_asked(job.data, job.split, policy, not job.settings.positives_from_retrieval)
+    if job.subset[0]:
+        ids = subset_of((one.query.id for one in questions.asked), *job.subset)
+        questions = replace(questions, asked=tuple(one for one in questions.asked if one.query.id in ids))
+    say(f"{job.data}: {len(questions.asked):,} queries ({what_is(job)})")
+    if job.settings.positives_from_retrieval:
+        say("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
+    with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
+        pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress)
+        teacher = FilePool(job.teacher, policy) if job.teacher else None
+        chooser = Chooser(job.settings, teacher)
+        examples = chosen(questions, pools, texts, chooser, progress)
+        every = questions.every_positive and not job.settings.positives_from_retrieval
+        write_examples(job, path, examples, every, policy)
+    if policy.report():
+        say(policy.report())
+    names = " and ".join(pool.name for pool in pools)
+    say(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
+    say("\n".join(chooser.tally.lines()))
+    if len(pools) > 1 and not teacher:
+        say("  scores of two pools are not comparable: none are in the file")
+    found = audit(path, questions.asked)
+    write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, found)
+    say(f"{found}\ntraining file: {path}\nits parents: {parents_path(path)}")
+    return Mined(path, chooser.tally, found)
+
+
+def require_settings(job: Job) -> None:
+    """Raises ValueError for what is missing, or means nothing together."""
+    if not job.pools:
+        raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
+    runs = [pool for pool in job.pools if is_run(pool)]
+    for pool in job.pools:
+        if pool not in (BM25_NAME, *runs) and (not exists(pool) or Path(pool).is_dir()):
+            raise ValueError(f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings")
+    if not job.corpus and len(runs) < len(job.pools):
+        raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
+    if job.settings.positives_from_retrieval and len(job.pools) > 1:
+        raise ValueError(
+            "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
+        )
+    if any(Path(file).absolute() == Path(job.out).absolute() for file in job.concat):
+        raise ValueError(f"{job.out} would be written while it is read; give --out another name")
+
+
+def what_is(job: Job) -> str:
+    role = "queries" if job.settings.positives_from_retrieval else "examples"
+    return describe(job.data, role, job.split)
+
+
+def open_pools(
+    job: Job, questions: Questions, policy: Policy, folder: Path, progress: bool
+) -> tuple[list[Pool], Texts, dict[str, Any]]:
+    """The pools, where texts are read, and the corpus ({"path", "sha256", "passages"}); folder: for an index of it."""
+    positives = {passage.id for one in questions.asked for passage in one.positives}
+    pools: list[Pool] = []
+    for name in job.pools:
+        if name == BM25_NAME:
+            pools.append(WordPool(read_corpus(job.corpus, policy), progress))
+        elif is_run(name):
+            pools.append(RunPool(name, job.encoded, positives))
+        else:
+            pools.append(FilePool(name, policy))
+    unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    if job.settings.share is not None and unbounded:
+        raise ValueError(
+            f"share is {job.settings.share}, but scores of {unbounded[0]} have no bound, as those of BM25 and of runs "
+            "without normalize: a part of one means nothing; give a teacher's, or use the margin"
+        )
+    if not job.corpus:
+        searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
+        return pools, searcher.passages, searcher.shards.corpus
+    scan = scan_corpus(job.corpus, policy)
+    note_corpus(folder, job.corpus, scan)
+    corpus = {"path": absolute(job.corpus), "sha256": scan.sha256, "passages": scan.passages}
+    return pools, Passages(folder).read, corpus
+
+
+def chosen(
+    questions: Questions, pools: Sequence[Pool], texts: Texts, chooser: Chooser, progress: bool
+) -> Iterator[Example]:
+    """The example of each query that has a positive, in order."""
+    settings = chooser.settings
+    with tqdm(total=len(questions.asked), desc="mine", unit="query", disable=not progress, delay=1) as bar:
+        for block in blocks(questions.asked, RANKED):
+            queries = [one.query for one in block]
+            ids = [[passage.id for passage in one.positives] for one in block]
+            found = list(zip(*(pool.rank(queries, ids, settings.depth) for pool in pools), strict=True))
+            for start in range(0, len(block), READ):
+                part = found[start : start + READ]
+                rankings = (one.ranking[settings.skip : settings.depth] for many in part for one in many)
+                there = texts({key for ranking in rankings for key, _ in ranking})
+                for asked, many in zip(block[start : start + READ], part, strict=True):
+                    if example := chooser.example(asked, many, there):
+                        yield example
+                bar.update(len(part))
+    if chooser.tally.found and chooser.tally.left_out["no such text in the corpus"] == chooser.tally.found:
+        raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
+
+
+def write_examples(job: Job, path: Path, examples: Iterator[Example], every: bool, policy: Policy) -> None:
+    """The mined examples, then those of the files that follow. every: whether each positive of a mined one is a
+    target; where it is not so of all, none of the file's examples has more than one target."""
+    parts = [(examples, every)]
+    for source in job.concat:
+        follow = read_concatenated(source, job.settings.keep, policy)
+        parts.append((follow, not keeps_first(source, None)))
+    written_every = all(each for _, each in parts)
+    rows = chain.from_iterable(as_written(some, each, written_every) for some, each in parts)
+    with write_text(path) as file:
+        for example in rows:
+            file.write(json.dumps(tevatron_record(example, written_every), ensure_ascii=False) + "\n")
+
+
+def parents_path(path: Path) -> Path:
+    """What a mined file was made of: written beside it."""
+    return path.with_name(f"{path.name.split('.')[0]}.parents.json")
+
+
+def write_parents(
+    job: Job,
+    path: Path,
+    questions: Questions,
+    pools: Sequence[Pool],
+    corpus: Mapping[str, Any],
+    tally: Tally,
+    found: Audit,
+) -> None:
+    queries = {"source": job.data, "split": job.split, "subset": job.subset[0], "subset_seed": job.subset[1]}
+    made: dict[str, Any] = {
+        "file": {"name": path.name, "sha256": sha256_file(path)},
+        "queries": queries | {"count": len(questions.asked), "sha256": questions.digest()},
+        "corpus": dict(corpus),
+        "pools": [pool.parent() for pool in pools],
+        "teacher": job.teacher,
+        "concat": [{"source": source, "sha256": sha256_file(source)} for source in job.concat],
+        "settings": asdict(job.settings),
+        "left_out": dict(tally.left_out),
+        "audit": found.to_json(),
+    }
+    write_json(parents_path(path), sealed(made))

@@ -1,0 +1,137 @@
+"""Where candidates come from: BM25, a run that encoded the corpus, or a file of rankings. Each also scores passages
+that it did not retrieve, as far as it can: a margin needs the positive's score, by whoever scored the candidates."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxret.data.files import Policy, Where
+from jaxret.data.formats.readers import run_files, run_lines
+from jaxret.data.formats.trec import ranked
+from jaxret.data.records import Passage, Query, Ranking
+from jaxret.evaluation.bm25 import BM25
+from jaxret.retrieval.retrieve import Searcher, choose_corpus
+from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.storage import sha256_file
+
+BM25_NAME = "bm25"
+K1, B = 0.9, 0.4
+
+
+class Found(NamedTuple):
+    """What a pool has for a query."""
+
+    ranking: Ranking  # best first
+    positives: dict[str, float]  # the scores of its positives, as far as the pool knows them
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """bounded: whether scores are at most 1 (cosines), so that a part of one means something; None: nobody knows."""
+
+    name: str
+    bounded: bool | None
+
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]: ...
+    def parent(self) -> dict[str, Any]:
+        """What it is, with digests (JSON)."""
+        ...
+
+
+class WordPool:
+    """BM25 over a corpus, which it holds in memory."""
+
+    bounded: bool | None = False
+
+    def __init__(self, passages: Iterable[Passage], progress: bool) -> None:
+        self.name = BM25_NAME
+        self._index = BM25(list(passages), K1, B, progress)
+
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
+        rankings = self._index.search(queries, depth)
+        found = []
+        for query, ids in zip(queries, positives, strict=True):
+            known = dict(rankings[query.id])
+            missing = [key for key in ids if key not in known]
+            scores = {key: known[key] for key in ids if key in known} | self._index.scores(query, missing)
+            found.append(Found(rankings[query.id], scores))
+        return found
+
+    def parent(self) -> dict[str, Any]:
+        return {"pool": BM25_NAME, "k1": K1, "b": B}
+
+
+class RunPool:
+    """A run's own exact search of a corpus that it encoded."""
+
+    def __init__(self, workdir: str, corpus: str, positives: set[str], backend: str = "auto") -> None:
+        """corpus: the name of the encoded corpus, "" for the only one. positives: ids that will be asked for."""
+        run = open_run(workdir)
+        self.name = run.workdir.name
+        self.bounded: bool | None = bool(run.config.normalize)
+        self.searcher = Searcher(run, choose_corpus(run, corpus), backend, many=True)
+        self._rows: dict[str, int] = {}
+        for first, ids in self.searcher.shards.id_blocks():
+            self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
+
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
+        found = self.searcher.search(queries, depth)
+        there = [[key for key in ids if key in self._rows] for ids in positives]
+        scores = self.searcher.scores(found.vectors, [[self._rows[key] for key in ids] for ids in there])
+        known = [dict(zip(*both, strict=True)) for both in zip(there, scores, strict=True)]
+        return [Found(found.rankings[query.id], mine) for query, mine in zip(queries, known, strict=True)]
+
+    def parent(self) -> dict[str, Any]:
+        run, shards = self.searcher.run, self.searcher.shards
+        return {"pool": str(run.workdir), "checkpoint": run.checkpoint, "corpus": shards.corpus}
+
+
+class FilePool:
+    """A file of rankings, of any format. It is read once, into a temporary file, a query's ranking a line: one is in
+    memory at a time, in whatever order queries are asked for. A positive that is not in its query's ranking scores
+    -inf: below all that are."""
+
+    bounded: bool | None = None
+
+    def __init__(self, source: str, policy: Policy) -> None:
+        """Raises DataError for bad records, and for a query whose lines are in two places."""
+        self.name, self._source = source, source
+        self._places: dict[str, int] = {}
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the pool)
+        for query, lines in groupby(run_lines(source, policy), key=lambda line: line.query_id):
+            found = ranked(lines, policy)[query]
+            if query in self._places:
+                told = f"the lines of query {query!r} are not together"
+                raise Where(Path(source), found[0].where.line).error("scattered query", told, "sort them by query")
+            self._places[query] = self._file.tell()
+            self._file.write(json.dumps([[line.passage_id, line.score] for line in found]).encode() + b"\n")
+
+    def ranking(self, query: str) -> list[tuple[str, float]]:
+        """Of a query, best first; empty if it has none."""
+        if query not in self._places:
+            return []
+        self._file.seek(self._places[query])
+        return [(key, score) for key, score in json.loads(self._file.readline())]
+
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
+        found = []
+        for query, ids in zip(queries, positives, strict=True):
+            ranking = self.ranking(query.id)
+            known = dict(ranking)
+            found.append(Found(ranking[:depth], {key: known.get(key, -math.inf) for key in ids}))
+        return found
+
+    def parent(self) -> dict[str, Any]:
+        return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
+
+
+def is_run(pool: str) -> bool:
+    """Whether a pool is named by the folder of a run."""
+    return Workdir(pool).contract.is_file()

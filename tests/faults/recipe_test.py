@@ -1,0 +1,57 @@
+"""kill -9 in every step of a recipe of two stages: the same command goes on, and with the same table."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.kills_test import leftovers
+from tests.faults.scripts import Script, start
+
+CONFIG = """from configs.base import get_config, two_stages
+
+
+def stages():
+    return two_stages(depth=20, keep=4)
+"""
+STEPS = [f"stage{number}.{step}" for number in (1, 2) for step in ("mine", "train", "encode", "search")]
+
+
+def begin(tiny: Tiny, folder: Path) -> Script:
+    config = tiny.root / "two_stages.py"
+    config.write_text(CONFIG)
+    flags = [flag for flag in tiny.training(folder) if not flag.startswith("--config=")]
+    more = [f"--config={config}", "--measures=RR@10", "--k=10", "--config.encode.tokens_per_batch=384"]
+    return start("jaxret/__main__.py", "recipe", *more, *flags)
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """What a recipe is for: the training files, the rankings and the table."""
+    files = [*folder.glob("mined/*.jsonl"), *folder.glob("stage*/runs/*.trec"), folder / "results.md"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.exists()}
+
+
+@pytest.mark.faults(25)
+def test_every_step(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    alone = begin(tiny, tmp_path / "alone")
+    assert alone.wait() == 0, alone.told
+    expected = made(tmp_path / "alone")
+    assert len(expected) == 5
+    random, folder = np.random.default_rng(0), tmp_path / "killed"
+    for step in STEPS:
+        process = begin(tiny, folder)
+        while f"== {step}" not in process.stdout and process.poll(0.005) is None:
+            pass
+        process.poll(random.uniform(0, 0.3))
+        process.kill()
+        killed = process.wait() == -signal.SIGKILL
+        done = [path.stem for path in (folder / "done").glob("*.json")]
+        before = STEPS[: STEPS.index(step)]
+        trials.count(killed and set(before) <= set(done), f"{step}: {process.told}")
+    last = begin(tiny, folder)
+    ended = last.wait() == 0
+    trials.count(ended and made(folder) == expected and not leftovers(folder), f"{last.told} {leftovers(folder)}")

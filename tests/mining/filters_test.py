@@ -1,0 +1,159 @@
+"""Which passages may become negatives: each filter by hand, and what choosing makes of several pools."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.records import Passage, Query
+from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.mining.asked import Asked
+from jaxret.mining.choose import Chooser
+from jaxret.mining.filters import FILTERS, Case, Settings, kept_by
+from jaxret.mining.pools import Found
+
+GOLD = Passage("gold", "The Seine runs through Paris.")
+PASSAGES = (
+    GOLD,
+    Passage("copy", "the  SEINE runs\nthrough paris."),
+    Passage("echo", "Which river runs through the capital of France?"),
+    Passage("right", "Paris lies on the Seine, of course."),
+    Passage("near", "The Rhine runs through Basel."),
+    Passage("far", "Cats chase mice."),
+)
+SCORES = np.array([0.9, 0.9, 0.88, 0.87, 0.84, 0.2])
+QUERY = Query("q", "which river runs through the capital of France?", ("the Seine", "La Seine"))
+CASE = Case(QUERY, (GOLD,), frozenset(["gold"]), PASSAGES, SCORES, 0.9)
+
+
+def names(case: Case = CASE, **settings: Any) -> list[str]:
+    kept, _ = kept_by(case, Settings(**settings), AnswerMatcher())
+    return [passage.id for passage, one in zip(case.passages, kept, strict=True) if one]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"answers": False}, ["right", "near", "far"]),
+        ({}, ["near", "far"]),
+        ({"margin": 0.0}, ["near", "far"]),
+        ({"margin": 0.05, "answers": False}, ["near", "far"]),  # 0.85 is the limit
+        ({"margin": 0.07, "answers": False}, ["far"]),  # 0.83
+        ({"share": 0.95, "answers": False}, ["near", "far"]),  # 0.855
+        ({"share": 0.93, "answers": False}, ["far"]),  # 0.837
+        ({"max_score": 0.7}, ["far"]),
+        ({"max_score": 0.2}, []),  # at it is out
+        ({"min_score": 0.5}, ["near"]),
+        ({"min_score": 0.84}, ["near"]),  # at it is in
+    ],
+)
+def test_what_each_setting_leaves(settings: dict[str, Any], left: list[str]) -> None:
+    assert names(**settings) == left
+
+
+def test_a_share_of_a_negative_score_is_below_it() -> None:
+    case = replace(CASE, scores=SCORES - 1.5, positive=-0.6)  # limit -0.63, where 0.95 x -0.6 = -0.57 would be above
+    assert names(case, share=0.95, answers=False) == ["near", "far"]
+
+
+@pytest.mark.parametrize("unknown", [math.nan, -math.inf])
+def test_nothing_is_below_a_positive_that_nobody_scored(unknown: float) -> None:
+    case = replace(CASE, positive=unknown)
+    assert names(case, margin=0.1) == names(case, share=0.5) == []
+    assert names(case) == ["near", "far"], "where no score is compared, none is needed"
+    scores = SCORES.copy()
+    scores[5] = math.nan
+    assert names(replace(CASE, scores=scores), margin=0.05) == ["near"]
+
+
+def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> None:
+    _, counts = kept_by(CASE, Settings(margin=0.07), AnswerMatcher())
+    assert list(counts) == list(FILTERS)
+    assert [count for count in counts.values() if count] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"depth": 10, "skip": 10}, "ranks 11 to 10: there are none"),
+        ({"keep": 0}, "keep is 0"),
+        ({"draw": "best"}, "draw is 'best'; it must be top or sample"),
+        ({"share": 1.5}, "share is 1.5"),
+        ({"margin": -0.1}, "margin is -0.1"),
+        ({"positives_from_retrieval": True, "answers": False}, "goes by answer strings"),
+    ],
+)
+def test_settings_that_mean_nothing(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Settings(**settings)
+
+
+# Choosing
+
+TEXTS = {passage.id: passage for passage in PASSAGES}
+RANKING = [(passage.id, score) for passage, score in zip(PASSAGES, SCORES.tolist())]
+FOUND = Found(RANKING, {"gold": 0.9})
+ASKED = Asked(QUERY, (GOLD,))
+
+
+def test_one_pool_keeps_its_scores() -> None:
+    chooser = Chooser(Settings(keep=1, draw="top"))
+    example = chooser.example(ASKED, [FOUND], TEXTS)
+    assert example is not None
+    assert ([p.id for p in example.negatives], example.negative_scores) == (["near"], (0.84,))
+    assert (example.positives, example.positive_scores) == ((GOLD,), (0.9,))
+    assert (chooser.tally.found, chooser.tally.left, chooser.tally.kept) == (6, 2, 1)
+
+
+def test_two_pools_are_one_record_without_scores() -> None:
+    other = Found([("far", 12.0), ("near", 3.0)], {"gold": 14.0})
+    example = Chooser(Settings(keep=1, draw="top")).example(ASKED, [FOUND, other], TEXTS)
+    assert example is not None
+    assert [p.id for p in example.negatives] == ["near", "far"]
+    assert example.positive_scores == example.negative_scores == ()
+
+
+def test_a_window_of_ranks() -> None:
+    example = Chooser(Settings(depth=5, skip=4, answers=False)).example(ASKED, [FOUND], TEXTS)
+    assert example is not None
+    assert [p.id for p in example.negatives] == ["near"], "rank 5, before any filter"
+
+
+def test_a_sample_depends_on_seed_and_query_alone() -> None:
+    many = {f"p{i}": Passage(f"p{i}", f"text {i}") for i in range(50)}
+    found = Found([(key, 1 - i / 100) for i, key in enumerate(many)], {})
+
+    def drawn(seed: int, query: str = "q") -> list[str]:
+        chooser = Chooser(Settings(keep=5, seed=seed))
+        chooser.example(ASKED, [FOUND], TEXTS)  # what came before changes nothing
+        example = chooser.example(Asked(Query(query, "a"), (GOLD,)), [found], many)
+        assert example is not None
+        return [p.id for p in example.negatives]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1) != drawn(1, "another")
+    assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
+
+
+def test_a_positive_is_known_by_its_text_where_it_has_no_id() -> None:
+    asked = Asked(QUERY, (Passage("a1b2", GOLD.text),))  # of a file without ids
+    example = Chooser(Settings(margin=0.05, keep=9)).example(asked, [Found(RANKING, {})], TEXTS)
+    assert example is not None
+    assert example.positive_scores == (0.9,)
+    assert [p.id for p in example.negatives] == ["near", "far"]
+
+
+def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> None:
+    chooser = Chooser(Settings(positives_from_retrieval=True, draw="top"))
+    example = chooser.example(Asked(QUERY), [FOUND], TEXTS)
+    assert example is not None
+    assert [p.id for p in example.positives] == ["gold", "copy", "right"]
+    assert example.positive_scores == (0.9, 0.9, 0.87)
+    assert [p.id for p in example.negatives] == ["near", "far"], "the echo of the question is none either"
+    nobody = Asked(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
+    assert chooser.example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
+    assert chooser.tally.queries["found no passage with an answer, and are left out"] == 1

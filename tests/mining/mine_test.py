@@ -1,0 +1,289 @@
+"""Mining from files to files: what a plain reading of the same files gives, and training on what was written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.files import DataError, Policy
+from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
+from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
+from jaxret.data.records import Example
+from jaxret.mining import mine as mining
+from jaxret.mining.asked import read_asked, stream_examples
+from jaxret.mining.audit import audit
+from jaxret.mining.filters import Settings
+from jaxret.mining.mine import Job, mine, parents_path
+from jaxret.mining.pools import FilePool, RunPool
+from jaxret.retrieval.encode import encode_corpus
+from jaxret.storage import read_sealed, sha256_file
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+TOP = Settings(depth=20, keep=5, draw="top", answers=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set, and a run file of its training queries."""
+    folder = tmp_path_factory.mktemp("mining")
+    write_data(folder / "data")
+    random, passages = np.random.default_rng(0), [p.id for p in read_corpus(folder / "data")]
+    queries = dict.fromkeys(j.query_id for j in read_judgements(folder / "data", "train"))
+    rankings = {}
+    for query in reversed(queries):  # not in the order of the queries
+        ids = random.choice(passages, 30, replace=False)
+        rankings[query] = list(zip(ids.tolist(), np.sort(random.random(30))[::-1].tolist()))
+    write_run(folder / "run.trec", rankings, "test")
+    return folder
+
+
+def job(root: Path, out: Path, *pools: str, settings: Settings = TOP) -> Job:
+    data = str(root / "data")
+    return Job(data, pools or (str(root / "run.trec"),), str(out), corpus=data, settings=settings)
+
+
+def plainly(root: Path, settings: Settings) -> dict[str, list[str]]:
+    """Query -> its first passages of the run file that are not judged relevant and have another text."""
+    texts = {p.id: " ".join(p.text.lower().split()) for p in read_corpus(root / "data")}
+    relevant: dict[str, set[str]] = {}
+    for one in read_judgements(root / "data", "train"):
+        if one.relevance > 0:
+            relevant.setdefault(one.query_id, set()).add(one.passage_id)
+    found = {}
+    for query, ranking in read_run(root / "run.trec").items():
+        known = {texts[key] for key in relevant[query]}
+        left = [key for key, _ in ranking[: settings.depth] if key not in relevant[query] and texts[key] not in known]
+        found[query] = left[: settings.keep]
+    return found
+
+
+def test_a_run_file_gives_what_a_plain_reading_gives(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mining, "RANKED", 16)  # three blocks, of parts each
+    monkeypatch.setattr(mining, "READ", 5)
+    done = mine(job(root, tmp_path / "a.jsonl"), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl", targets=False)
+    assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
+    assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
+    assert [e.query.id for e in examples] == [
+        one.query.id for one in read_asked(str(root / "data"), "train", Policy()).asked
+    ]
+    assert done.tally.kept == sum(len(e.negatives) for e in examples)
+    monkeypatch.undo()
+    mine(job(root, tmp_path / "b.jsonl"), progress=False)
+    assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
+
+
+def test_scores_are_those_of_the_run(root: Path, tmp_path: Path) -> None:
+    mine(job(root, tmp_path / "a.jsonl"), progress=False)
+    run = read_run(root / "run.trec")
+    scored = [e for e in read_examples(tmp_path / "a.jsonl", targets=False) if e.negative_scores]
+    assert scored, "some positives are among the 30"
+    for example in scored:
+        known = dict(run[example.query.id])
+        assert list(example.negative_scores) == [known[p.id] for p in example.negatives]
+        assert list(example.positive_scores) == [known[p.id] for p in example.positives]
+
+
+def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path: Path) -> None:
+    mine(job(root, tmp_path / "a.jsonl"), progress=False)
+    texts = {p.id: p for p in read_corpus(root / "data")}
+    for example in stream_examples(tmp_path / "a.jsonl", Policy()):
+        assert all(texts[p.id] == p for p in (*example.positives, *example.negatives))
+        assert example.query.answers
+    parents = read_sealed(parents_path(tmp_path / "a.jsonl"))
+    assert parents["file"] == {"name": "a.jsonl", "sha256": sha256_file(tmp_path / "a.jsonl")}
+    assert parents["pools"][0]["files"] == {str(root / "run.trec"): sha256_file(root / "run.trec")}
+    assert parents["corpus"]["sha256"] == sha256_file(root / "data" / "corpus.jsonl")
+    assert parents["settings"]["keep"] == 5
+    assert parents["queries"]["count"] == 40
+
+
+def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Path) -> None:
+    scores = {}
+    for depth in (1, 1000):
+        mine(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)), progress=False)
+        examples = list(stream_examples(tmp_path / "a.jsonl", Policy()))
+        scores[depth] = {e.query.id: e.positive_scores for e in examples}
+    assert scores[1] == scores[1000]
+    assert {len(e.positives) for e in examples} == {len(found) for found in scores[1].values()} == {1, 2}
+    assert sum(len(e.negatives) for e in examples) > 100
+
+
+def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_path: Path) -> None:
+    rankings = {
+        query: sorted(((key, float(i)) for i, (key, _) in enumerate(found)), key=lambda pair: -pair[1])
+        for query, found in read_run(root / "run.trec").items()
+    }  # the other way round
+    write_run(tmp_path / "teacher.trec", rankings, "test")
+    settings = replace(TOP, margin=1.0)
+    given = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))
+    mine(given, progress=False)
+    examples = list(stream_examples(tmp_path / "a.jsonl", Policy()))
+    assert any(e.negatives for e in examples)
+    for example in examples:
+        known = dict(rankings[example.query.id])
+        assert all(known[n.id] < min(known[p.id] for p in example.positives) - 1.0 for n in example.negatives)
+        if example.negatives:
+            assert list(example.negative_scores) == [known[n.id] for n in example.negatives]
+
+
+def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -> None:
+    """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
+    mine(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)
+    first = list(stream_examples(tmp_path / "first.jsonl", Policy()))
+    settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
+    given = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(str(tmp_path / "first.jsonl"),))
+    mine(given, progress=False)
+    examples = read_examples(tmp_path / "a.jsonl")
+    targets = sum(len(e.positives) for e in first)
+    mined, followed = examples[:-targets], examples[-targets:]
+    assert {(e.query.id, e.positives[0].id) for e in followed} == {
+        (e.query.id, p.id) for e in first for p in e.positives
+    }
+    assert max(len(e.negatives) for e in followed) == 5
+    run = read_run(root / "run.trec")
+    for example in mined:
+        (answer,) = example.query.answers
+        ranks = [key for key, _ in run[example.query.id][:4]]
+        assert all(answer in p.text.split() for p in example.positives)
+        assert [p.id for p in example.positives] == sorted((p.id for p in example.positives), key=ranks.index)
+        assert not any(answer in p.text.split() for p in example.negatives)
+    assert 0 < len({e.query.id for e in mined}) == len(mined) < 40, "one example a query, not one a positive"
+    assert any(len(e.positives) > 1 for e in mined)
+
+
+def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path) -> None:
+    queries = read_queries(root / "data")[:7]
+    write_dpr_queries(tmp_path / "train.qa.csv", queries)
+    settings = Settings(depth=20, positives_from_retrieval=True)
+    given = Job(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(root / "data"))
+    mine(replace(given, settings=settings), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl")
+    assert {e.query.id for e in examples} == {str(i) for i in range(7)}
+    assert read_examples(tmp_path / "a.jsonl", targets=False) == examples
+
+
+def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
+    given = read_examples(root / "data", "train", targets=False)
+    write_dpr_examples(tmp_path / "train.json", given)
+    mine(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl")
+    assert [e.positives for e in examples] == [e.positives for e in given]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda j: replace(j, pools=()), "there is no pool to mine"),
+        (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, pools=(j.data,), corpus=""), "data' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, corpus=""), r"give the corpus \(--corpus\)"),
+        (lambda j: replace(j, pools=("bm25",), settings=Settings(share=0.95)), "scores of bm25 have no bound"),
+        (
+            lambda j: replace(j, pools=("bm25", *j.pools), settings=Settings(positives_from_retrieval=True)),
+            "takes the positives of one pool",
+        ),
+        (lambda j: replace(j, concat=(j.out,)), "would be written while it is read"),
+        (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
+    ],
+)
+def test_what_means_nothing(change: Callable[[Job], Job], told: str, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=told):
+        mine(change(job(root, tmp_path / "a.jsonl")), progress=False)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "other", train=2, dev=1)
+    corpus = (tmp_path / "other" / "corpus.jsonl").read_text()
+    (tmp_path / "other" / "corpus.jsonl").write_text(re.sub(r'"_id": "', '"_id": "x', corpus))
+    with pytest.raises(ValueError, match="nothing that was retrieved is in the corpus"):
+        mine(replace(job(root, tmp_path / "a.jsonl"), corpus=str(tmp_path / "other")), progress=False)
+
+
+def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
+    lines = ["q1 Q0 a 1 3.0 t", "q2 Q0 a 1 3.0 t", "q1 Q0 b 2 2.0 t"]
+    (tmp_path / "a.trec").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"a\.trec:3: the lines of query 'q1' are not together; sort them by query"):
+        FilePool(str(tmp_path / "a.trec"), Policy())
+    (tmp_path / "a.trec").write_text("\n".join([*lines[::2], lines[1]]) + "\n")
+    pool = FilePool(str(tmp_path / "a.trec"), Policy())
+    assert pool.ranking("q1") == [("a", 3.0), ("b", 2.0)]
+    assert pool.ranking("q3") == []
+
+
+def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> None:
+    asked = read_asked(str(root / "data"), "train", Policy()).asked
+    one, other = asked[1], asked[2]
+    positive = one.positives[0]
+    words = positive.text.split()
+    rows = [
+        {"docid": positive.id, "text": "as it was before", "score": 3.0},  # again, by its id
+        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again, by its text
+        {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},  # another's
+        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"]), "score": 0.25},
+        {"docid": "else", "text": "nothing alike", "score": 2.5},
+    ]
+    record = {
+        "query_id": one.query.id,
+        "query": one.query.text,
+        "answers": ["alike"],
+        "positive_passages": [{"docid": "first", "text": "a passage", "score": 2.0}],
+        "negative_passages": rows,
+    }
+    record["positive_passages"].append({"docid": "second", "text": positive.text, "score": 9.0})  # type: ignore[attr-defined]
+    empty = {"query_id": "x", "query": "x", "positive_passages": [{"docid": "y", "text": "y"}], "negative_passages": []}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [record, empty])) + "\n")
+    found = audit(tmp_path / "a.jsonl", asked)
+    near = len(set(words)) / (len(set(words)) + 1) >= 0.8
+    assert (found.records, found.without_negatives, found.negatives) == (2, 1, 5)
+    assert (found.again, found.of_others, found.nearly) == (2, 1, int(near))
+    assert (found.answers, found.answerable, found.above, found.scored) == (1, 5, 2, 5)
+    assert "2 of 5  the positive again" in str(found)
+
+
+def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same negatives and scores as from the run file of a search; positives are scored by the model too."""
+    write_encoder(tmp_path / "encoder")
+    run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)
+    encode_corpus(run, root / "data", progress=False)
+    asked = read_asked(str(root / "data"), "train", Policy()).asked
+    positives = [[p.id for p in one.positives] for one in asked]
+    pool = RunPool(str(tmp_path / "run"), "", {key for ids in positives for key in ids})
+    every = pool.rank([one.query for one in asked], positives, 1000)
+    for found, ids in zip(every, positives, strict=True):
+        whole = dict(found.ranking)
+        assert found.positives == {key: whole[key] for key in ids}, "as search scores them"
+    write_run(tmp_path / "own.trec", {one.query.id: f.ranking for one, f in zip(asked, every)}, "own")
+    settings = replace(TOP, share=0.999)
+
+    def negatives(name: str, given: Job) -> dict[str, list[str]]:
+        mine(replace(given, out=str(tmp_path / name), settings=settings), progress=False)
+        examples: list[Example] = list(stream_examples(tmp_path / name, Policy()))
+        assert all(s < 0.999 * min(e.positive_scores) for e in examples for s in e.negative_scores)
+        return {e.query.id: [p.id for p in e.negatives] for e in examples}
+
+    own = negatives("own.jsonl", Job(str(root / "data"), (str(tmp_path / "run"),), ""))
+    assert own == negatives("file.jsonl", job(root, tmp_path / "x", str(tmp_path / "own.trec")))
+    assert any(own.values())
+    assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
+    parents = read_sealed(tmp_path / "own.parents.json")
+    assert parents["pools"][0]["checkpoint"] == run.checkpoint
+
+    class Raw(RunPool):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.bounded = False  # as of a run without normalize
+
+    monkeypatch.setattr(mining, "RunPool", Raw)
+    with pytest.raises(ValueError, match="scores of run have no bound"):
+        mine(Job(str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "z"), settings=settings), progress=False)
