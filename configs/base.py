@@ -17,6 +17,8 @@ def require_suffix(file: str, suffix: str, allowed: Iterable[str]) -> None:
 def get_config() -> ConfigDict:
     c = ConfigDict()
 
+    c.task = "retrieval"  # what is trained: retrieval (vectors of queries and of passages)
+
     # What the encoder is. checkpoint: a Hugging Face directory, a hub name (looked up in the local cache), or
     # package:NAME/FOLDER for weights shipped in an installed Python package. The modules of a sentence-transformers
     # directory decide head.token, normalize, tokens.query_length, passage_length and the prompts where these are as

@@ -84,6 +84,19 @@ class Batch:
     pseudo_queries: Int[Array, "N U"] | None = None  # token ids of each document's pseudo-query, padded with -1
     teacher_scores: Float[Array, "B G"] | None = None  # of each query with its own documents
 
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that encoders compute."""
+        return self.queries, self.documents
+
+    @property
+    def size(self) -> int:
+        """Queries of it (of each, if several are stacked), with empty places."""
+        return self.positives.shape[-1]
+
+
+AnyBatch: TypeAlias = Any  # a Batch, or another struct of arrays by row that has `texts` and `size`
+
 
 VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxret.data.packing import SAMPLE, USUAL, Packer, Placed, Side, choose
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokenizer import TextTokenizer, Truncation, joined
 from jaxret.storage import sha256_json_lists
-from jaxret.types import Batch, Packing, Ragged, Tokens
+from jaxret.types import AnyBatch, Batch, Packing, Ragged, Tokens
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def packed_tokens(texts: Ragged, rows: np.ndarray, mine: slice, side: Side, plac
     return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
 
 
-def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
+def stack(batches: Sequence[AnyBatch], pad_id: int) -> AnyBatch:
     """Host batches of one size as one, [batches, ...], texts padded to the longest, or in as many rows as the most; of
     one batch, that batch."""
     if len(batches) == 1:
@@ -270,9 +270,10 @@ def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
             for some, pad in zip(tokens, pads, strict=True)
         ]
 
+    sides = [field.name for field in fields(batches[0]) if isinstance(getattr(batches[0], field.name), Tokens)]
     padded = [
-        replace(batch, queries=queries, documents=documents)
-        for batch, queries, documents in zip(batches, longest("queries"), longest("documents"), strict=True)
+        replace(batch, **dict(zip(sides, tokens)))
+        for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 

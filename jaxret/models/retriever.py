@@ -14,13 +14,14 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.fused import PLATFORMS
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
-from jaxret.models.heads import HEADS, make_head
+from jaxret.models.heads import HEADS, make_head, stored_parameters
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
@@ -134,9 +135,36 @@ class Retriever:
         }
 
     @property
+    def compute(self) -> Compute:
+        return self.module.compute
+
+    @property
     def longest(self) -> int:
         """Tokens that a text may have."""
         return self.module.config.longest
+
+    def text_options(self) -> dict[str, Any]:
+        """What else than in every family a tokenizer does: fields of TextTokenizer."""
+        return self.module.head.text_options()
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Raises ValueError for a tokenizer whose words do not fit the head."""
+        self.module.head.check_tokenizer(tokenizer)
+
+    def stored_head(self, root: Path) -> Params:
+        """What a model's directory has for the parameters of the head; {} if nothing."""
+        return stored_parameters(root, self.module.head)
+
+    def reference_options(self) -> tuple[str, ...]:
+        """What is set as a published implementation has it, where that is not as in the paper."""
+        return self.module.head.reference_options()
+
+    def differences(self) -> tuple[str, ...]:
+        """What is computed otherwise than the reference does, by default."""
+        every_layer = self.module.head.keep("passage").layers == "all"
+        if every_layer and getattr(self.module.config, "normalize_intermediate", False):
+            return ("layers below the last get the final norm (encoder.normalize_intermediate)",)
+        return ()
 
     def encode(
         self,

@@ -26,7 +26,8 @@ from jaxret.runs.adopt import adopt
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.step import make_objective, make_rule, make_train_step, new_state
+from jaxret.training.retrieving import make_objective
+from jaxret.training.step import make_rule, make_train_step, new_state
 from jaxret.types import Batch, Packing, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name

@@ -25,6 +25,7 @@ from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
+from jaxret.models.model import Model
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract, require_same, understood
 from jaxret.runs.embedder import Embedder, Programs
@@ -41,9 +42,9 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the head or
-    the encoder cannot do with it."""
+def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTokenizer:
+    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the model cannot do
+    with it."""
     tokens = config.tokens
     tokenizer = TextTokenizer.load(
         directory,
@@ -52,13 +53,13 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
         query_prompt=tokens.query_prompt,
         passage_prompt=tokens.passage_prompt,
         title_separator=tokens.title_separator,
-        **retriever.module.head.text_options(),
+        **model.text_options(),
     )
     try:
-        retriever.module.head.check_tokenizer(tokenizer)
+        model.check_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{error} (tokenizer of {directory})") from error
-    known, words = tokenizer.backend.get_vocab_size(), retriever.module.config.vocab_size
+    known, words = tokenizer.backend.get_vocab_size(), model.module.config.vocab_size
     if known > words:  # a lookup outside the table gives some other word's row, or NaN
         raise ValueError(f"the tokenizer of {directory} knows {known} words, but its encoder has {words} embeddings")
     return tokenizer

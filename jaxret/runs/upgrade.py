@@ -19,6 +19,7 @@ ABSENT: dict[str, Any] = {
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
     "mesh.platform": "",
     "optimizer.ema": 0.0,
+    "task": "retrieval",
     "tokens.packing": False,
     "tokens.passage_prompt": "",
     "tokens.query_prompt": "",

@@ -110,7 +110,7 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
+def reference_options(config: ConfigDict) -> list[str]:
     """The options that follow a published implementation where it differs from its paper, to be printed."""
     options = {
         "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
@@ -123,7 +123,7 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
             bool(config.data.dev) and "average_rank" in (config.validation.metric, config.validation.then)
         ),
     }
-    return [*retriever.module.head.reference_options(), *(name for name, on in options.items() if on)]
+    return [name for name, on in options.items() if on]
 
 
 def check_model(config: ConfigDict, retriever: Retriever) -> None:
