@@ -7,6 +7,7 @@ VERBS = {
     "train": "train a retriever; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
     "search": "search an encoded corpus exactly, and evaluate",
+    "rerank": "a run by the scores of a cross-encoder; or training data with them",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
     "verify": "everything in a folder against its digests; names what is wrong",

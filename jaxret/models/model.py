@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -14,6 +14,7 @@ from jaxret.models.encoders.layers import Compute
 Params = dict[str, Any]
 
 
+@runtime_checkable
 class Model(Protocol):
     """Shapes and computation, without parameters. Those under a name that ends in "encoder" come from pre-trained
     files; all others are drawn, or what `stored_head` finds."""

@@ -203,7 +203,7 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
             )
         shapes = replace(shapes, num_layers=config.encoder.layers)
     options: dict[str, Any] = {
-        "mlm_head": "mlm_head" in make_head(config, shapes).needs(),
+        "mlm_head": config.task == "retrieval" and "mlm_head" in make_head(config, shapes).needs(),
         "normalize_intermediate": config.encoder.normalize_intermediate,
     }
     there = {field.name for field in fields(shapes)}
@@ -214,35 +214,42 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
     return replace(shapes, **{name: value for name, value in options.items() if name in there})
 
 
-def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
-    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
-    mean nothing."""
+def choose(table: dict[str, Any], key: str, name: str) -> Any:
+    """What a table has under a name. Raises ValueError, with the key of the config, if it has nothing."""
+    if name not in table:
+        raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
+    return table[name]
 
-    def choose(table: dict[str, Any], key: str, name: str) -> Any:
-        if name not in table:
-            raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
-        return table[name]
 
-    head = make_head(config, shapes)
-    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
-    problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
-    if problem:
-        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
+def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
+    """How a config wants its encoder computed. Raises ValueError for what the encoder cannot have."""
     dtype = choose(DTYPES, "encoder.dtype", config.encoder.dtype)
     choose(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
     choose(PLATFORMS, "encoder.attention", config.encoder.attention)
     if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
+    if config.encoder.attention == "cudnn" and dtype == jnp.float32:
+        raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
+    return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
+
+
+def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
+    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
+    mean nothing."""
+    head = make_head(config, shapes)
+    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
+    problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
+    if problem:
+        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
+    compute = check_compute(config, shapes)
     if config.encoder.attention != "plain" and head.unseen():
         raise ValueError(
             f"encoder.attention is {config.encoder.attention!r}, whose kernel computes no token that others do not "
             f"see, and here are {head.unseen()}: use 'plain'"
         )
-    if config.encoder.attention == "cudnn" and dtype == jnp.float32:
-        raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
     module = RetrieverModule(
         config=shapes,
-        compute=Compute(dtype, config.encoder.recompute, attention=config.encoder.attention),
+        compute=compute,
         tied=config.encoder.tied,
         head=head,
         pooling=pooling,
@@ -252,10 +259,10 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:
-    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and every head if one is
-    given."""
+    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and in every head
+    the parts that are given."""
     encoders = {name: weights for name in params if name.endswith("encoder")}
-    encoders |= {name: head for name in params if head and name.endswith("head")}
+    encoders |= {name: {**params[name], **head} for name in params if head and name.endswith("head")}
     found, expected = traverse_util.flatten_dict(encoders), traverse_util.flatten_dict({n: params[n] for n in encoders})
     for path, leaf in expected.items():
         if np.shape(found.get(path)) != tuple(leaf.shape):

@@ -93,7 +93,9 @@ def as_stated(config: ConfigDict) -> ConfigDict:
 
 
 def retriever_of(config: ConfigDict, directory: Path) -> Retriever:
-    """Raises ValueError for settings that do not fit the encoder."""
+    """Raises ValueError for settings that do not fit the encoder, and for what is no retriever."""
+    if config.task != "retrieval":
+        raise ValueError(f"task is {config.task!r}; what is planned is a retriever: task='retrieval'")
     return build_retriever(config, encoder_config(config, directory))
 
 

@@ -19,6 +19,7 @@ from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.fused import require_kernel, told
 from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.model import Model
+from jaxret.models.retriever import encoder_config
 from jaxret.runs.adopt import adopt
 from jaxret.runs.contract import make_contract
 from jaxret.runs.resume import Changes, require_same_run
@@ -90,14 +91,14 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterabl
     asked = recorded_statement(workdir) if begun else task.stated(find(name, download))
     config, adopted = adopt(config, asked, name, given)
     changes = require_same_run(workdir, config) if begun else {}
-    model = task.build(config, encoder)
+    model = task.build(config, encoder_config(config, encoder))
     task.check(config, model)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     if adopted:
         say(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
     say(told(config.encoder.attention))
-    for option in (*model.reference_options(), *reference_options(config)):
+    for option in reference_options(config, model):
         say(f"as a published implementation does it, not its paper: {option}")
     for difference in model.differences():
         say(f"ours, not the reference's: {difference}")

@@ -33,7 +33,7 @@ from jaxret.training.state import first_state, restore_state
 from jaxret.training.step import TrainState, make_rule, make_train_step
 from jaxret.training.task import Plan, Task
 from jaxret.training.tasks import task_of
-from jaxret.types import Batch
+from jaxret.types import AnyBatch
 
 
 @dataclass
@@ -207,7 +207,7 @@ class Trainer:
         skipped = int(state.skipped)
         return {"learning_rate": float(self.schedule(max(step - skipped - 1, 0))), "skipped_steps": skipped}
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> AnyBatch:
         """This process's part of a step's batch, on the mesh; of its batches, stacked, if it takes several."""
         assert self.data is not None  # else there are no steps
         part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate

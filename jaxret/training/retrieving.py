@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jaxret.distributed import by_row, replicated
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import DTYPES, Retriever, build_retriever, encoder_config
+from jaxret.models.retriever import DTYPES, Retriever, build_retriever
 from jaxret.runs.run import make_embedder
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.begin import Job, Texts, read_texts
@@ -151,10 +150,6 @@ def make_validation(
     return Validation(dev, collection, plan, make_eval_step(objective, params), ranker, progress)
 
 
-def _build(config: ConfigDict, directory: Path) -> Retriever:
-    return build_retriever(config, encoder_config(config, directory))
-
-
 def _plan(job: Job, texts: Texts, objective: RetrievalObjective) -> BatchPlan:
     plan = batch_plan(job.config, objective.retriever, job.config.train.batch_size, job.mesh.size)
     if texts.train and job.config.tokens.packing:
@@ -170,4 +165,4 @@ def _validate(job: Job, texts: Texts, objective: RetrievalObjective, params: Par
     )
 
 
-RETRIEVAL = Task(stated, _build, check_model, read_texts, make_objective, _plan, _validate)
+RETRIEVAL = Task("retrieval", stated, build_retriever, check_model, read_texts, make_objective, _plan, _validate)

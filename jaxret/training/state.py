@@ -20,7 +20,7 @@ from jaxret.distributed import replicated, shardings
 from jaxret.models.encoders.pretrained import Params, find, load_pretrained, resolve, stores_mlm_head, weights_digest
 from jaxret.models.model import Model
 from jaxret.models.retriever import with_pretrained
-from jaxret.runs.run import open_run
+from jaxret.runs.run import open_model
 from jaxret.training.begin import Job, Texts
 from jaxret.training.step import Rule, TrainState, make_rule, new_state
 
@@ -52,7 +52,7 @@ def first_state(
         require_same_start(job, start, f"{directory}/model.safetensors")
         weights = load_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
-    other = open_run(source)
+    other = open_model(source, job.task.name, job.task.build)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
     require_same_start(job, other.checkpoint, f"the best checkpoint of {source}")

@@ -24,7 +24,7 @@ class TrainState:
     """Everything a run is. Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and
     nothing changes any more: params and step stay those before the bad step, so that it can be looked into."""
 
-    params: Params
+    params: Any
     opt_state: optax.OptState
     step: jax.Array  # int32 [], updates made or skipped
     healthy: jax.Array  # bool []

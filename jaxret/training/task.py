@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a job holds its task
     from jaxret.training.begin import Job, Texts
 
 
+@runtime_checkable
 class Plan(Protocol):
     """How examples become batches: a pure function of the seeds and the number of the batch."""
 
@@ -49,16 +50,17 @@ Validate = Callable[[Params], dict[str, float]]
 class Task:
     """What the loop trains, in the order in which it asks.
 
-    stated: what a model's directory says of the config. build: the model, from a config and the encoder's config.json.
-    check: raises ValueError for settings that the model, or this task, cannot have. read: tokenizer, contract and data.
-    objective: of (config, model, mesh, epochs of a batch). plan: how its batches are made. validate: what measures
-    parameters, or None without a dev set.
+    name: what `config.task` says. stated: what a model's directory says of the config. build: the model, from a config
+    and the encoder's. check: raises ValueError for settings that the model, or this task, cannot have. read: tokenizer,
+    contract and data. objective: of (config, model, mesh, epochs of a batch). plan: how its batches are made. validate:
+    what measures parameters, or None without a dev set. Each is given the task's own model and objective.
     """
 
+    name: str
     stated: Callable[[Path], dict[str, Any]]
-    build: Callable[[ConfigDict, Path], Model]
-    check: Callable[[ConfigDict, Model], None]
+    build: Callable[[ConfigDict, Any], Model]
+    check: Callable[[ConfigDict, Any], None]
     read: Callable[[Job], Texts]
-    objective: Callable[[ConfigDict, Model, Mesh, float], Objective]
-    plan: Callable[[Job, Texts, Objective], Plan]
-    validate: Callable[[Job, Texts, Objective, Params], Validate | None]
+    objective: Callable[[ConfigDict, Any, Mesh, float], Objective]
+    plan: Callable[[Job, Texts, Any], Plan]
+    validate: Callable[[Job, Texts, Any, Params], Validate | None]

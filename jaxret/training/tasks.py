@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+from jaxret.training.reranking import RERANKING
 from jaxret.training.retrieving import RETRIEVAL
 from jaxret.training.task import Task
 
-TASKS: dict[str, Task] = {"retrieval": RETRIEVAL}
+TASKS: dict[str, Task] = {task.name: task for task in (RETRIEVAL, RERANKING)}
 
 
 def task_of(config: ConfigDict) -> Task:

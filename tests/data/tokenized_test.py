@@ -69,9 +69,9 @@ def equal(one: Any, two: Any) -> bool:
     "given", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
 )
 def test_a_training_set_is_that_of_the_text(
-    given: dict[str, str], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = {"path": "data"} | given
+    paths: dict[str, Any] = {"path": "data"} | given
     source = ExampleSource(split="train", on_error="error", **{key: str(root / name) for key, name in paths.items()})
     examples = read_examples(source.path, "train", negatives_run=source.negatives_run or None)
     imagined = {f"p{i}": f"music {i}" for i in range(0, 30, 2)} if source.pseudo_queries else None
@@ -158,6 +158,7 @@ def test_every_file_that_is_read_is_watched(root: Path, monkeypatch: pytest.Monk
 
 def test_files_that_are_missing(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     source = ExampleSource(str(root / "data"), "train", "error")
+    change: dict[str, Any]
     for change, message in (
         ({"path": str(root / "nowhere")}, "nowhere: this file does not exist"),
         ({"split": "nosplit"}, r"nosplit\.tsv \(nor its \.gz\)|nosplit\.tsv: this file"),
