@@ -10,7 +10,6 @@ from pathlib import Path
 from jaxret.data.files import Where
 from jaxret.data.formats import (
     Policy,
-    describe,
     read_corpus,
     read_examples,
     read_judgements,
@@ -59,7 +58,6 @@ def rerank_run(
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
     rankings = read_run(run, policy)
-    print(f"{run}: {describe(run, 'rankings')}, {len(rankings):,} queries")
     asked = {query.id: query for query in read_queries(queries, policy, split) if query.id in rankings}
     missing = [query for query in rankings if query not in asked]
     if missing:

@@ -98,7 +98,7 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     bare = write_records(tmp_path / "bare.jsonl", unscored)
     for given, name in (({"path": str(bare)}, "bare.jsonl"), ({"teacher_run": str(tmp_path / "other.trec")}, "other")):
         write_run(tmp_path / "other.trec", {"nobody": [("nothing", 1.0)]}, tag="teacher")
-        with pytest.raises(ValueError, match=rf"{name}.*no scores: no example has a teacher's scores"):
+        with pytest.raises(ValueError, match=rf"{name}.*: no example has a teacher's scores"):
             stored_examples(dataclasses.replace(source, **given), tokenizer, tmp_path / "store", False, print)
 
 
