@@ -12,6 +12,7 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run of a cross-enco
 _MODEL = flags.DEFINE_string(
     "model", "", "instead: a folder or hub name of a cross-encoder in transformers' files (one label)"
 )
+_DOWNLOAD = flags.DEFINE_bool("download", False, "fetch a --model that is not in the local cache")
 _OUT = flags.DEFINE_string("out", None, "file to write", required=True)
 _RUN = flags.DEFINE_string("run", "", "what is reranked: a TREC run, or results in a format of docs/data.md")
 _QUERIES = flags.DEFINE_string("queries", "", "folder or file with its queries")
@@ -47,7 +48,7 @@ def main() -> None:
     require_platform(_PLATFORM.value, "--platform")
     lengths = {"query_length": _QUERY_LENGTH.value, "passage_length": _PASSAGE_LENGTH.value}
     if _MODEL.value:
-        reranker = open_stock(_MODEL.value, **lengths, tokens_per_batch=_TOKENS.value)
+        reranker = open_stock(_MODEL.value, **lengths, tokens_per_batch=_TOKENS.value, download=_DOWNLOAD.value)
     else:
         reranker = open_reranker(_WORKDIR.value, _CHECKPOINT.value, **lengths, tokens_per_batch=_TOKENS.value)
     if _TRAIN.value:

@@ -21,11 +21,13 @@ from safetensors.numpy import load_file, save
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, make_encoder, read_config
+from jaxret.models.encoders.attention import ACTIVATIONS
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout_rows
 from jaxret.models.encoders.pretrained import canonical, save_pretrained
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.stored import Classifier
+from jaxret.models.heads.head import one_token
 from jaxret.models.model import Params
 from jaxret.models.retriever import check_compute
 from jaxret.storage import atomic_write, read_json, write_json
@@ -33,22 +35,27 @@ from jaxret.types import HiddenStates, Tokens
 
 
 class ScoreHead(nn.Module):
-    """The state of the first token -> a score: dense, tanh, dropout, a product with one vector. In float32: scores that
-    were rounded would have ties."""
+    """The state that stands for the pair -> a score: dense, activation, perhaps a norm, dropout, a product with one
+    vector. In float32: scores that were rounded would have ties."""
 
     form: Classifier
     dropout: float
     spread: float  # deviation of a kernel that is drawn
+    norm_eps: float
 
     @nn.compact
-    def __call__(self, first: Float[jax.Array, "N H"], rows: jax.Array | None) -> Float[jax.Array, " N"]:
-        def dense(features: int, name: str) -> Dense:
-            return Dense(features, Compute(), nn.initializers.normal(self.spread), name=name)
+    def __call__(self, state: Float[jax.Array, "N H"], rows: jax.Array | None) -> Float[jax.Array, " N"]:
+        def dense(features: int, name: str, bias: bool = True) -> Dense:
+            return Dense(features, Compute(), nn.initializers.normal(self.spread), bias, name=name)
 
-        state = first.astype(jnp.float32)
-        if self.form.dropout_before:
+        state, form = state.astype(jnp.float32), self.form
+        if form.dropout_before:
             state = Dropout(self.dropout)(state, rows)
-        state = jnp.tanh(dense(state.shape[-1], "dense")(state))
+        state = (ACTIVATIONS | {"tanh": jnp.tanh})[form.activation](
+            dense(state.shape[-1], "dense", form.dense_bias)(state)
+        )
+        if form.norm:
+            state = nn.LayerNorm(self.norm_eps, use_bias=False, use_fast_variance=False, name="norm")(state)
         return dense(1, "score")(Dropout(self.dropout)(state, rows))[:, 0]
 
 
@@ -61,10 +68,12 @@ class CrossEncoderModule(nn.Module):
     def setup(self) -> None:
         c: Any = self.config
         self.encoder = make_encoder(c, self.compute)
-        self.head = ScoreHead(classifier(c), c.hidden_dropout, c.initializer_range)
+        dropout, eps = getattr(c, "hidden_dropout", 0.0), getattr(c, "norm_eps", 1e-5)
+        self.head = ScoreHead(classifier(c), dropout, c.initializer_range, eps)
 
     def __call__(self, pairs: Tokens, train: bool) -> Float[jax.Array, " N"]:
-        hidden = self.encoder(pairs, Keep(1, layers="last"), train)
+        mean = getattr(self.config, "classifier_pooling", "cls") == "mean"
+        hidden = self.encoder(pairs, one_token("mean" if mean else "cls", "last"), train)
         return self.head(hidden.states[-1][:, 0], dropout_rows(pairs, train))
 
     def hidden_states(self, pairs: Tokens) -> HiddenStates:
@@ -154,9 +163,11 @@ def build_cross_encoder(config: ConfigDict, shapes: EncoderConfig) -> CrossEncod
 def head_names(config: EncoderConfig) -> dict[str, str]:
     """Parameter path in the head -> name of its tensor, without the prefix of models with a head."""
     form = classifier(config)
-    parts = {"dense": form.dense, "score": form.score}
-    ends = {"kernel": "weight", "bias": "bias"}
-    return {f"{part}/{ours}": f"{name}.{theirs}" for part, name in parts.items() for ours, theirs in ends.items()}
+    names = {"dense/kernel": f"{form.dense}.weight", "dense/bias": f"{form.dense}.bias"}
+    names |= {"norm/scale": f"{form.norm}.weight"}
+    names |= {"score/kernel": f"{form.score}.weight", "score/bias": f"{form.score}.bias"}
+    absent = {"dense/bias": not form.dense_bias, "norm/scale": not form.norm}
+    return {parameter: name for parameter, name in names.items() if not absent.get(parameter)}
 
 
 def load_head(directory: Path, config: EncoderConfig) -> Params:
@@ -165,7 +176,7 @@ def load_head(directory: Path, config: EncoderConfig) -> Params:
     path = directory / "model.safetensors"
     found: dict[str, np.ndarray] = {}
     prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
-    shapes = {"dense/kernel": (size, size), "dense/bias": (size,), "score/kernel": (1, size), "score/bias": (1,)}
+    shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
     names = head_names(config)
     with safe_open(path, framework="numpy") as file:
         stored = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -173,18 +184,18 @@ def load_head(directory: Path, config: EncoderConfig) -> Params:
             if name not in stored:
                 continue
             array = np.asarray(file.get_tensor(stored[name]), np.float32)
-            if array.shape != shapes[parameter]:
+            if array.shape != (needed := shapes.get(parameter, (size,))):
                 labels = f", a classifier of {len(array)} labels" if parameter.startswith("score") else ""
                 raise ValueError(
-                    f"{path}: {stored[name]} has shape {array.shape}{labels}; {shapes[parameter]} is needed: one score"
+                    f"{path}: {stored[name]} has shape {array.shape}{labels}; {needed} is needed: one score"
                 )
             if not np.isfinite(array).all():
                 raise ValueError(f"{path}: {stored[name]} holds NaN or infinity; all weights must be finite")
             found[parameter] = array.T if parameter.endswith("kernel") else array
-    for part in {name.partition("/")[0] for name in found}:
-        for half in ("kernel", "bias"):
-            if f"{part}/{half}" not in found:
-                raise ValueError(f"{path} has no {names[f'{part}/{half}']}, the other half of what it has")
+    parts = {parameter.partition("/")[0] for parameter in found}
+    for parameter in names:
+        if parameter.partition("/")[0] in parts and parameter not in found:
+            raise ValueError(f"{path} has no {names[parameter]}, the other half of what it has")
     return traverse_util.unflatten_dict(found, sep="/")
 
 
@@ -210,7 +221,7 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
 def read_cross_encoder(directory: Path) -> EncoderConfig:
     """The encoder's config of a directory with a whole cross-encoder. Raises ValueError if its head is not whole."""
     config = read_config(directory)
-    missing = {"dense", "score"} - load_head(directory, config).keys()
+    missing = {name.partition("/")[0] for name in head_names(config)} - load_head(directory, config).keys()
     if missing:
         names = ", ".join(name for path, name in head_names(config).items() if path.partition("/")[0] in missing)
         raise ValueError(f"{directory}/model.safetensors is no cross-encoder: it lacks {names}; jaxret train makes one")

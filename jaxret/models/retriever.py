@@ -124,6 +124,7 @@ class Retriever:
         """Everything of the model, but its parameters, that vectors depend on."""
         module = self.module
         shapes = asdict(module.config)
+        shapes.pop("classifier_pooling", None)  # of cross-encoders
         if module.head.keep("passage").layers == "last":
             shapes.pop("normalize_intermediate", None)  # of layers that nobody reads
         names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}

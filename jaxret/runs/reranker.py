@@ -84,8 +84,7 @@ def open_stock(
     ValueError as `models.encoders.pretrained` does, and for a head that is not whole."""
     directory = resolve(name, download)
     shapes = read_cross_encoder(directory)
-    form = classifier(shapes)
-    _, encoder = load_pretrained(directory, ("pooler", form.dense, form.score), shapes)
+    _, encoder = load_pretrained(directory, ("pooler", *classifier(shapes).prefixes), shapes)
     model = CrossEncoder(CrossEncoderModule(shapes, Compute()))
     tokenizer = TextTokenizer.load(
         directory,

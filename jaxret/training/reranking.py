@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.pairs import PairPlan
 from jaxret.distributed import by_row
-from jaxret.models.cross_encoder import CrossEncoder, build_cross_encoder
+from jaxret.models.cross_encoder import CrossEncoder, build_cross_encoder, head_names
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.encoders.pretrained import find
 from jaxret.models.model import Model, Params
@@ -133,7 +133,8 @@ def _read(job: Job) -> Texts:
     texts = read_texts(job)
     if not job.begun and not job.config.train.start_from:
         directory = find(job.config.encoder.checkpoint, job.config.encoder.download)
-        if missing := [part for part in ("dense", "score") if part not in job.model.stored_head(directory)]:
+        parts = dict.fromkeys(path.partition("/")[0] for path in head_names(job.model.module.config))
+        if missing := [part for part in parts if part not in job.model.stored_head(directory)]:
             job.say(f"{directory} has no {' and '.join(missing)} layer of a cross-encoder: drawn from seed.init")
     if texts.dev and not texts.dev.negatives.lengths.any():
         raise ValueError(

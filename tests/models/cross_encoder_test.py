@@ -134,7 +134,7 @@ def two_labels(tensors: dict[str, Any]) -> None:
     [
         (
             two_labels,
-            r"weight has shape \(2, 16\), a classifier of 2 labels; \(1, 16\) is needed: one score",
+            r"weight has shape \(2, 16\), a classifier of 2 labels; \(1, 16\) is needed",
         ),
         (lambda t: t.pop("classifier.bias"), "has no classifier.bias, the other half of what it has"),
         (lambda t: t["classifier.bias"].fill(np.nan), "classifier.bias holds NaN or infinity"),

@@ -270,6 +270,10 @@ CLASSIFIERS = {
             **(xlm_roberta_config().to_dict() | {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}})
         )
     ),
+    "modernbert": lambda: transformers.ModernBertForSequenceClassification(modernbert_config(num_labels=1)),
+    "modernbert, mean": lambda: transformers.ModernBertForSequenceClassification(
+        modernbert_config(num_labels=1, classifier_pooling="mean")
+    ),
 }
 
 
@@ -288,13 +292,14 @@ def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, 
     tokens = dataclasses.replace(random_tokens(5), first=jnp.asarray(first))
     ids, mask = (torch.tensor(np.asarray(x), dtype=torch.long) for x in (tokens.ids, tokens.mask))
     types = torch.tensor(np.arange(9) >= first[:, None], dtype=torch.long) if name == "bert" else None
-    if name != "bert":  # the padding of this model is 1, and positions follow from it
+    if name == "xlm-roberta":  # the padding of this model is 1, and positions follow from it
         ids = torch.where(mask.bool(), ids, 1)
         tokens = dataclasses.replace(tokens, ids=jnp.asarray(ids.numpy(), jnp.int32))
 
     def logits(model: Any) -> np.ndarray:
         with torch.no_grad():
-            return model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits[:, 0].numpy()
+            more = {} if types is None else {"token_type_ids": types}
+            return model(input_ids=ids, attention_mask=mask, **more).logits[:, 0].numpy()
 
     score = jax.jit(CrossEncoder(CrossEncoderModule(config, Compute())).score)
     np.testing.assert_allclose(score(params, tokens), logits(model), atol=TINY_TOLERANCE)

@@ -61,9 +61,10 @@ def _nothing(_: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The head of transformers' class for sequence classification: dense, tanh, dropout, and a product.
+    """The head of transformers' class for sequence classification: dense, activation, perhaps a norm, dropout, and a
+    product.
 
-    dense, score: names of its two modules. inside: what begins the names of those that are part of the encoder's own
+    dense, norm, score: names of its modules. inside: what begins the names of those that are part of the encoder's own
     class. dropout_before: whether there is dropout before the dense layer, too. separators: markers between two texts.
     """
 
@@ -73,6 +74,14 @@ class Classifier:
     inside: str = ""
     dropout_before: bool = False
     separators: int = 1
+    activation: str = "tanh"
+    norm: str = ""
+    dense_bias: bool = True
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of its tensors begin with."""
+        return tuple(filter(None, (self.dense, self.norm, self.score)))
 
 
 @dataclass(frozen=True)
