@@ -33,7 +33,7 @@ def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth:
     order, each 1 below the one before, from the lowest new score on."""
     found: Rankings = {}
     for query, ranking in rankings.items():
-        top = [(passage, float(scores[query, passage])) for passage, _ in ranking[:depth]]
+        top = [(passage, scores[query, passage]) for passage, _ in ranking[:depth]]
         top.sort(key=lambda pair: -pair[1])
         lowest = top[-1][1] if top else 0.0
         rest = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
@@ -78,7 +78,7 @@ def rerank_run(
     print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others stay behind them")
     scores, cut = reranker(asked, passages, pairs, progress)
     print(*cut, sep="\n")
-    after = reranked(rankings, dict(zip(pairs, scores)), depth)
+    after = reranked(rankings, dict(zip(pairs, map(float, scores))), depth)
     write_run(out, after, tag="jaxret-rerank")
     print(f"run: {out}")
     if not qrels:

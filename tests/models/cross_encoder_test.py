@@ -156,7 +156,7 @@ def test_a_pooler_alone_is_kept_and_the_classifier_is_drawn(bert: Path, tmp_path
 def test_an_encoder_without_such_a_head_is_refused(tmp_path: Path) -> None:
     raw = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "distilbert"}))
-    with pytest.raises(ValueError, match="there is no cross-encoder on distilbert here; use one of bert, roberta"):
+    with pytest.raises(ValueError, match="there is no cross-encoder on distilbert here; use one of bert, modern"):
         load_head(tmp_path, read_config(tmp_path))
 
 
