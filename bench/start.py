@@ -139,7 +139,7 @@ def start(folder: Path, began: float) -> None:
         return step(self, number)
 
     TASKS["retrieval"] = replace(RETRIEVAL, read=reading)
-    loop.Trainer.batch = first  # type: ignore[method-assign]
+    loop.Trainer.batch = first  # type: ignore[method-assign, assignment]
     loop.train(make_config(folder), folder / "run")
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     print(

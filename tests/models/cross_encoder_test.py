@@ -182,7 +182,7 @@ def test_pairs_are_those_of_a_tokenizer(kind: str, tmp_path: Path) -> None:
     joiner = Joiner((tokenizer.sep_id,) * more, limit, tokenizer.pad_id)
     rows = [(q, p) for q in range(2) for p in range(3)]
     both = np.array(rows).T
-    found = joiner.tokens(queries, passages, both[0], both[1], limit + 2)
+    found: Any = joiner.tokens(queries, passages, both[0], both[1], limit + 2)
     lengths = joiner.lengths(queries, passages, both[0], both[1])
     for row, (q, p) in enumerate(rows):
         expected = oracle.encode(asked[q], texts[p])

@@ -64,7 +64,7 @@ def test_scores_go_with_the_documents_that_are_drawn(tokenizer: TextTokenizer, s
     expected = [known.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.document_ids)]
     np.testing.assert_array_equal(np.asarray(batch.teacher_scores).reshape(-1), np.array(expected, np.float32))
     assert np.isfinite(expected).any()
-    halves = [plan.batch(data, rows, step, part=(part, 2)).teacher_scores for part in (0, 1)]
+    halves: list[Any] = [plan.batch(data, rows, step, part=(part, 2)).teacher_scores for part in (0, 1)]
     np.testing.assert_array_equal(np.concatenate(halves), batch.teacher_scores)
 
 
@@ -96,7 +96,11 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     assert data.teacher.negatives[1][0] == 2.5
     unscored = [dataclasses.replace(e, positive_scores=(), negative_scores=()) for e in examples_of()]
     bare = write_records(tmp_path / "bare.jsonl", unscored)
-    for given, name in (({"path": str(bare)}, "bare.jsonl"), ({"teacher_run": str(tmp_path / "other.trec")}, "other")):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"path": str(bare)}, "bare.jsonl"),
+        ({"teacher_run": str(tmp_path / "other.trec")}, "other"),
+    ]
+    for given, name in cases:
         write_run(tmp_path / "other.trec", {"nobody": [("nothing", 1.0)]}, tag="teacher")
         with pytest.raises(ValueError, match=rf"{name}.*: no example has a teacher's scores"):
             stored_examples(dataclasses.replace(source, **given), tokenizer, tmp_path / "store", False, print)
@@ -106,6 +110,11 @@ def test_a_run_scores_what_it_names() -> None:
     (found,) = scored_by(examples_of(1), {"0": [("0-1", 3.0)], "1": [("0-0", 9.0)]})
     assert np.isnan(found.positive_scores[0])
     assert found.negative_scores == (3.0,)
+
+
+def scores_of(batch: Batch) -> np.ndarray:
+    assert batch.teacher_scores is not None
+    return np.asarray(batch.teacher_scores)
 
 
 def make_batch() -> Batch:
@@ -146,7 +155,7 @@ def test_the_terms_by_hand(alone: tuple[Any, Any]) -> None:
         for side, t in sides.items()
     )
     s = np.einsum("bd,bgd->bg", q, d.reshape(QUERIES, GROUP, -1))
-    t = np.where(np.asarray(batch.document_ids).reshape(QUERIES, GROUP) >= 0, batch.teacher_scores, np.nan)
+    t = np.where(np.asarray(batch.document_ids).reshape(QUERIES, GROUP) >= 0, scores_of(batch), np.nan)
     kl, margins = [], []
     for i in range(QUERIES):
         there = np.isfinite(t[i])
@@ -169,7 +178,7 @@ def test_nothing_of_how_it_is_computed_matters(alone: tuple[Any, Any], how: str)
     if how == "empty places":
         teacher = np.full((4, GROUP), np.nan, np.float32)
         more = tiny.filled(batch, 12)
-        terms = computed(dataclasses.replace(more, teacher_scores=np.concatenate([batch.teacher_scores, teacher])))
+        terms = computed(dataclasses.replace(more, teacher_scores=np.concatenate([scores_of(batch), teacher])))
     elif how == "packed":
         head = tiny.make_retriever(OVERRIDES, tiny.WITHOUT_DROPOUT).module.head
         terms = computed(dataclasses.replace(pack(batch, 1, head), teacher_scores=batch.teacher_scores))
@@ -180,7 +189,7 @@ def test_nothing_of_how_it_is_computed_matters(alone: tuple[Any, Any], how: str)
 
 
 def test_without_its_lessons_the_gradient_is_another(alone: tuple[Any, Any]) -> None:
-    other = dataclasses.replace(make_batch(), teacher_scores=make_batch().teacher_scores[::-1].copy())
+    other = dataclasses.replace(make_batch(), teacher_scores=scores_of(make_batch())[::-1].copy())
     assert tiny.distance(computed(other)[1], alone[1]) > 1e-2, "control"
 
 
