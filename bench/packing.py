@@ -23,10 +23,10 @@ from jaxret.models.encoders.pretrained import load_pretrained, resolve
 from jaxret.models.retriever import build_retriever, encoder_config
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
-from jaxret.training.loop import batch_plan, packed
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.retrieving import batch_plan, make_objective, packed
 from jaxret.training.state import init_state
-from jaxret.training.step import make_objective, make_train_step
+from jaxret.training.step import make_train_step
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +120,16 @@ def start(folder: Path, began: float) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     from jaxret.training import loop
+    from jaxret.training.tasks import RETRIEVAL, TASKS
 
     seconds: dict[str, float] = {}
     before: dict[str, int] = {}
-    read, step = loop.read_texts, loop.Trainer.batch
+    step = loop.Trainer.batch
 
     def reading(job: Any) -> Any:
         begin = time.time()
         try:
-            return read(job)
+            return RETRIEVAL.read(job)
         finally:
             seconds["data"] = time.time() - begin
 
@@ -136,7 +138,8 @@ def start(folder: Path, began: float) -> None:
         before.update({name: before.get(name, kib) for name, kib in peak.items()})
         return step(self, number)
 
-    loop.read_texts, loop.Trainer.batch = reading, first  # type: ignore[method-assign, assignment]
+    TASKS["retrieval"] = replace(RETRIEVAL, read=reading)
+    loop.Trainer.batch = first  # type: ignore[method-assign, assignment]
     loop.train(make_config(folder), folder / "run")
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     print(

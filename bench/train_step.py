@@ -55,7 +55,7 @@ class Work:
         from jaxret.models.retriever import build_retriever, encoder_config
         from jaxret.runs.run import load_tokenizer
         from jaxret.training.examples import load_examples
-        from jaxret.training.loop import batch_plan, packed
+        from jaxret.training.retrieving import batch_plan, packed
 
         c = get_config("dual_encoder")
         if arguments.model:
@@ -104,9 +104,10 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     from jaxret.models.encoders.pretrained import load_pretrained
     from jaxret.models.retriever import build_retriever
     from jaxret.training.optimizers import make_optimizer
+    from jaxret.training.retrieving import make_objective
     from jaxret.training.speed import ideal_seconds
     from jaxret.training.state import init_state
-    from jaxret.training.step import make_objective, make_train_step
+    from jaxret.training.step import make_train_step
 
     keep_freed_memory()  # as every script of jaxret does
     config, mesh, retriever = work.config, make_mesh(), build_retriever(work.config, work.shapes)

@@ -35,6 +35,10 @@ def two_stages(
 def get_config() -> ConfigDict:
     c = ConfigDict()
 
+    # What is trained: retrieval (vectors of queries and of passages), or reranking (a cross-encoder, which reads both
+    # together and gives a score; it has nothing of `head`, `pooling` and `normalize`).
+    c.task = "retrieval"
+
     # What the encoder is. checkpoint: a Hugging Face directory, a hub name (looked up in the local cache), or
     # package:NAME/FOLDER for weights shipped in an installed Python package. The modules of a sentence-transformers
     # directory decide head.token, normalize, tokens.query_length, passage_length and the prompts where these are as
@@ -43,9 +47,9 @@ def get_config() -> ConfigDict:
     c.encoder.checkpoint = "bert-base-uncased"
     c.encoder.download = False  # True: fetch a hub name that is not in the cache; the only use of the network
     c.encoder.sha256 = ""  # of model.safetensors; verified if given
-    # Name prefixes of tensors that may stay unused: poolers, MLM heads, T5's and the pre-trainers' decoders. Anything
-    # else in the file that the encoder does not need is an error.
-    c.encoder.ignore = ("pooler", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
+    # Name prefixes of tensors that may stay unused: poolers, classifiers, MLM heads, T5's and the pre-trainers'
+    # decoders. Anything else in the file that the encoder does not need is an error.
+    c.encoder.ignore = ("pooler", "classifier", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
     # Of the operands of products, float32 or bfloat16; parameters, sums, norms and hidden states are always float32.
@@ -140,6 +144,10 @@ def get_config() -> ConfigDict:
     c.data.subset = 0
     # For a folder with judgements: a run; what it retrieved and nobody judged relevant are hard negatives.
     c.data.negatives_run = ""
+    c.data.dev_negatives_run = ""  # the same for data.dev: among these a reranker is to find the relevant ones
+    # Distillation (loss.kl, loss.margin_mse): a run with a teacher's scores, by ids of queries and passages, as `jaxret
+    # rerank` writes them; "": the scores that the records of data.train have.
+    c.data.teacher_run = ""
     # For a head that learns to imagine queries (I3): "" (no loss), "query" (the training query, for its positive), or a
     # JSONL file of {"_id": passage id, "text": query}.
     c.data.pseudo_queries = ""
@@ -155,7 +163,22 @@ def get_config() -> ConfigDict:
     # Annealing: both temperatures are multiplied by max(floor, exp(-rate * epoch)), epochs counted from 0; rate 0: off.
     c.loss.annealing_rate = 0.0
     c.loss.annealing_floor = 0.3
-    c.loss.contrastive_weight = 1.0  # also of the local term; 0: only what a head adds (I3's warm-up)
+    c.loss.contrastive_weight = 1.0  # also of the local term; 0: only the terms below, or what a head adds
+    # Distillation, from a teacher's scores of each query with its own documents: data.train must have some
+    # (docs/training.md). KL(teacher || student), mean over queries; each side's scores are divided by a temperature of
+    # its own.
+    c.loss.kl = ConfigDict()
+    c.loss.kl.weight = 0.0
+    c.loss.kl.temperature = 1.0  # of the student, in place of loss.temperature; about 0.05 if normalize
+    c.loss.kl.teacher_temperature = 1.0
+    c.loss.kl.scaled = False  # True: times the square of the student's temperature
+    # Squared difference of the student's and the teacher's margins of the positive over each hard negative.
+    c.loss.margin_mse = ConfigDict()
+    c.loss.margin_mse.weight = 0.0
+    # Yes or no for each of a query's own documents: cross-entropy of sigmoid(score).
+    c.loss.binary = ConfigDict()
+    c.loss.binary.weight = 0.0
+    c.loss.binary.positive_weight = 1.0
 
     c.optimizer = ConfigDict()
     # adamw, lamb (as in optax), or lamb_reference (without bias correction, weight norms clamped at 10).

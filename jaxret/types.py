@@ -35,12 +35,14 @@ class Packing:
 class Tokens:
     """Padded token ids, texts on the first axis; padding is on the right. `rows` are those of the texts in the whole
     batch, where these are a part of one, or in another order: dropout's masks follow them. With `packing` an encoder
-    computes the same states in fewer tokens."""
+    computes the same states in fewer tokens. first: of pairs, how many tokens the first text of each has; the others
+    are of type 1, where an encoder has types."""
 
     ids: Int[Array, "B T"]
     mask: Bool[Array, "B T"]
     rows: Int[Array, " B"] | None = None
     packing: Packing | None = None
+    first: Int[Array, " B"] | None = None
 
     def computed(self, bins: int) -> int:
         """How many tokens an encoder computes for these texts, of which each of `bins` parts is encoded on its own."""
@@ -83,6 +85,40 @@ class Batch:
     known_positives: Int[Array, "B P"]  # document ids, padded with -1
     pseudo_queries: Int[Array, "N U"] | None = None  # token ids of each document's pseudo-query, padded with -1
     teacher_scores: Float[Array, "B G"] | None = None  # of each query with its own documents
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that encoders compute."""
+        return self.queries, self.documents
+
+    @property
+    def size(self) -> int:
+        """Queries of it (of each, if several are stacked), with empty places."""
+        return self.positives.shape[-1]
+
+
+@struct.dataclass
+class PairBatch:
+    """One step's input of a model that reads a query together with a document. Pair i * G is that of query i with its
+    positive, then come those with its hard negatives; an empty slot has no tokens, and id -1."""
+
+    pairs: Tokens  # [N, T]
+    positives: Int[Array, " B"]  # -1: no query
+    document_ids: Int[Array, "B G"]
+    teacher_scores: Float[Array, "B G"] | None = None
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that encoders compute."""
+        return (self.pairs,)
+
+    @property
+    def size(self) -> int:
+        """Queries of it, with empty places."""
+        return self.positives.shape[-1]
+
+
+AnyBatch: TypeAlias = Any  # a Batch, or another struct of arrays by row that has `texts` and `size`
 
 
 VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk

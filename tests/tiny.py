@@ -22,8 +22,9 @@ from jaxret.runs.embedder import Embedder
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.ranking import Best, Ranker
+from jaxret.training.retrieving import RetrievalObjective
 from jaxret.training.state import init_state
-from jaxret.training.step import Objective, make_train_step
+from jaxret.training.step import make_train_step
 from jaxret.types import Batch, Tokens
 from tests.packed import pack
 
@@ -102,10 +103,10 @@ def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> 
 
 def make_objective(
     overrides: dict[str, Any], mesh: Any, encoder: EncoderConfig = BERT, chunk_size: int = 0
-) -> Objective:
+) -> RetrievalObjective:
     retriever = make_retriever(overrides, encoder)
     settings = loss_settings(make_config(overrides), retriever, epochs_per_step=1.0)
-    return Objective(retriever, settings, mesh, chunk_size)
+    return RetrievalObjective(retriever, settings, mesh, chunk_size)
 
 
 def make_params(retriever: Retriever, seed: int = 0) -> Any:

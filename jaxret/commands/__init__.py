@@ -11,6 +11,7 @@ VERBS = {
     "explain": "why a passage is found: words, tokens or vectors, as the family has them",
     "mine": "hard negatives for training, from BM25, a run or a file of rankings; audited",
     "recipe": "a config's stages from the start to the table; the same command again goes on",
+    "rerank": "a run by the scores of a cross-encoder; or training data with them",
     "open": "a model as it comes, as a run: to encode, search and start training from",
     "export": "a run in the files of other libraries, read back and compared",
     "verify": "everything in a folder against its digests; names what is wrong",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxret.data.packing import SAMPLE, USUAL, Packer, Placed, Side, choose
 from jaxret.data.records import Example, Passage
+from jaxret.data.teacher import Teacher, picked
 from jaxret.data.tokenizer import TextTokenizer, Truncation, joined
 from jaxret.storage import sha256_json_lists
-from jaxret.types import Batch, Packing, Ragged, Tokens
+from jaxret.types import AnyBatch, Batch, Packing, Ragged, Tokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TrainingSet:
     pseudo_queries: Ragged | None = None
     imagine_queries: bool = False
     truncations: tuple[Truncation, ...] = ()  # of queries and of passages
+    teacher: Teacher | None = None
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -95,6 +97,7 @@ def tokenize_examples(
         pseudo_queries=imagined,
         imagine_queries=imagine_queries,
         truncations=cut,
+        teacher=Teacher.of(examples),
     )
 
 
@@ -152,21 +155,34 @@ class BatchPlan:
         epochs = place // total
         return np.array([_permutation(self.data_seed, int(e), total)[i % total] for e, i in zip(epochs, place)])
 
-    def documents_of(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
-        """Passage rows [examples * (1 + negatives)]: each query's positive, then its hard negatives, drawn without
-        replacement (step=None: the first ones). An example with too few leaves its slots empty, -1; so is every slot
+    def drawn(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+        """Which of an example's hard negatives go with it [examples, negatives], by their places among them, drawn
+        without replacement (step=None: the first ones). An example with too few leaves its slots empty, -1; so are all
         of example -1."""
         random = None if step is None else np.random.default_rng((self.negatives_seed, step))
-        documents = np.full((len(examples), 1 + self.negatives), -1, np.int32)
+        found = np.full((len(examples), self.negatives), -1, np.int64)
         for i, example in enumerate(examples):
-            if example < 0:
-                continue
-            pool = data.negatives[example]
-            size = min(self.negatives, len(pool))
-            documents[i, 0] = data.positives[example]
-            drawn = pool[:size] if random is None else random.choice(pool, size, replace=False)
-            documents[i, 1 : 1 + size] = drawn
-        return documents.reshape(-1)
+            pool = data.negatives.lengths[example] if example >= 0 else 0
+            size = min(self.negatives, pool)
+            if example >= 0:
+                found[i, :size] = np.arange(size) if random is None else random.choice(pool, size, replace=False)
+        return found
+
+    def documents_of(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+        """Passage rows [examples * (1 + negatives)]: each query's positive, then its hard negatives; -1: an empty
+        slot."""
+        targets = np.where(examples >= 0, data.positives[np.maximum(examples, 0)], -1)
+        negatives = picked(data.negatives, examples, self.drawn(data, examples, step), -1)
+        return np.concatenate([targets[:, None], negatives], axis=1).astype(np.int32).reshape(-1)
+
+    def teacher_scores(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray | None:
+        """A teacher's scores [examples, 1 + negatives] of the same documents, NaN where there is none; None of a set
+        without."""
+        if data.teacher is None:
+            return None
+        targets = np.where(examples >= 0, data.teacher.positives[np.maximum(examples, 0)], np.nan)
+        negatives = picked(data.teacher.negatives, examples, self.drawn(data, examples, step), np.nan)
+        return np.concatenate([targets[:, None], negatives], axis=1).astype(np.float32)
 
     def batch(
         self,
@@ -204,6 +220,7 @@ class BatchPlan:
             document_ids=documents[my_documents],
             known_positives=known[mine],
             pseudo_queries=self._pseudo_queries(data, examples, documents, encoded),
+            teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
         )
 
     def _pseudo_queries(
@@ -249,7 +266,7 @@ def packed_tokens(texts: Ragged, rows: np.ndarray, mine: slice, side: Side, plac
     return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
 
 
-def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
+def stack(batches: Sequence[AnyBatch], pad_id: int) -> AnyBatch:
     """Host batches of one size as one, [batches, ...], texts padded to the longest, or in as many rows as the most; of
     one batch, that batch."""
     if len(batches) == 1:
@@ -270,9 +287,10 @@ def stack(batches: Sequence[Batch], pad_id: int) -> Batch:
             for some, pad in zip(tokens, pads, strict=True)
         ]
 
+    sides = [field.name for field in fields(batches[0]) if isinstance(getattr(batches[0], field.name), Tokens)]
     padded = [
-        replace(batch, queries=queries, documents=documents)
-        for batch, queries, documents in zip(batches, longest("queries"), longest("documents"), strict=True)
+        replace(batch, **dict(zip(sides, tokens)))
+        for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 

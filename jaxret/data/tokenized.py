@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.batches import TrainingSet, tokenize_examples
-from jaxret.data.files import missing_file
+from jaxret.data.files import Where, missing_file
 from jaxret.data.formats import (
     CorpusScan,
     Policy,
@@ -22,25 +22,31 @@ from jaxret.data.formats import (
     read_corpus,
     read_examples,
     read_queries,
+    read_run,
+    run_files,
     source_path,
     split_source,
     stat_corpus,
 )
 from jaxret.data.records import Passage
 from jaxret.data.store import Origin, Say, StaleError, Store, Strings, StringsBuilder, Writer, open_store, stored
+from jaxret.data.teacher import Teacher, scored_by
 from jaxret.data.tokenizer import TextTokenizer, Truncation
 from jaxret.types import Ragged
 
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """Where training examples come from: what `read_examples` is given, and a file of pseudo-queries ("": none)."""
+    """Where training examples come from: what `read_examples` is given, and a file of pseudo-queries ("": none).
+    scores: whether a teacher's scores are kept with them: those of the records, or of the run `teacher_run`."""
 
     path: str
     split: str
     on_error: str
     negatives_run: str = ""
     pseudo_queries: str = ""
+    scores: bool = False
+    teacher_run: str = ""
 
     def origin(self, tokenizer: TextTokenizer) -> Origin:
         """Raises DataError for a file that is missing."""
@@ -50,13 +56,21 @@ class ExampleSource:
             if not exists(path):
                 raise missing_file(path)
             files += [file for found in found_queries(self.pseudo_queries) for file in files_of(found.path)]
+        files += run_files(self.teacher_run) if self.teacher_run else []
         recipe = {
             "split": self.split,
             "on_error": self.on_error,
             "negatives_run": bool(self.negatives_run),
             "pseudo_queries": bool(self.pseudo_queries),
             "tokens": tokenizer.recipe("query", "passage"),
-            **_forced(path=self.path, negatives_run=self.negatives_run, pseudo_queries=self.pseudo_queries),
+            # Tokens that were kept without them stay valid.
+            **({"scores": "run" if self.teacher_run else "records"} if self.scores else {}),
+            **_forced(
+                path=self.path,
+                negatives_run=self.negatives_run,
+                pseudo_queries=self.pseudo_queries,
+                teacher_run=self.teacher_run,
+            ),
         }
         return Origin(f"{called(self.path)}.{self.split}", tuple(files), recipe)
 
@@ -75,6 +89,12 @@ def stored_examples(
     def make(writer: Writer) -> dict[str, Any]:
         policy = Policy(source.on_error)
         examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
+        if source.teacher_run:
+            examples = scored_by(examples, read_run(source.teacher_run, policy))
+        if source.scores and Teacher.of(examples) is None:
+            where = Where(source_path(source.teacher_run or source.path))
+            remedy = "give data with scores, or a run that has them as data.teacher_run, or learn without a teacher"
+            raise where.error("no scores", "no example has a teacher's scores", remedy)
         imagined = None
         if source.pseudo_queries:
             imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
@@ -83,14 +103,22 @@ def stored_examples(
         writer.array("known_positives", data.known_positives)
         writer.ragged("negatives", [data.negatives])
         writer.strings("query_ids", StringsBuilder(data.query_ids).strings())
+        if source.scores:
+            assert data.teacher is not None
+            writer.array("positive_scores", data.teacher.positives)
+            writer.array("negative_scores", data.teacher.negatives.flat)
         cut = [asdict(truncation) for truncation in data.truncations]
         return {"digest": data.digest, "truncations": cut, "report": policy.report()}
 
     store = stored(source.origin(tokenizer), root, make, say)
-    return _training_set(store, tokenizer, bool(source.pseudo_queries)), store.facts["report"]
+    return _training_set(store, tokenizer, source), store.facts["report"]
 
 
-def _training_set(store: Store, tokenizer: TextTokenizer, imagined: bool) -> TrainingSet:
+def _training_set(store: Store, tokenizer: TextTokenizer, source: ExampleSource) -> TrainingSet:
+    teacher = None
+    if source.scores:
+        negatives = Ragged(store.columns["negative_scores"], store.ragged("negatives").offsets)
+        teacher = Teacher(store.columns["positive_scores"], negatives)
     return TrainingSet(
         queries=store.ragged("queries"),
         passages=store.ragged("passages"),
@@ -101,8 +129,9 @@ def _training_set(store: Store, tokenizer: TextTokenizer, imagined: bool) -> Tra
         pad_id=tokenizer.pad_id,
         marker_ids=tokenizer.marker_ids,
         digest=store.facts["digest"],
-        pseudo_queries=store.ragged("pseudo_queries") if imagined else None,
+        pseudo_queries=store.ragged("pseudo_queries") if source.pseudo_queries else None,
         truncations=tuple(Truncation(**cut) for cut in store.facts["truncations"]),
+        teacher=teacher,
     )
 
 

@@ -14,13 +14,14 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
+from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.fused import PLATFORMS
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
-from jaxret.models.heads import HEADS, make_head
+from jaxret.models.heads import HEADS, make_head, stored_parameters
 from jaxret.models.heads.head import Head, Side, Text
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
@@ -123,6 +124,7 @@ class Retriever:
         """Everything of the model, but its parameters, that vectors depend on."""
         module = self.module
         shapes = asdict(module.config)
+        shapes.pop("classifier_pooling", None)  # of cross-encoders
         if module.head.keep("passage").layers == "last":
             shapes.pop("normalize_intermediate", None)  # of layers that nobody reads
         names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}
@@ -134,9 +136,36 @@ class Retriever:
         }
 
     @property
+    def compute(self) -> Compute:
+        return self.module.compute
+
+    @property
     def longest(self) -> int:
         """Tokens that a text may have."""
         return self.module.config.longest
+
+    def text_options(self) -> dict[str, Any]:
+        """What else than in every family a tokenizer does: fields of TextTokenizer."""
+        return self.module.head.text_options()
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Raises ValueError for a tokenizer whose words do not fit the head."""
+        self.module.head.check_tokenizer(tokenizer)
+
+    def stored_head(self, root: Path) -> Params:
+        """What a model's directory has for the parameters of the head; {} if nothing."""
+        return stored_parameters(root, self.module.head)
+
+    def reference_options(self) -> tuple[str, ...]:
+        """What is set as a published implementation has it, where that is not as in the paper."""
+        return self.module.head.reference_options()
+
+    def differences(self) -> tuple[str, ...]:
+        """What is computed otherwise than the reference does, by default."""
+        every_layer = self.module.head.keep("passage").layers == "all"
+        if every_layer and getattr(self.module.config, "normalize_intermediate", False):
+            return ("layers below the last get the final norm (encoder.normalize_intermediate)",)
+        return ()
 
     def encode(
         self,
@@ -182,7 +211,7 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
             )
         shapes = replace(shapes, num_layers=config.encoder.layers)
     options: dict[str, Any] = {
-        "mlm_head": "mlm_head" in make_head(config, shapes).needs(),
+        "mlm_head": config.task == "retrieval" and "mlm_head" in make_head(config, shapes).needs(),
         "normalize_intermediate": config.encoder.normalize_intermediate,
     }
     there = {field.name for field in fields(shapes)}
@@ -193,35 +222,42 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
     return replace(shapes, **{name: value for name, value in options.items() if name in there})
 
 
-def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
-    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
-    mean nothing."""
+def choose(table: dict[str, Any], key: str, name: str) -> Any:
+    """What a table has under a name. Raises ValueError, with the key of the config, if it has nothing."""
+    if name not in table:
+        raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
+    return table[name]
 
-    def choose(table: dict[str, Any], key: str, name: str) -> Any:
-        if name not in table:
-            raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
-        return table[name]
 
-    head = make_head(config, shapes)
-    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
-    problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
-    if problem:
-        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
+def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
+    """How a config wants its encoder computed. Raises ValueError for what the encoder cannot have."""
     dtype = choose(DTYPES, "encoder.dtype", config.encoder.dtype)
     choose(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
     choose(PLATFORMS, "encoder.attention", config.encoder.attention)
     if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
+    if config.encoder.attention == "cudnn" and dtype == jnp.float32:
+        raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
+    return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
+
+
+def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
+    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
+    mean nothing."""
+    head = make_head(config, shapes)
+    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
+    problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
+    if problem:
+        raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
+    compute = check_compute(config, shapes)
     if config.encoder.attention != "plain" and head.unseen():
         raise ValueError(
             f"encoder.attention is {config.encoder.attention!r}, whose kernel computes no token that others do not "
             f"see, and here are {head.unseen()}: use 'plain'"
         )
-    if config.encoder.attention == "cudnn" and dtype == jnp.float32:
-        raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
     module = RetrieverModule(
         config=shapes,
-        compute=Compute(dtype, config.encoder.recompute, attention=config.encoder.attention),
+        compute=compute,
         tied=config.encoder.tied,
         head=head,
         pooling=pooling,
@@ -231,10 +267,10 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:
-    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and every head if one is
-    given."""
+    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and in every head
+    the parts that are given."""
     encoders = {name: weights for name in params if name.endswith("encoder")}
-    encoders |= {name: head for name in params if head and name.endswith("head")}
+    encoders |= {name: {**params[name], **head} for name in params if head and name.endswith("head")}
     found, expected = traverse_util.flatten_dict(encoders), traverse_util.flatten_dict({n: params[n] for n in encoders})
     for path, leaf in expected.items():
         if np.shape(found.get(path)) != tuple(leaf.shape):

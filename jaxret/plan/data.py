@@ -19,7 +19,8 @@ from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
 from jaxret.training.grad_cache import count_chunks
-from jaxret.training.loop import batch_plan, packed, schedule_steps
+from jaxret.training.loop import schedule_steps
+from jaxret.training.retrieving import batch_plan, packed
 from jaxret.types import Batch, Ragged
 
 SAMPLE = 200  # batches looked at

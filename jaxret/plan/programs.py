@@ -26,7 +26,8 @@ from jaxret.runs.adopt import adopt
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.step import make_objective, make_rule, make_train_step, new_state
+from jaxret.training.retrieving import make_objective
+from jaxret.training.step import make_rule, make_train_step, new_state
 from jaxret.types import Batch, Packing, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
@@ -92,7 +93,9 @@ def as_stated(config: ConfigDict) -> ConfigDict:
 
 
 def retriever_of(config: ConfigDict, directory: Path) -> Retriever:
-    """Raises ValueError for settings that do not fit the encoder."""
+    """Raises ValueError for settings that do not fit the encoder, and for what is no retriever."""
+    if config.task != "retrieval":
+        raise ValueError(f"task is {config.task!r}; what is planned is a retriever: task='retrieval'")
     return build_retriever(config, encoder_config(config, directory))
 
 

@@ -38,8 +38,9 @@ def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
 
 
 def for_accelerators(folder: Path) -> list[tuple[str, ConfigDict]]:
-    """Those whose encoder is not a small one for CPUs."""
-    return [(name, c) for name, c in read_configs(folder) if not c.encoder.checkpoint.startswith(FOR_CPUS)]
+    """Those of retrievers whose encoder is not a small one for CPUs."""
+    found = [(name, c) for name, c in read_configs(folder) if c.task == "retrieval"]
+    return [(name, c) for name, c in found if not c.encoder.checkpoint.startswith(FOR_CPUS)]
 
 
 def program(config: ConfigDict) -> str:

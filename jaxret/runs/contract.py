@@ -14,7 +14,7 @@ from typing import Any
 from jaxret.contract import ContractError, flatten, require_equal
 from jaxret.data.tokenizer import JOINS, TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES
-from jaxret.models.retriever import Retriever
+from jaxret.models.model import Model
 from jaxret.runs.upgrade import ABSENT, upgrade
 
 VERSION = 2
@@ -22,8 +22,8 @@ LENGTHS = ("query_length", "passage_length")
 _OLDER_ENCODER = {"type": "model_type", "layers": "num_layers"}  # version 1 -> now
 
 
-def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) -> dict[str, Any]:
-    """The contract of a retriever that reads with the tokenizer of `folder`; JSON-like."""
+def make_contract(model: Model, tokenizer: TextTokenizer, folder: Path) -> dict[str, Any]:
+    """The contract of a model that reads with the tokenizer of `folder`; JSON-like."""
     contract = {
         "version": VERSION,
         "text": tokenizer.markers,
@@ -32,7 +32,7 @@ def make_contract(retriever: Retriever, tokenizer: TextTokenizer, folder: Path) 
         "query_length": tokenizer.query_length,
         "passage_length": tokenizer.passage_length,
         **tokenizer.joins,
-        **retriever.contract(),
+        **model.contract(),
     }
     return json.loads(json.dumps(contract))  # tuples are lists, as in a file
 

@@ -24,7 +24,7 @@ SCHEDULE = ("train.steps", "train.epochs")
 _FREE = (
     r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(attention|recompute|download|ignore)"
     r"|train\.(chunk_size|log_every|checkpoint_every|skip_nonfinite)"
-    r"|data\.(train|dev|store)"  # where the text is; data.json says whether it is the same
+    r"|data\.(train|dev|store|dev_negatives_run)"  # where the text is; data.json says whether it is the same
 )
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
 _ABSENT = "(absent)"

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
+from jaxret.models.model import Model
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract, require_same, understood
 from jaxret.runs.embedder import Embedder, Programs
@@ -41,9 +42,9 @@ def config_json(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the head or
-    the encoder cannot do with it."""
+def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTokenizer:
+    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the model cannot do
+    with it."""
     tokens = config.tokens
     tokenizer = TextTokenizer.load(
         directory,
@@ -52,13 +53,13 @@ def load_tokenizer(config: ConfigDict, directory: Path, retriever: Retriever) ->
         query_prompt=tokens.query_prompt,
         passage_prompt=tokens.passage_prompt,
         title_separator=tokens.title_separator,
-        **retriever.module.head.text_options(),
+        **model.text_options(),
     )
     try:
-        retriever.module.head.check_tokenizer(tokenizer)
+        model.check_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{error} (tokenizer of {directory})") from error
-    known, words = tokenizer.backend.get_vocab_size(), retriever.module.config.vocab_size
+    known, words = tokenizer.backend.get_vocab_size(), model.module.config.vocab_size
     if known > words:  # a lookup outside the table gives some other word's row, or NaN
         raise ValueError(f"the tokenizer of {directory} knows {known} words, but its encoder has {words} embeddings")
     return tokenizer
@@ -181,13 +182,60 @@ def open_run(
     files were changed since training, ValueError for a length that the encoder cannot have, and for an attention that
     does not run here.
     """
+    opened = open_model(
+        workdir, "retrieval", build_retriever, checkpoint, query_length, passage_length, tokens_per_batch, attention
+    )
+    assert isinstance(opened.model, Retriever)
+    return Run(
+        workdir=opened.workdir,
+        config=opened.config,
+        retriever=opened.model,
+        tokenizer=opened.tokenizer,
+        params=opened.params,
+        contract=opened.contract,
+        checkpoint=opened.checkpoint,
+        mesh=opened.mesh,
+    )
+
+
+# What each task calls its models, and which verbs use them.
+USES = {"retrieval": "a retriever: encode and search use it", "reranking": "a reranker: rerank uses it"}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model of a run with its parameters, and what belongs to it."""
+
+    workdir: Workdir
+    config: ConfigDict
+    model: Model
+    tokenizer: TextTokenizer
+    params: Params = field(repr=False)
+    contract: dict[str, Any]
+    checkpoint: dict[str, Any]
+    mesh: Mesh
+
+
+def open_model(
+    workdir: str | os.PathLike[str],
+    task: str,
+    build: Callable[[ConfigDict, Any], Model],
+    checkpoint: str = "best",
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    tokens_per_batch: int | None = None,
+    attention: str | None = None,
+) -> Opened:
+    """Opens the run of a task; build: its config and the encoder's -> the model. All else as `open_run`."""
     folder = Workdir(workdir)
     config = stored_config(folder)
+    if config.task != task:
+        raise ValueError(f"{folder} is {USES.get(config.task, config.task)}; {USES[task].partition(':')[0]} is needed")
     if attention is not None:
         config.encoder.attention = attention
     try:
-        retriever = build_retriever(config, encoder_config(config, folder.encoder))
-        tokenizer = load_tokenizer(config, folder.encoder, retriever)
+        model = build(config, encoder_config(config, folder.encoder))
+        tokenizer = load_tokenizer(config, folder.encoder, model)
     except AttributeError as error:
         if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing
             raise
@@ -195,9 +243,9 @@ def open_run(
         raise ContractError(
             f"{folder}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
         ) from error
-    contract = make_contract(retriever, tokenizer, folder.encoder)
+    contract = make_contract(model, tokenizer, folder.encoder)
     require_stored_contract(folder, contract, tokenizer, "Restore the files.")
-    tokenizer = with_lengths(config, retriever, tokenizer, query_length, passage_length)
+    tokenizer = with_lengths(config, model, tokenizer, query_length, passage_length)
     if tokens_per_batch is not None:
         if tokens_per_batch < 1:
             raise ValueError(f"tokens_per_batch is {tokens_per_batch}; it must be at least 1")
@@ -205,7 +253,7 @@ def open_run(
     devices = jax.local_devices()
     require_kernel(config.encoder.attention, devices[0].platform)
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
-    abstract = jax.eval_shape(retriever.init, jax.random.key(0))
+    abstract = jax.eval_shape(model.init, jax.random.key(0))
     placed = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract,
@@ -214,15 +262,9 @@ def open_run(
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
         params, _ = checkpoints.restore(step, placed)
-    return Run(
-        workdir=folder,
-        config=config,
-        retriever=retriever,
-        tokenizer=tokenizer,
-        params=params,
-        contract=make_contract(retriever, tokenizer, folder.encoder),
-        checkpoint={"step": step, "digest": digest(params)},
-        mesh=mesh,
+    found = {"step": step, "digest": digest(params)}
+    return Opened(
+        folder, config, model, tokenizer, params, make_contract(model, tokenizer, folder.encoder), found, mesh
     )
 
 
@@ -235,13 +277,13 @@ def require_stored_contract(
 
 
 def with_lengths(
-    config: ConfigDict, retriever: Retriever, tokenizer: TextTokenizer, query: int | None, passage: int | None
+    config: ConfigDict, model: Model, tokenizer: TextTokenizer, query: int | None, passage: int | None
 ) -> TextTokenizer:
     """The tokenizer with other lengths, which the config then says too."""
     for key, length in (("query_length", query), ("passage_length", passage)):
         if length is not None:
-            if not 3 <= length <= retriever.longest:
-                raise ValueError(f"{key} is {length}; it must be 3 to {retriever.longest}, the encoder's positions")
+            if not 3 <= length <= model.longest:
+                raise ValueError(f"{key} is {length}; it must be 3 to {model.longest}, the encoder's positions")
             config.tokens[key] = length
     lengths = {"query_length": config.tokens.query_length, "passage_length": config.tokens.passage_length}
     return replace(tokenizer, **lengths)

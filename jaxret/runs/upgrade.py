@@ -10,16 +10,26 @@ from jaxret.models.heads import HEADS
 
 # Key -> what the code did while there was no such key. What families say of their own keys comes in beside it.
 ABSENT: dict[str, Any] = {
+    "data.dev_negatives_run": "",
     "data.store": "",
     "data.subset": 0,
+    "data.teacher_run": "",
     "encode.shard_mb": 64,  # there was no limit; a folder that has shards keeps their size
     "encoder.attention": "plain",
     "encoder.attention_dropout": -1.0,
     "encoder.recompute": "none",
+    "loss.binary.positive_weight": 1.0,
+    "loss.binary.weight": 0.0,
+    "loss.kl.scaled": False,
+    "loss.kl.teacher_temperature": 1.0,
+    "loss.kl.temperature": 1.0,
+    "loss.kl.weight": 0.0,
+    "loss.margin_mse.weight": 0.0,
     "mesh.initialization_timeout": 300,
     "mesh.reduce_dtype": "float32",  # with bfloat16, as the partitioner liked
     "mesh.platform": "",
     "optimizer.ema": 0.0,
+    "task": "retrieval",
     "tokens.packing": False,
     "tokens.passage_prompt": "",
     "tokens.query_prompt": "",

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxret.data.tokenizer import SEPARATOR
-from jaxret.runs.run import Run, open_run
+from jaxret.runs.run import Run, open_run, stored_config
+from jaxret.runs.workdir import Workdir
 from jaxret.tools.card import write_card
 from jaxret.tools.exports.compare import in_float32
+from jaxret.tools.exports.cross_encoder import export_cross_encoder
 from jaxret.tools.exports.onnx import write_onnx
 from jaxret.tools.exports.pylate import write_pylate
 from jaxret.tools.exports.pyserini import write_pyserini
@@ -41,6 +43,10 @@ def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "b
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} is there already; give a folder that is not")
+    if stored_config(Workdir(workdir)).task == "reranking":
+        if kind != "hf":
+            raise ValueError(f"--to={kind}: a cross-encoder has the form of --to=hf alone, which others read too")
+        return export_cross_encoder(Path(workdir), out, checkpoint)
     run = open_run(workdir, checkpoint, attention="plain")  # whose states can be compared on any machine
     with new_folder(out) as folder:
         if kind == "pyserini":

@@ -18,16 +18,17 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.fused import require_kernel, told
 from jaxret.models.encoders.pretrained import find, resolve
-from jaxret.models.heads import stated
-from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.models.model import Model
+from jaxret.models.retriever import encoder_config
 from jaxret.runs.adopt import adopt
 from jaxret.runs.contract import make_contract
 from jaxret.runs.resume import Changes, require_same_run
 from jaxret.runs.run import load_tokenizer, recorded_statement, require_stored_contract
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
-from jaxret.training.check import check, check_model, reference_options
+from jaxret.training.check import check, reference_options
 from jaxret.training.examples import data_record, load_corpus, load_examples
+from jaxret.training.task import Task
 from jaxret.training.validation import Collection
 
 Say = Callable[[str], None]
@@ -40,12 +41,13 @@ class Job:
     config: ConfigDict
     workdir: Workdir
     mesh: Mesh
-    retriever: Retriever
+    model: Model
     encoder: Path  # where the encoder's config and tokenizer are: the run's own copy, once it has begun
     begun: bool
     progress: bool
     say: Say
     stated: dict[str, Any]  # what the encoder's directory says of the config (runs/adopt.py)
+    task: Task
     changes: Changes = field(default_factory=dict)
 
     @property
@@ -76,7 +78,7 @@ class Texts:
         return data_record(self.train, self.dev)
 
 
-def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterable[str] = ()) -> Job:
+def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterable[str], task: Task) -> Job:
     """Config -> Job, from the JSON of the encoder and of the run alone: neither weights nor tokenizer nor data are
     read, so that what is mistyped is told at once. given: keys that are meant even where they are the base config's.
     Raises ValueError, and ContractError if the folder holds another run."""
@@ -86,31 +88,28 @@ def prepare(config: ConfigDict, workdir: Workdir, progress: bool, given: Iterabl
     begun = not any_process(not workdir.config.exists())
     name, download = config.encoder.checkpoint, config.encoder.download
     encoder = workdir.encoder if begun else resolve(name, download)
-    asked = recorded_statement(workdir) if begun else stated(find(name, download))
+    asked = recorded_statement(workdir) if begun else task.stated(find(name, download))
     config, adopted = adopt(config, asked, name, given)
     changes = require_same_run(workdir, config) if begun else {}
-    retriever = build_retriever(config, encoder_config(config, encoder))
-    check_model(config, retriever)
+    model = task.build(config, encoder_config(config, encoder))
+    task.check(config, model)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     if adopted:
         say(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
     say(told(config.encoder.attention))
-    for option in reference_options(config, retriever):
+    for option in reference_options(config, model):
         say(f"as a published implementation does it, not its paper: {option}")
-    if (
-        getattr(retriever.module.config, "normalize_intermediate", False)
-        and retriever.module.head.keep("passage").layers == "all"
-    ):
-        say("ours, not the reference's: layers below the last get the final norm (encoder.normalize_intermediate)")
-    return Job(config, workdir, mesh, retriever, encoder, begun, progress, say, asked, changes)
+    for difference in model.differences():
+        say(f"ours, not the reference's: {difference}")
+    return Job(config, workdir, mesh, model, encoder, begun, progress, say, asked, task, changes)
 
 
 def read_texts(job: Job) -> Texts:
     """Loads the tokenizer, reads and tokenises the data. Raises ContractError if a run that has begun read others, and
     DataError for bad records."""
-    tokenizer = load_tokenizer(job.config, job.encoder, job.retriever)
-    contract = make_contract(job.retriever, tokenizer, job.encoder)
+    tokenizer = load_tokenizer(job.config, job.encoder, job.model)
+    contract = make_contract(job.model, tokenizer, job.encoder)
     if job.begun:
         require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")
     train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.say) for name in ("train", "dev"))

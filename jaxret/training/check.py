@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 from jaxret.contract import flatten
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
+from jaxret.models.model import Model
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import DTYPES, Retriever
+from jaxret.training.group_losses import taught_by
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import CORPUS_MEASURES, METRICS, POOL_MEASURES
@@ -37,6 +39,8 @@ LEAST = {  # what a number must at least be; a head checks its own
         ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
     ),
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
+    **dict.fromkeys(("loss.kl.weight", "loss.margin_mse.weight", "loss.binary.weight"), 0),
+    "loss.binary.positive_weight": 0,
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
     **dict.fromkeys(("train.skip_nonfinite", "validation.then_from"), 0),
@@ -99,9 +103,17 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"optimizer.learning_rate is {config.optimizer.learning_rate}; it must be positive")
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
-    if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries:
+    of_documents = taught_by(config) or config.loss.binary.weight
+    if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries and not of_documents:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
-    if config.loss.contrastive_weight == 0 and config.data.dev:
+    if config.data.teacher_run and not taught_by(config):
+        raise ValueError(
+            "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: nobody reads it"
+        )
+    for key in [*taught_by(config), *(["loss.binary.weight"] if config.loss.binary.weight else [])]:
+        if config.data.negatives == 0:
+            raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own documents")
+    if config.loss.contrastive_weight == 0 and config.data.dev and not of_documents:
         raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
     if config.data.store and Path(config.data.store).exists() and not Path(config.data.store).is_dir():
         raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
@@ -112,7 +124,7 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
+def reference_options(config: ConfigDict, model: Model) -> list[str]:
     """The options that follow a published implementation where it differs from its paper, to be printed."""
     options = {
         "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
@@ -125,7 +137,7 @@ def reference_options(config: ConfigDict, retriever: Retriever) -> list[str]:
             bool(config.data.dev) and "average_rank" in (config.validation.metric, config.validation.then)
         ),
     }
-    return [*retriever.module.head.reference_options(), *(name for name, on in options.items() if on)]
+    return [*model.reference_options(), *(name for name, on in options.items() if on)]
 
 
 def check_model(config: ConfigDict, retriever: Retriever) -> None:

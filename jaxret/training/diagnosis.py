@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxret.checkpoint import path_name
-from jaxret.training.step import Objective
-from jaxret.types import Batch
+from jaxret.training.objective import Objective
 
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
 
@@ -25,18 +24,17 @@ def not_finite(tree: Any) -> list[str]:
     return [path_name(path) for (path, _), finite in zip(leaves, _finite(tree)) if not bool(finite)]
 
 
-def diagnose(objective: Objective, params: Any, batch: Batch, key: jax.Array, step: jax.Array | int = 0) -> str:
+def diagnose(objective: Objective, params: Any, batch: Any, key: jax.Array, step: jax.Array | int = 0) -> str:
     """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
     if bad := not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
-    hidden_states = jax.jit(objective.retriever.hidden_states, static_argnames="side")
-    for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
-        for layer, state in enumerate(hidden_states(params, tokens, side=side).states):
+    for encoder, hidden in objective.hidden_states(params, batch):
+        for layer, state in enumerate(hidden.states):
             if not bool(jnp.all(jnp.isfinite(state))):
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
-                return f"{where} of the {side} encoder is not finite"
+                return f"{where} of the {encoder} is not finite"
 
-    def loss(params: Any, batch: Batch, key: jax.Array, step: Any) -> Any:  # XLA would fold constants for minutes
+    def loss(params: Any, batch: Any, key: jax.Array, step: Any) -> Any:  # XLA would fold constants for minutes
         terms = objective(params, batch, key, step)
         return terms.loss, terms
 

@@ -16,6 +16,7 @@ from jaxret.data.store import store_root
 from jaxret.data.subset import take_queries
 from jaxret.data.tokenized import ExampleSource, find_corpus, stored_corpus, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
+from jaxret.training.group_losses import taught_by
 from jaxret.training.validation import CORPUS_MEASURES, Collection
 
 TRAINING_PASSAGES = "train"  # a validation.corpus that is at hand already
@@ -34,8 +35,10 @@ def load_examples(
         path=path,
         split=split,
         on_error=config.data.on_error,
-        negatives_run=config.data.negatives_run if training else "",
+        negatives_run=config.data.negatives_run if training else config.data.dev_negatives_run,
         pseudo_queries="" if imagine == "query" else imagine,
+        scores=training and bool(taught_by(config)),
+        teacher_run=config.data.teacher_run if training and taught_by(config) else "",
     )
     data, report = stored_examples(source, tokenizer, store_root(config.data.store), progress, say)
     data = replace(data, imagine_queries=imagine == "query")
@@ -53,6 +56,9 @@ def load_examples(
             f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
             f"their slots stay empty{advice}"
         )
+    if data.teacher is not None:
+        found = int(np.isfinite(data.teacher.positives).sum())
+        say(f"  {found:,} of {len(data):,} examples have a teacher's scores")
     if data.pseudo_queries is not None:
         found = int((data.pseudo_queries.lengths > 0).sum())
         if not found:
@@ -98,6 +104,7 @@ def data_record(train: TrainingSet | None, dev: TrainingSet | None) -> dict[str,
     """What data.json holds: the sizes and a digest of each set that there is."""
     return {
         name: {"examples": len(data), "passages": len(data.passages), "sha256": data.digest}
+        | ({"scores": data.teacher.digest} if data.teacher else {})
         for name, data in (("train", train), ("dev", dev))
         if data is not None
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxret.types import Batch
+from jaxret.types import AnyBatch
 
 DEPTH = 2  # batches ahead of the step that the devices compute
 
@@ -24,9 +24,9 @@ class Feed:
     `make` must not wait for other processes: they may be at another step.
     """
 
-    def __init__(self, make: Callable[[int], Batch], start: int, stop: int) -> None:
+    def __init__(self, make: Callable[[int], AnyBatch], start: int, stop: int) -> None:
         self._make, self._steps = make, range(start, stop)
-        self._ready: deque[tuple[int, Batch | None, BaseException | None]] = deque()
+        self._ready: deque[tuple[int, AnyBatch | None, BaseException | None]] = deque()
         self._changed, self._closed = Condition(), False
         self._since, self._waited = time.perf_counter(), 0.0
         self._thread = Thread(target=self._run, name="feed", daemon=True)
@@ -41,7 +41,7 @@ class Feed:
             self._changed.notify_all()
         self._thread.join()
 
-    def take(self, step: int, running: Any = None) -> Batch:
+    def take(self, step: int, running: Any = None) -> AnyBatch:
         """The batch of a step; steps are taken in order, each once. `running` is what the devices compute: if the batch
         is not there, the devices wait for it from when they are done with that, and this is what `waited` counts."""
         if not self._ready:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxret.types import Embeddings
-
 Tree = TypeVar("Tree")
 
 
@@ -34,7 +32,7 @@ def join(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def encode_in_chunks(encode: Callable[..., Embeddings], texts: tuple[Any, ...], chunks: int) -> Embeddings:
+def encode_in_chunks(encode: Callable[..., Tree], texts: tuple[Any, ...], chunks: int) -> Tree:
     """`encode(*texts)` of all texts (trees of arrays with one row each), in `chunks` passes of B/chunks texts each.
 
     Raises ValueError if `chunks` does not divide the number of texts.
@@ -46,7 +44,7 @@ def encode_in_chunks(encode: Callable[..., Embeddings], texts: tuple[Any, ...], 
         return encode(*texts)
 
     @jax.checkpoint
-    def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, Embeddings]:
+    def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, Tree]:
         return carry, encode(*part)
 
     _, embeddings = jax.lax.scan(chunk, None, split(texts, chunks))

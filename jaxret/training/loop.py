@@ -15,36 +15,25 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import BatchPlan, TrainingSet, stack
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.batches import TrainingSet, stack
 from jaxret.distributed import Program, any_process, shard_batch
 from jaxret.lockfile import LockedError
-from jaxret.models.encoders.pretrained import Params
-from jaxret.models.retriever import Retriever
 from jaxret.runs.lock import hold
 from jaxret.runs.resume import SCHEDULE, remember
-from jaxret.runs.run import create, make_embedder, open_checkpoints
+from jaxret.runs.run import create, open_checkpoints
 from jaxret.runs.workdir import Workdir
-from jaxret.training.begin import Job, Texts, prepare, read_texts, tell_changes
-from jaxret.training.examples import TRAINING_PASSAGES
+from jaxret.training.begin import Job, Texts, prepare, tell_changes
 from jaxret.training.feed import Feed
 from jaxret.training.logging import MetricsLog
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.ranking import Ranker
 from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite
 from jaxret.training.signals import stop_on_sigterm
 from jaxret.training.speed import Speed, counted_step, ideal_seconds
 from jaxret.training.state import first_state, restore_state
-from jaxret.training.step import (
-    Objective,
-    TrainState,
-    make_eval_step,
-    make_objective,
-    make_rule,
-    make_train_step,
-)
-from jaxret.training.validation import Collection, Validation, make_collection
-from jaxret.types import Batch
+from jaxret.training.step import TrainState, make_rule, make_train_step
+from jaxret.training.task import Plan, Task
+from jaxret.training.tasks import task_of
+from jaxret.types import AnyBatch
 
 
 @dataclass
@@ -64,14 +53,21 @@ class TrainResult:
             raise SystemExit(128 + signal.SIGTERM)
 
 
-def train(config: ConfigDict, workdir: str | Path, progress: bool = True, given: Iterable[str] = ()) -> TrainResult:
-    """Trains the retriever that `config` describes, in `workdir`; resumes if the folder holds the same run. given: keys
-    that a sentence-transformers directory may not decide, even where they are the base config's.
+def train(
+    config: ConfigDict,
+    workdir: str | Path,
+    progress: bool = True,
+    given: Iterable[str] = (),
+    task: Task | None = None,
+) -> TrainResult:
+    """Trains the model that `config` describes, in `workdir`; resumes if the folder holds the same run. given: keys
+    that a sentence-transformers directory may not decide, even where they are the base config's. task: what is trained,
+    if it is none of `config.task`.
 
     Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
     damaged or could not be saved, NotFiniteError if the loss breaks, LockedError if another job writes to the folder.
     """
-    job = prepare(config, Workdir(workdir), progress, given)
+    job = prepare(config, Workdir(workdir), progress, given, task or task_of(config))
     with hold(job.workdir.path, "training"):  # and a folder that cannot be written is told before there is work to lose
         if not job.begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
@@ -79,7 +75,7 @@ def train(config: ConfigDict, workdir: str | Path, progress: bool = True, given:
 
 
 def _train(job: Job) -> TrainResult:
-    config, texts = job.config, read_texts(job)
+    config, texts = job.config, job.task.read(job)
     length = schedule_steps(config, texts.train)
     optimizer, schedule = make_optimizer(config.optimizer, length.total)
     state = None
@@ -141,7 +137,7 @@ def resume(
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
         )
     else:
-        state = restore_state(checkpoints, start, job.mesh, job.retriever, optimizer, make_rule(job.config))
+        state = restore_state(checkpoints, start, job.mesh, job.model, optimizer, make_rule(job.config))
     require_finite(state, f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights")
     if checkpoints.half_written:
         job.say(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
@@ -164,7 +160,7 @@ class Trainer:
     job: Job
     length: Length
     data: TrainingSet | None
-    plan: BatchPlan
+    plan: Plan
     train_step: Program
     schedule: optax.Schedule
     inspector: Inspector
@@ -211,7 +207,7 @@ class Trainer:
         skipped = int(state.skipped)
         return {"learning_rate": float(self.schedule(max(step - skipped - 1, 0))), "skipped_steps": skipped}
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> AnyBatch:
         """This process's part of a step's batch, on the mesh; of its batches, stacked, if it takes several."""
         assert self.data is not None  # else there are no steps
         part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate
@@ -232,20 +228,16 @@ def make_trainer(
 ) -> Trainer:
     """Compiles nothing yet."""
     config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
-    objective = make_objective(config, job.retriever, job.mesh, length.epochs_per_batch)
-    plan = batch_plan(config, job.retriever, config.train.batch_size, job.mesh.size)
+    objective = job.task.objective(config, job.model, job.mesh, length.epochs_per_batch)
+    plan = job.task.plan(job, texts, objective)
     if plan.places > plan.batch_size:
         more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
         job.say(f"{plan.batch_size} queries on {job.mesh.size} devices: {more}")
-    if texts.train and config.tokens.packing:
-        plan = packed(plan, texts.train, job.retriever, objective.bins(plan.places))
+    if plan.packer:
         job.say(str(plan.packer))
     rule = make_rule(config)
     inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints, rule)
-    validate = None
-    if texts.dev:
-        args = config, objective, state.params, texts.dev, texts.train, texts.tokenizer, texts.corpus, job.progress
-        validate = make_validation(*args)
+    validate = job.task.validate(job, texts, objective, state.params)
     rest = optimizer, state, dropout_key, rule
     train_step = make_train_step(objective, *rest)
     counted = counted_step(train_step, objective, *rest)
@@ -270,42 +262,3 @@ def criterion(config: ConfigDict, length: Length) -> Criterion:
     epochs_per_step = length.epochs_per_batch * config.train.accumulate
     steps = math.floor(config.validation.then_from / epochs_per_step) if epochs_per_step else 0
     return Criterion(config.validation.metric, config.validation.then, steps)
-
-
-def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int, devices: int) -> BatchPlan:
-    return BatchPlan(
-        batch_size=batch_size,
-        devices=devices,
-        negatives=config.data.negatives,
-        length_multiple=config.tokens.length_multiple,
-        max_query_length=config.tokens.query_length,
-        max_passage_length=config.tokens.passage_length,
-        pseudo_length=retriever.module.head.pseudo_query_length(),
-        data_seed=config.seed.data,
-        negatives_seed=config.seed.negatives,
-    )
-
-
-def packed(plan: BatchPlan, data: TrainingSet, retriever: Retriever, bins: int) -> BatchPlan:
-    """The same batches, packed for so many chunks of devices."""
-    head = retriever.module.head
-    return plan.packed(data, bins, (head.slots("query"), head.slots("passage")), head.hidden_size)
-
-
-def make_validation(
-    config: ConfigDict,
-    objective: Objective,
-    params: Params,
-    dev: TrainingSet,
-    data: TrainingSet | None,
-    tokenizer: TextTokenizer,
-    corpus: Collection | None = None,
-    progress: bool = False,
-) -> Validation:
-    """corpus: what to retrieve from, instead of a pool or all training passages."""
-    embedder = make_embedder(objective.retriever, params, objective.mesh, tokenizer, config)
-    pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
-    collection = corpus or make_collection(dev, data, pool_size, config.seed.data)
-    plan = batch_plan(config, objective.retriever, config.validation.batch_size, objective.mesh.size)
-    ranker = Ranker(embedder, collection.depth)
-    return Validation(dev, collection, plan, make_eval_step(objective, params), ranker, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxret.models.retriever import Retriever
 from jaxret.scoring import MASKED
+from jaxret.training.group_losses import Binary, Kl, MarginMse, binary, kl, loss_keys, margin_mse
 from jaxret.types import Batch
 
 Scalar = Float[jax.Array, ""]
@@ -39,6 +40,9 @@ class LossSettings:
     own_weight: float = 1.0
     own_decay: float = 1.0
     epochs_per_step: float = 0.0  # batch size / number of examples
+    kl: Kl = field(default_factory=Kl)
+    margin_mse: MarginMse = field(default_factory=MarginMse)
+    binary: Binary = field(default_factory=Binary)
 
     def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
         """The epoch, from 0, of the middle of a step's batch: a batch may begin in one epoch and end in the next."""
@@ -54,13 +58,8 @@ class LossSettings:
 def loss_settings(config: ConfigDict, retriever: Retriever, epochs_per_step: float = 0.0) -> LossSettings:
     """The config's loss, with what the pooling and the head are defined by."""
     loss, module = config.loss, retriever.module
-    if loss.temperature <= 0 or loss.local_temperature <= 0 or loss.annealing_floor <= 0:
-        raise ValueError(
-            f"loss.temperature {loss.temperature}, loss.local_temperature {loss.local_temperature} and "
-            f"loss.annealing_floor {loss.annealing_floor} must be positive"
-        )
     settings = LossSettings(
-        **{**dict(loss.items()), **module.head.loss(), **module.pooling.LOSS}, epochs_per_step=epochs_per_step
+        **{**loss_keys(config), **module.head.loss(), **module.pooling.LOSS}, epochs_per_step=epochs_per_step
     )
     if loss.local_weight and settings.local_target == "none":
         raise ValueError(
@@ -84,7 +83,8 @@ class Scores:
 
     similarities: S [B,N,V] in float32 of a part of every vector, MASKED where a vector does not exist. positives: index
     into N; -1 marks a row that is no query and counts for nothing. annealing multiplies both temperatures. own_loss:
-    (sum, count) for each document, or None.
+    (sum, count) for each document, or None. group: documents of a query, that stand together. teacher_scores: of these,
+    the positive first, NaN where a teacher gave none.
     """
 
     def __init__(
@@ -97,13 +97,14 @@ class Scores:
         epoch: Scalar | float = 0.0,
         own_loss: Float[jax.Array, "N 2"] | None = None,
         teacher_scores: Float[jax.Array, "B G"] | None = None,
+        group: int = 0,
     ) -> None:
         self.settings, self.epoch, self.own_loss, self.teacher_scores = settings, epoch, own_loss, teacher_scores
         self.temperature = settings.temperature * annealing
         self.local_temperature = settings.local_temperature * annealing
         self.valid = positives >= 0  # [B]
         self.row = jnp.maximum(positives, 0)
-        self._candidates, self._similarities = candidates, similarities
+        self._candidates, self._similarities, self._group = candidates, similarities, group
         self.whole = self.part(slice(None))
 
     def mean(self, values: Float[jax.Array, " B"]) -> Scalar:
@@ -112,9 +113,18 @@ class Scores:
 
     def group(self) -> tuple[Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
         """(scores, which count) of each query with its own documents, the positive first: beside `teacher_scores`."""
-        columns = self.row[:, None] + jnp.arange(self.whole.best.shape[1] // len(self.row))
+        columns = self.row[:, None] + jnp.arange(self._group or self.whole.best.shape[1] // len(self.row))
         there = jnp.take_along_axis(self._candidates, columns, axis=1) & self.valid[:, None]
-        return jnp.take_along_axis(self.whole.best, columns, axis=1), there
+        return jnp.take_along_axis(self.whole.scores, columns, axis=1), there
+
+    def taught(self) -> tuple[Float[jax.Array, "B G"], Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
+        """(scores, the teacher's, which count) of the documents of each query that both scored; of a query whose
+        positive, or all of whose negatives, the teacher did not score, none count. What does not count is 0."""
+        assert self.teacher_scores is not None
+        scores, there = self.group()
+        there &= jnp.isfinite(self.teacher_scores)
+        there &= there[:, :1] & (jnp.sum(there, axis=1, keepdims=True) > 1)
+        return jnp.where(there, scores, 0.0), jnp.where(there, self.teacher_scores, 0.0), there
 
     def part(self, part: slice) -> PartScores:
         """Of a part of every vector."""
@@ -192,6 +202,21 @@ TERMS: dict[str, Term] = {
         reconstruction,
         lambda s: s.settings.own_weight * jnp.float32(s.settings.own_decay) ** s.epoch,
         lambda s: s.own_loss is not None,
+    ),
+    "kl": Term(
+        lambda s: kl(*s.taught(), s.settings.kl),
+        lambda s: s.settings.kl.weight,
+        lambda s: bool(s.settings.kl.weight) and s.teacher_scores is not None,  # a dev set may have none
+    ),
+    "margin_mse": Term(
+        lambda s: margin_mse(*s.taught()),
+        lambda s: s.settings.margin_mse.weight,
+        lambda s: bool(s.settings.margin_mse.weight) and s.teacher_scores is not None,
+    ),
+    "binary": Term(
+        lambda s: binary(*s.group(), s.settings.binary),
+        lambda s: s.settings.binary.weight,
+        lambda s: bool(s.settings.binary.weight),
     ),
 }
 

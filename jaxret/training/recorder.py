@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.data.batches import TrainingSet
 from jaxret.distributed import place_rows
 from jaxret.training.begin import Say
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
+from jaxret.training.objective import Objective
 from jaxret.training.state import saved
-from jaxret.training.step import Objective, Rule, TrainState
-from jaxret.training.validation import Validation
+from jaxret.training.step import Rule, TrainState
+from jaxret.training.task import Plan, Validate
 
 
 class NotFiniteError(ArithmeticError):
@@ -32,7 +33,7 @@ class Inspector:
     """Notices a loss that broke, and looks for the place."""
 
     objective: Objective
-    plan: BatchPlan
+    plan: Plan
     data: TrainingSet | None
     dropout_key: jax.Array
     checkpoints: Checkpoints
@@ -87,7 +88,7 @@ class Recorder:
     checkpoints: Checkpoints
     log: MetricsLog
     inspector: Inspector
-    validate: Validation | None
+    validate: Validate | None
     say: Say
     criterion: Criterion
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation

@@ -12,8 +12,9 @@ import jax
 from jaxret.chips import chip_of
 from jaxret.distributed import Program
 from jaxret.flops import at_full_rate, count
-from jaxret.training.step import Objective, make_train_step
-from jaxret.types import Batch
+from jaxret.training.objective import Objective
+from jaxret.training.step import make_train_step
+from jaxret.types import AnyBatch
 
 TIMED = ("seconds_per_step", "tokens_per_second", "padded_tokens_per_second", "mfu")  # what a clock says, in a log
 
@@ -28,7 +29,7 @@ class Speed:
     the compilation in it.
     """
 
-    def __init__(self, ideal: Callable[[Batch], float] | None = None, bins: int = 1) -> None:
+    def __init__(self, ideal: Callable[[AnyBatch], float] | None = None, bins: int = 1) -> None:
         self._ideal, self._bins = ideal, bins
         self.restart()
 
@@ -36,11 +37,11 @@ class Speed:
         self._start, self._steps, self._padded, self._best = time.perf_counter(), 0, 0, 0.0
         self._real: list[jax.Array] = []  # still on the device: asking for them would wait for the step
 
-    def add(self, batch: Batch, real_tokens: jax.Array) -> None:
+    def add(self, batch: AnyBatch, real_tokens: jax.Array) -> None:
         """A step that was started."""
         self._steps += 1
         self._real.append(real_tokens)
-        self._padded += batch.queries.computed(self._bins) + batch.documents.computed(self._bins)
+        self._padded += sum(tokens.computed(self._bins) for tokens in batch.texts)
         if self._ideal:
             self._best += self._ideal(batch)
 
@@ -56,12 +57,12 @@ class Speed:
 def counted_step(step: Program, objective: Objective, *rest: Any) -> Program:
     """The step whose products are counted, of `make_train_step(objective, *rest)`: with plain attention, because a
     kernel computes some of them twice, and cuDNN's shows none."""
-    if objective.retriever.module.compute.attention == "plain":
+    if objective.model.compute.attention == "plain":
         return step
-    return make_train_step(replace(objective, retriever=objective.retriever.plain), *rest)
+    return make_train_step(replace(objective, model=objective.model.plain), *rest)
 
 
-def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Callable[[Batch], float] | None:
+def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Callable[[AnyBatch], float] | None:
     """Batch -> seconds that the products of a step of the program take at the full rate of so many chips; None if chips
     of this kind are not known. Counted once for each shape, from the trace that there is."""
     chip = chip_of(kind)
@@ -70,7 +71,7 @@ def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Call
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     known: dict[Any, float] = {}
 
-    def seconds(batch: Batch) -> float:
+    def seconds(batch: AnyBatch) -> float:
         shape = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shape not in known:
             products = {

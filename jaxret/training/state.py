@@ -18,9 +18,9 @@ from jaxret.checkpoint import Checkpoints, digest
 from jaxret.contract import require_equal
 from jaxret.distributed import replicated, shardings
 from jaxret.models.encoders.pretrained import Params, find, load_pretrained, resolve, stores_mlm_head, weights_digest
-from jaxret.models.heads import stored_parameters
-from jaxret.models.retriever import Retriever, with_pretrained
-from jaxret.runs.run import open_run
+from jaxret.models.model import Model
+from jaxret.models.retriever import with_pretrained
+from jaxret.runs.run import open_model
 from jaxret.training.begin import Job, Texts
 from jaxret.training.step import Rule, TrainState, make_rule, new_state
 
@@ -46,13 +46,13 @@ def first_state(
     config, source = job.config, job.config.train.start_from
     if not source:
         directory = resolve(config.encoder.checkpoint, config.encoder.download)
-        head = stored_parameters(find(config.encoder.checkpoint, config.encoder.download), job.retriever.module.head)
+        head = job.model.stored_head(find(config.encoder.checkpoint, config.encoder.download))
         start = {"weights": weights_digest(directory, config.encoder.sha256)}
         start |= {"head": digest(head)} if head else {}
         require_same_start(job, start, f"{directory}/model.safetensors")
         weights = load_weights(job, directory)
-        return init_state(config, job.mesh, job.retriever, weights, optimizer, head), {"start": start}
-    other = open_run(source)
+        return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
+    other = open_model(source, job.task.name, job.task.build)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
     require_equal(other.contract, texts.contract, f"{source}/contract.json", "this run", remedy)
     require_same_start(job, other.checkpoint, f"the best checkpoint of {source}")
@@ -70,7 +70,7 @@ def require_same_start(job: Job, start: Mapping[str, Any], name: str) -> None:
 
 def load_weights(job: Job, directory: Path) -> Params:
     """The pre-trained weights, in the shapes of the run's encoder; says if an MLM head had to be drawn."""
-    config, encoder = job.config, job.retriever.module.config
+    config, encoder = job.config, job.model.module.config
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
         job.say(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
     return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]
@@ -79,7 +79,7 @@ def load_weights(job: Job, directory: Path) -> Params:
 def init_state(
     config: ConfigDict,
     mesh: Mesh,
-    retriever: Retriever,
+    model: Model,
     pretrained: Params,
     optimizer: optax.GradientTransformation,
     head: Params | None = None,
@@ -87,11 +87,11 @@ def init_state(
     """A new run's state: encoders from the pre-trained weights, and heads from `head`, everything else drawn; no device
     ever holds an unsharded copy."""
     key = jax.random.key(config.seed.init)
-    shapes = jax.eval_shape(retriever.init, key)
+    shapes = jax.eval_shape(model.init, key)
     places = shardings(mesh, shapes)
 
     def drawn(key: jax.Array) -> Params:
-        return {name: part for name, part in retriever.init(key).items() if not name.endswith("encoder")}
+        return {name: part for name, part in model.init(key).items() if not name.endswith("encoder")}
 
     rest = jax.jit(drawn, out_shardings={n: places[n] for n in shapes if not n.endswith("encoder")})(key)
     params = with_pretrained({**shapes, **rest}, pretrained, head or {})
@@ -124,7 +124,7 @@ def restore_state(
     checkpoints: Checkpoints,
     step: int,
     mesh: Mesh,
-    retriever: Retriever,
+    model: Model,
     optimizer: optax.GradientTransformation,
     rule: Rule = Rule(),
 ) -> TrainState:
@@ -133,7 +133,7 @@ def restore_state(
     counted = checkpoints.holds(step, "progress/skipped")
 
     def shapes(key: jax.Array) -> TrainState:
-        return new_state(retriever.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
+        return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
     placed = jax.tree.map(

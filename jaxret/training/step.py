@@ -1,4 +1,4 @@
-"""One training step: batch -> embeddings -> loss -> gradients -> new state. In-batch negatives span all devices."""
+"""One training step: batch -> loss -> gradients -> new state."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from jaxret.distributed import ROWS, Program, Reader, by_row, replicated, shardings
-from jaxret.models.heads.head import Side
-from jaxret.models.retriever import DTYPES, Retriever
-from jaxret.scoring import late_interaction, similarities
-from jaxret.training.grad_cache import count_chunks, encode_in_chunks
-from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, loss_settings, total_loss
-from jaxret.types import Batch, Embeddings, Tokens
+from jaxret.distributed import Program, by_row, replicated, shardings
+from jaxret.models.model import Params
+from jaxret.training.losses import LossTerms
+from jaxret.training.objective import Objective
 
-Params = Any
-Inputs = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
+Batch = Any  # see Objective
 
 
 @struct.dataclass
@@ -30,7 +24,7 @@ class TrainState:
     """Everything a run is. Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and
     nothing changes any more: params and step stay those before the bad step, so that it can be looked into."""
 
-    params: Params
+    params: Any
     opt_state: optax.OptState
     step: jax.Array  # int32 [], updates made or skipped
     healthy: jax.Array  # bool []
@@ -72,119 +66,6 @@ def new_state(params: Params, optimizer: optax.GradientTransformation, rule: Rul
         jax.tree.map(jnp.copy, params) if rule.ema else None,
         jnp.int32(0) if rule.skip_nonfinite else None,
     )
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The loss of a batch as a function of parameters."""
-
-    retriever: Retriever
-    settings: LossSettings
-    mesh: Mesh
-    chunk_size: int = 0  # queries encoded at a time, with their documents; 0: all
-    reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
-    from_copies: bool = False  # parameters are given as `copies` makes them
-
-    def chunks(self, queries: int) -> int:
-        """How many passes `queries` are encoded in."""
-        return count_chunks(queries, self.chunk_size, self.mesh.size)
-
-    def bins(self, queries: int) -> int:
-        """How many parts of a batch are encoded on their own: the chunks of all devices."""
-        return self.mesh.size * self.chunks(queries)
-
-    def padding(self, batch: Batch) -> Any:
-        """Tokens that the encoders compute for each real one."""
-        texts, bins = (batch.queries, batch.documents), self.bins(batch.positives.shape[-1])
-        return sum(tokens.computed(bins) for tokens in texts) / sum(jnp.sum(tokens.mask) for tokens in texts)
-
-    def __call__(
-        self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
-    ) -> LossTerms:
-        """`step` is for what changes with the epoch. Without `train` there is no dropout and no annealing, and
-        documents are pooled as at inference."""
-        q, d = self.encode(params, batch, key, train)
-        d = jax.lax.with_sharding_constraint(d, replicated(self.mesh))  # every device scores all documents
-        epoch = self.settings.epoch(0 if step is None else step)
-        annealing = self.settings.annealing(step) if step is not None else 1.0
-
-        def scores(part: slice) -> jax.Array:
-            return self.similarities(q, d, part)
-
-        allowed = candidates(batch)
-        return total_loss(
-            Scores(scores, batch.positives, allowed, self.settings, annealing, epoch, d.own_loss, batch.teacher_scores)
-        )
-
-    def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
-        """Queries and documents, each device its own rows, and all parameters as `Reader` says: no text travels."""
-        chunks = self.chunks(len(batch.positives))
-        read = self.reader(at_once=chunks > 1 or self.retriever.module.tied or self.from_copies)
-        retriever = self.retriever.reading(read)
-
-        def own(params: Params, inputs: Inputs, key: jax.Array) -> tuple[Embeddings, Embeddings]:
-            params = jax.tree.map(lambda x: x[0], params) if self.from_copies else read.entry(params)
-            device = jax.lax.axis_index(ROWS)
-
-            def side(side: Side, key: jax.Array) -> Embeddings:
-                def encode(tokens: Tokens, labels: jax.Array | None) -> Embeddings:
-                    return retriever.encode(params, tokens, side, train, key, labels)
-
-                tokens, labels = inputs[side]
-                if tokens.rows is None:
-                    count = len(tokens.ids)
-                    tokens = replace(tokens, rows=device * count + jnp.arange(count))
-                return encode_in_chunks(encode, (tokens, labels), chunks)
-
-            query_key, document_key = jax.random.split(key)
-            return side("query", query_key), side("passage", document_key)
-
-        inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
-        places = P(ROWS) if self.from_copies else self.specs(params)
-        mapped = jax.shard_map(own, mesh=self.mesh, in_specs=(places, P(ROWS), P()), out_specs=P(ROWS))
-        q, d = mapped(params, inputs, key)
-        return self.in_order(q, batch.queries), self.in_order(d, batch.documents)
-
-    def in_order(self, embeddings: Embeddings, tokens: Tokens) -> Embeddings:
-        """Texts that were dealt out to devices by length come back to their rows of the batch."""
-        if tokens.rows is None:
-            return embeddings
-        everywhere = jax.lax.with_sharding_constraint(embeddings, replicated(self.mesh))
-        place = jnp.argsort(tokens.rows)
-        return jax.tree.map(lambda x: x[place], everywhere)
-
-    def reader(self, at_once: bool) -> Reader:
-        """at_once: whether layers are used several times, see Reader."""
-        return Reader(self.retriever.module.compute.dtype, self.reduce_dtype, at_once, self.mesh.shape["fsdp"] > 1)
-
-    def specs(self, params: Params) -> Any:
-        """Where the parameters lie, for shard_map."""
-        return jax.tree.map(lambda place: place.spec, shardings(self.mesh, params))
-
-    def copies(self, params: Params) -> Params:
-        """Every parameter whole, [devices, ...]: each device has its own copy, and their gradients are added up when
-        this is differentiated. For an objective with `from_copies`, which can so be called several times while
-        parameters and gradients travel once."""
-        read = self.reader(at_once=True)
-
-        def own(params: Params) -> Params:
-            return jax.tree.map(lambda x: x[None], read.entry(params))
-
-        return jax.shard_map(own, mesh=self.mesh, in_specs=(self.specs(params),), out_specs=P(ROWS))(params)
-
-    def similarities(self, q: Embeddings, d: Embeddings, part: slice) -> jax.Array:
-        """S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late interaction."""
-        if self.retriever.late_interaction:
-            scores = late_interaction(q.vectors, q.mask, d.vectors, d.mask)[..., None]
-        else:
-            scores = similarities(q.vectors[:, 0, part], d.vectors[..., part], d.mask)
-        return jax.lax.with_sharding_constraint(scores, by_row(self.mesh))
-
-
-def make_objective(config: ConfigDict, retriever: Retriever, mesh: Mesh, epochs_per_step: float = 0.0) -> Objective:
-    """The loss that a config describes."""
-    settings = loss_settings(config, retriever, epochs_per_step)
-    return Objective(retriever, settings, mesh, config.train.chunk_size, DTYPES[config.mesh.reduce_dtype])
 
 
 def loss_and_gradients(
@@ -245,7 +126,7 @@ def make_train_step(
         metrics = {"loss": terms.loss, "in_batch_accuracy": terms.accuracy, "gradient_norm": norm}
         metrics["padding"] = objective.padding(batch)
         metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
-        metrics["real_tokens"] = jnp.sum(batch.queries.mask) + jnp.sum(batch.documents.mask)
+        metrics["real_tokens"] = sum(jnp.sum(tokens.mask) for tokens in batch.texts)
         return new, metrics
 
     mesh = objective.mesh

@@ -69,10 +69,11 @@ def equal(one: Any, two: Any) -> bool:
     "given", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
 )
 def test_a_training_set_is_that_of_the_text(
-    given: dict[str, str], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = {"path": "data"} | given
-    source = ExampleSource(split="train", on_error="error", **{key: str(root / name) for key, name in paths.items()})
+    paths: dict[str, Any] = {"path": "data"} | given
+    places: dict[str, Any] = {key: str(root / name) for key, name in paths.items()}
+    source = ExampleSource(split="train", on_error="error", **places)
     examples = read_examples(source.path, "train", negatives_run=source.negatives_run or None)
     imagined = {f"p{i}": f"music {i}" for i in range(0, 30, 2)} if source.pseudo_queries else None
     expected = tokenize_examples(examples, tokenizer, pseudo_queries=imagined)
@@ -158,12 +159,13 @@ def test_every_file_that_is_read_is_watched(root: Path, monkeypatch: pytest.Monk
 
 def test_files_that_are_missing(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     source = ExampleSource(str(root / "data"), "train", "error")
-    for change, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"path": str(root / "nowhere")}, "nowhere: this file does not exist"),
         ({"split": "nosplit"}, r"nosplit\.tsv \(nor its \.gz\)|nosplit\.tsv: this file"),
         ({"negatives_run": str(root / "no.trec")}, r"no\.trec: this file does not exist"),
         ({"pseudo_queries": str(root / "no.jsonl")}, r"no\.jsonl: this file does not exist"),
-    ):
+    ]
+    for change, message in cases:
         with pytest.raises(DataError, match=message):
             stored_examples(replace(source, **change), tokenizer, tmp_path, False, quiet)
     assert not list(tmp_path.iterdir())

@@ -94,7 +94,7 @@ def gradient(overrides: dict[str, Any], attention: str, devices: int, fsdp: int)
     module = objective.retriever.module
     compute = dataclasses.replace(module.compute, attention=attention, interpret=True)
     retriever = dataclasses.replace(objective.retriever, module=module.clone(compute=compute))
-    objective = dataclasses.replace(objective, retriever=retriever)
+    objective = dataclasses.replace(objective, model=retriever)
     params = tiny.make_params(objective.retriever)
     params = jax.device_put(params, shardings(mesh, params))
     batch = jax.device_put(tiny.make_batch(8, pseudo_queries="pseudo" in str(overrides)), by_row(mesh))

@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxret.models.cross_encoder import (
+    CrossEncoder,
+    CrossEncoderModule,
+    load_head,
+    read_cross_encoder,
+    save_cross_encoder,
+)
 from jaxret.models.encoders.architectures import make_encoder, read_config
 from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve, save_pretrained
 from jaxret.types import Tokens
 
@@ -253,3 +261,51 @@ def test_the_command_that_converts_a_pickle(tmp_path: Path) -> None:
     found = load_file(resolve(str(tmp_path)) / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(found[name].tobytes() == expected[name].tobytes() for name in found)
+
+
+CLASSIFIERS = {
+    "bert": lambda: transformers.BertForSequenceClassification(bert_config(num_labels=1)),
+    "xlm-roberta": lambda: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(
+            **(xlm_roberta_config().to_dict() | {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}})
+        )
+    ),
+    "modernbert": lambda: transformers.ModernBertForSequenceClassification(modernbert_config(num_labels=1)),
+    "modernbert, mean": lambda: transformers.ModernBertForSequenceClassification(
+        modernbert_config(num_labels=1, classifier_pooling="mean")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, tmp_path: Path) -> None:
+    """Its logit of one label, with token types where there are some; our files give torch the same."""
+    torch.manual_seed(3)
+    model = CLASSIFIERS[name]().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    model.save_pretrained(tmp_path / "torch")
+    config = read_cross_encoder(tmp_path / "torch")
+    _, encoder = load_pretrained(tmp_path / "torch", (*IGNORE, "classifier"), config)
+    params = {"encoder": encoder, "head": load_head(tmp_path / "torch", config)}
+    first = np.array([3, 2, 1, 6], np.int32)
+    tokens = dataclasses.replace(random_tokens(5), first=jnp.asarray(first))
+    ids, mask = (torch.tensor(np.asarray(x), dtype=torch.long) for x in (tokens.ids, tokens.mask))
+    types = torch.tensor(np.arange(9) >= first[:, None], dtype=torch.long) if name == "bert" else None
+    if name == "xlm-roberta":  # the padding of this model is 1, and positions follow from it
+        ids = torch.where(mask.bool(), ids, 1)
+        tokens = dataclasses.replace(tokens, ids=jnp.asarray(ids.numpy(), jnp.int32))
+
+    def logits(model: Any) -> np.ndarray:
+        with torch.no_grad():
+            more = {} if types is None else {"token_type_ids": types}
+            return model(input_ids=ids, attention_mask=mask, **more).logits[:, 0].numpy()
+
+    score = jax.jit(CrossEncoder(CrossEncoderModule(config, Compute())).score)
+    np.testing.assert_allclose(score(params, tokens), logits(model), atol=TINY_TOLERANCE)
+    save_cross_encoder(tmp_path / "ours", config, params)
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(model)
+    np.testing.assert_allclose(logits(again), logits(model), atol=1e-6)
+    other = dataclasses.replace(tokens, ids=tokens.ids.at[0, 1].add(-1))
+    assert abs(float(score(params, other)[0]) - logits(model)[0]) > 1e-3, "control"

@@ -12,7 +12,7 @@ import pytest
 from jaxret.distributed import make_mesh
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.losses import LossTerms
-from jaxret.training.step import Objective
+from jaxret.training.retrieving import RetrievalObjective
 from jaxret.types import Batch
 from tests.tiny import BERT, DUAL_ENCODER, make_batch, make_objective, make_params
 
@@ -20,16 +20,16 @@ DEEP = dataclasses.replace(BERT, num_layers=3)
 
 
 @pytest.fixture
-def objective() -> Objective:
+def objective() -> RetrievalObjective:
     return make_objective(DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]), DEEP)
 
 
 @pytest.fixture
-def params(objective: Objective) -> Any:
+def params(objective: RetrievalObjective) -> Any:
     return make_params(objective.retriever)
 
 
-def say(objective: Objective, params: Any) -> str:
+def say(objective: RetrievalObjective, params: Any) -> str:
     return diagnose(objective, params, jax.tree.map(jnp.asarray, make_batch(2)), jax.random.key(0))
 
 
@@ -40,12 +40,12 @@ def change(params: Any, path: str, function: Any) -> None:
     params[last] = function(params[last])
 
 
-def test_a_sound_step(objective: Objective, params: Any) -> None:
+def test_a_sound_step(objective: RetrievalObjective, params: Any) -> None:
     assert say(objective, params).endswith("are finite, so the optimizer's update is not")
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_a_parameter(objective: Objective, params: Any, value: float) -> None:
+def test_a_parameter(objective: RetrievalObjective, params: Any, value: float) -> None:
     path = "query_encoder/layers/intermediate/bias"
     change(params, path, lambda x: x.at[1, 3].set(value))
     assert say(objective, params) == f"parameter {path} (1 in all) is not finite"
@@ -54,27 +54,27 @@ def test_a_parameter(objective: Objective, params: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_a_hidden_layer(objective: Objective, params: Any, side: str) -> None:
+def test_a_hidden_layer(objective: RetrievalObjective, params: Any, side: str) -> None:
     """Parameters of the second layer that are finite, but whose product is not."""
     change(params, f"{side}_encoder/layers/intermediate/kernel", lambda x: x.at[1].set(3e38))
     assert say(objective, params) == f"layer 2 of the {side} encoder is not finite"
 
 
-def test_the_embeddings(objective: Objective, params: Any) -> None:
+def test_the_embeddings(objective: RetrievalObjective, params: Any) -> None:
     change(params, "passage_encoder/embeddings/word/embedding", lambda x: x * 0 + 3e38)
     change(params, "passage_encoder/embeddings/position/embedding", lambda x: x * 0 + 3e38)
     assert say(objective, params) == "the embedding layer of the passage encoder is not finite"
 
 
-def test_a_loss_term(objective: Objective, params: Any) -> None:
+def test_a_loss_term(objective: RetrievalObjective, params: Any) -> None:
     """Vectors that are finite, but whose dot products are not."""
     for side in ("query", "passage"):
         change(params, f"{side}_encoder/layers/output_norm/scale", lambda x: x.at[-1].set(1e25))
     assert say(objective, params) == "loss term loss is not finite, though every hidden state is"
 
 
-def test_a_gradient(objective: Objective, params: Any) -> None:
-    class WithRoot(Objective):
+def test_a_gradient(objective: RetrievalObjective, params: Any) -> None:
+    class WithRoot(RetrievalObjective):
         """Adds the square root of 0, whose derivative is infinite."""
 
         def __call__(

@@ -18,7 +18,7 @@ from jaxret.scoring import similarities
 from jaxret.training import grad_cache
 from jaxret.training.grad_cache import encode_in_chunks, join, split
 from jaxret.training.losses import Scores, candidates, total_loss
-from jaxret.training.step import Objective
+from jaxret.training.retrieving import RetrievalObjective
 from jaxret.types import Batch, Embeddings, Tokens
 from tests.tiny import (
     SCALAR_MIX,
@@ -57,7 +57,7 @@ def encode(retriever: Any, params: Any, tokens: Tokens, side: Any, key: jax.Arra
     return retriever.encode(params, tokens, side, True, key)
 
 
-def plain(objective: Objective) -> Callable[[Any, Batch, jax.Array], jax.Array]:
+def plain(objective: RetrievalObjective) -> Callable[[Any, Batch, jax.Array], jax.Array]:
     """The loss without caching: all texts at once, and nothing recomputed."""
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
@@ -160,10 +160,10 @@ def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:
     assert temporary[1] < temporary[0] / 2
 
 
-def without_dropout(objective: Objective) -> Objective:
+def without_dropout(objective: RetrievalObjective) -> RetrievalObjective:
     """Compiles in half the time."""
     module = objective.retriever.module
-    return dataclasses.replace(objective, retriever=Retriever(module.clone(config=WITHOUT_DROPOUT)))
+    return dataclasses.replace(objective, model=Retriever(module.clone(config=WITHOUT_DROPOUT)))
 
 
 @pytest.mark.exhaustive

@@ -38,12 +38,13 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, sha256_file
 from jaxret.training.begin import prepare
 from jaxret.training.feed import Feed
-from jaxret.training.loop import Trainer, TrainResult, make_validation, schedule_steps, train
+from jaxret.training.loop import Trainer, TrainResult, schedule_steps, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import NotFiniteError, require_finite
+from jaxret.training.retrieving import RETRIEVAL, make_validation
+from jaxret.training.retrieving import make_objective as make_objective_of
 from jaxret.training.state import init_state, restore_state
 from jaxret.training.step import TrainState, make_rule, make_train_step
-from jaxret.training.step import make_objective as make_objective_of
 from tests.pipeline import (
     CLOCKS,
     REPOSITORY,
@@ -617,7 +618,7 @@ def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
         train(tiny_config(root / "encoder", "", train__steps=0, encoder__attention="flash"), tmp_path / "other")
     config = tiny_config(root / "encoder", "", train__steps=0, data__dev="", encoder__attention_dropout=0.0)
-    shapes: Any = prepare(config, Workdir(tmp_path / "third"), progress=False).retriever.module.config
+    shapes: Any = prepare(config, Workdir(tmp_path / "third"), False, (), RETRIEVAL).model.module.config
     assert shapes.attention_dropout == 0
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxret.scoring import MASKED, similarities
-from jaxret.training import losses
-from jaxret.training.losses import LossSettings, LossTerms, Scores, Term, candidates, loss_settings, total_loss
+from jaxret.training.group_losses import Binary, Kl, MarginMse
+from jaxret.training.losses import LossSettings, LossTerms, Scores, candidates, loss_settings, total_loss
 from jaxret.types import Batch
 from tests.tiny import AGGRETRIEVER, MLR, MVR, make_config, make_retriever, make_tokens
 
@@ -313,37 +313,110 @@ STUDENT = np.array([[2, 1, 0.5, -1], [0, 3, 1, 2]], np.float32)
 TEACHER = np.array([[8, 6, 1, -2], [5, 4, 9, 0]], np.float32)
 
 
-def kl(scores: Scores) -> jax.Array:
-    assert scores.teacher_scores is not None
-    student, there = scores.group()
-    masked = [jnp.where(there, s, MASKED) for s in (scores.teacher_scores, student)]
-    p, log_q = jax.nn.softmax(masked[0]), jax.nn.log_softmax(masked[1])
-    return scores.mean(jnp.sum(jnp.where(there, p * (jnp.log(jnp.maximum(p, 1e-30)) - log_q), 0.0), axis=-1))
+def taught(settings: LossSettings, teacher: np.ndarray = TEACHER, empty: tuple[int, int] | None = None) -> LossTerms:
+    """The loss of two queries with four documents each; scores of the other's documents are 0."""
+
+    def value(student: jax.Array) -> tuple[jax.Array, LossTerms]:
+        S = jnp.zeros((2, 8, 1)).at[0, :4, 0].set(student[0]).at[1, 4:, 0].set(student[1])
+        allowed = jnp.ones((2, 8), bool)
+        allowed = allowed if empty is None else allowed.at[empty[0], 4 * empty[0] + empty[1]].set(False)
+        arguments = (lambda _: S, jnp.array([0, 4]), allowed, settings)
+        terms = total_loss(Scores(*arguments, teacher_scores=jnp.asarray(teacher, jnp.float32)))
+        return terms.loss, terms
+
+    (_, terms), gradient = jax.value_and_grad(value, has_aux=True)(jnp.asarray(STUDENT))
+    return terms.replace(rank=gradient)  # type: ignore[attr-defined]
 
 
-def margin_mse(scores: Scores) -> jax.Array:
-    assert scores.teacher_scores is not None
-    student, there = scores.group()
-    margins = [s[:, :1] - s[:, 1:] for s in (student, scores.teacher_scores)]
-    count = jnp.sum(there[:, 1:])
-    return jnp.sum(jnp.where(there[:, 1:], (margins[0] - margins[1]) ** 2, 0.0)) / count
+def only(**groups: Any) -> LossSettings:
+    return LossSettings(contrastive_weight=0.0, **groups)
 
 
-def test_distillation_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but an entry is added; the values are those of torch's KLDivLoss(batchmean) and MSELoss."""
-    for name, value in (("kl", kl), ("margin_mse", margin_mse)):
-        monkeypatch.setitem(losses.TERMS, name, Term(value, lambda s: 1.0, lambda s: s.teacher_scores is not None))
-    S = np.zeros((2, 8, 1), np.float32)
-    S[0, :4, 0], S[1, 4:, 0] = STUDENT
-    arguments = (lambda _: jnp.asarray(S), jnp.array([0, 4]))
-    whole = Scores(*arguments, jnp.ones((2, 8), bool), LossSettings(), teacher_scores=jnp.asarray(TEACHER))
-    found = total_loss(whole)
-    assert float(found.terms["kl"]) == pytest.approx(1.279065, rel=1e-5)
-    assert float(found.terms["margin_mse"]) == pytest.approx(25.708333, rel=1e-6)
-    assert float(found.loss) == pytest.approx(sum(map(float, found.terms.values())), rel=1e-6)
-    without = jnp.ones((2, 8), bool).at[1, 7].set(False)  # an empty slot
-    other = Scores(*arguments, without, LossSettings(), teacher_scores=jnp.asarray(TEACHER))
-    assert float(total_loss(other).terms["kl"]) == pytest.approx(1.144550, rel=1e-5)
+def numpy_kl(student: np.ndarray, teacher: np.ndarray, temperature: float, teacher_temperature: float) -> float:
+    """In float64; what the teacher did not score is NaN. A row without a score of its positive is left out."""
+    rows = []
+    for s, t in zip(student.astype(np.float64), teacher.astype(np.float64)):
+        there = np.isfinite(t)
+        if there[0] and there.sum() > 1:
+            p, q = (np.exp(x[there] / T) for x, T in ((t, teacher_temperature), (s, temperature)))
+            p, q = p / p.sum(), q / q.sum()
+            rows.append((p * (np.log(p) - np.log(q))).sum())
+    return float(np.mean(rows))
+
+
+# Of torch's KLDivLoss(reduction="batchmean") on the rows above: (temperature, the teacher's, scaled) -> loss.
+KL = {
+    (1.0, 1.0, False): 1.279065,
+    (2.0, 2.0, False): 0.712131,
+    (2.0, 2.0, True): 2.848525,
+    (1.0, 2.0, False): 0.938250,
+    (2.0, 1.0, False): 1.090688,
+}
+
+
+@pytest.mark.parametrize("case", KL)
+def test_kl_to_a_teacher(case: tuple[float, float, bool]) -> None:
+    found = taught(only(kl=Kl(0.5, *case)))
+    assert float(found.terms["kl"]) == pytest.approx(KL[case], rel=2e-6)
+    assert float(found.loss) == pytest.approx(0.5 * KL[case], rel=2e-6)
+    if not case[2]:
+        assert numpy_kl(STUDENT, TEACHER, *case[:2]) == pytest.approx(KL[case], rel=2e-6)
+    others = [value for other, value in KL.items() if other != case]
+    assert not any(value == pytest.approx(KL[case], rel=1e-2) for value in others), "control"
+
+
+def test_the_gradients_of_a_teachers_lessons() -> None:
+    """Of the first row, in a mean over two rows, or six margins; and against differences in float64."""
+    kl, mse = taught(only(kl=Kl(1.0))), taught(only(margin_mse=MarginMse(1.0)))
+    np.testing.assert_allclose(np.asarray(kl.rank)[0], [-0.135298, 0.052553, 0.067593, 0.015152], atol=2e-6)
+    np.testing.assert_allclose(np.asarray(mse.rank)[0], [-4.5, 1 / 3, 11 / 6, 7 / 3], atol=2e-5)
+    assert float(mse.terms["margin_mse"]) == pytest.approx(25.708333, rel=1e-6)
+    step = 1e-6
+    for row, column in ((0, 1), (1, 2)):
+        moved = STUDENT.astype(np.float64)
+        moved[row, column] += step
+        slope = (numpy_kl(moved, TEACHER, 1, 1) - numpy_kl(STUDENT, TEACHER, 1, 1)) / step
+        assert float(kl.rank[row, column]) == pytest.approx(slope, abs=1e-5)
+
+
+def test_what_a_teacher_did_not_score_counts_for_nothing() -> None:
+    """An empty slot, a score that is missing, and a query of which none is there; gradients stay finite."""
+    assert float(taught(only(kl=Kl(1.0)), empty=(1, 3)).terms["kl"]) == pytest.approx(1.144550, rel=2e-6)
+    missing = TEACHER.copy()
+    missing[1, 3] = np.nan
+    assert float(taught(only(kl=Kl(1.0)), missing).terms["kl"]) == pytest.approx(1.144550, rel=2e-6)
+    padded = TEACHER.copy()
+    padded[1, 3] = -15
+    assert float(taught(only(kl=Kl(1.0)), padded).terms["kl"]) == pytest.approx(1.279722, rel=2e-6), "control: I3's"
+    for column in (slice(None), slice(0, 1), slice(1, None)):
+        lost = TEACHER.copy()
+        lost[1, column] = np.nan
+        for settings in (only(kl=Kl(1.0)), only(margin_mse=MarginMse(1.0))):
+            found = taught(settings, lost)
+            assert np.isfinite(np.asarray(found.rank)).all()
+            assert not np.asarray(found.rank)[1].any()
+            assert np.asarray(found.rank)[0].any()
+        assert float(taught(only(kl=Kl(1.0)), lost).terms["kl"]) == pytest.approx(0.243615, rel=1e-5)
+        assert float(taught(only(margin_mse=MarginMse(1.0)), lost).terms["margin_mse"]) == pytest.approx(
+            26.75, rel=1e-6
+        )
+    nothing = taught(only(kl=Kl(1.0), margin_mse=MarginMse(1.0)), np.full_like(TEACHER, np.nan))
+    assert float(nothing.loss) == 0
+    assert not np.asarray(nothing.rank).any()
+
+
+def test_yes_or_no_of_a_querys_own_documents() -> None:
+    """torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3."""
+    assert float(taught(only(binary=Binary(1.0))).terms["binary"]) == pytest.approx(1.238682, rel=1e-6)
+    assert float(taught(only(binary=Binary(1.0, 3.0))).terms["binary"]) == pytest.approx(1.443700, rel=1e-6)
+
+
+def test_terms_of_a_teacher_are_off_where_there_is_none() -> None:
+    settings = LossSettings(kl=Kl(1.0), margin_mse=MarginMse(1.0))
+    S = jnp.asarray(STUDENT[:, :, None])
+    arguments = (lambda _: S, jnp.array([0, 2]), jnp.ones((2, 4), bool))
+    assert set(total_loss(Scores(*arguments, settings)).terms) == {"contrastive"}
+    assert set(total_loss(Scores(*arguments, LossSettings(), teacher_scores=S[:, :2, 0])).terms) == {"contrastive"}
 
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])

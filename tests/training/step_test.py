@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.plan.hlo import collectives, parse
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.retrieving import RetrievalObjective
 from jaxret.training.state import init_state
-from jaxret.training.step import Objective, Rule, TrainState, loss_and_gradients, make_eval_step, make_train_step
+from jaxret.training.step import Rule, TrainState, loss_and_gradients, make_eval_step, make_train_step
 from jaxret.types import Batch, Tokens
 from tests.tiny import (
     DUAL_ENCODER,
@@ -285,7 +286,7 @@ def stacked(*seeds: int) -> Batch:
 
 
 @functools.cache
-def gradient_program(mesh: str, family: str, count: int) -> tuple[Objective, Any, Any]:
+def gradient_program(mesh: str, family: str, count: int) -> tuple[RetrievalObjective, Any, Any]:
     """(objective, parameters, compiled loss and gradients) of several batches, those of the tied family in chunks where
     the mesh allows it."""
     chunk_size = QUERIES // 2 if count > 1 and family == "self_contrastive" else 0

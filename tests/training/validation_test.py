@@ -18,10 +18,9 @@ from jaxret.retrieval.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.tools.search_files import search_files
 from jaxret.training.examples import load_corpus
-from jaxret.training.loop import make_validation
 from jaxret.training.losses import LossSettings
 from jaxret.training.ranking import Ranker
-from jaxret.training.step import Objective
+from jaxret.training.retrieving import RetrievalObjective, make_validation
 from jaxret.training.validation import CORPUS_MEASURES, Validation, make_collection, make_pool
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
@@ -39,7 +38,7 @@ def validation(run: Run) -> Validation:
     folder = Path(run.config.data.train)
     train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
     dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
-    objective = Objective(run.retriever, LossSettings(), run.mesh)
+    objective = RetrievalObjective(run.retriever, LossSettings(), run.mesh)
     return make_validation(run.config, objective, run.params, dev, train, run.tokenizer)
 
 
@@ -185,7 +184,7 @@ def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> Non
     corpus = load_corpus(config, dev, run.tokenizer, False, told.append)
     assert corpus is not None
     assert any(line.startswith(f"validation: 91 passages from {data}, 11 queries") for line in told)
-    objective = Objective(run.retriever, LossSettings(), run.mesh)
+    objective = RetrievalObjective(run.retriever, LossSettings(), run.mesh)
     validation = make_validation(config, objective, run.params, dev, None, run.tokenizer, corpus)
 
     encode_corpus(run, data, progress=False)

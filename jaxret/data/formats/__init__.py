@@ -29,6 +29,7 @@ from jaxret.data.formats.readers import (
     read_judgements,
     read_queries,
     read_run,
+    run_files,
 )
 from jaxret.data.formats.recognise import absolute, called, exists, recognise, source_path, split_source
 from jaxret.data.formats.trec import write_run
@@ -56,6 +57,7 @@ __all__ = [
     "read_queries",
     "read_run",
     "recognise",
+    "run_files",
     "scan_corpus",
     "source_path",
     "split_source",

@@ -176,7 +176,7 @@ def _judged(source: PathLike, split: str | None, policy: Policy, negatives_run: 
 def example_files(source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
     """The files that `read_examples` reads when it is given the same, or that libraries read for it. Raises its
     DataError for one that is missing."""
-    run = None if negatives_run is None else _run_place(negatives_run)
+    run = [] if negatives_run is None else run_files(negatives_run)
     found = _training_file(source, split, negatives_run)
     files: list[Path | None] = [found.path if found else None]
     if found is None or found.format.examples is None:
@@ -185,9 +185,15 @@ def example_files(source: PathLike, split: str | None = None, negatives_run: Pat
         queries = queries_in(source_path(texts), split)
         files += [*queries, corpus_file(texts)]
         files += [find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")]
-    if run and not exists(run):
-        raise missing_file(run)
-    return [file for place in (*files, run) if place for file in files_of(place)]
+    return [*(file for place in files if place for file in files_of(place)), *run]
+
+
+def run_files(source: PathLike) -> list[Path]:
+    """The files that `read_run` reads. Raises DataError for one that is missing."""
+    place = _run_place(source)
+    if not exists(place):
+        raise missing_file(place)
+    return list(files_of(place))
 
 
 def _run_place(source: PathLike) -> Path:

@@ -25,7 +25,7 @@ from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
 from jaxret.models.encoders.layout import Layout, Rows, repeat_first
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
+from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Classifier, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
 
@@ -70,7 +70,8 @@ def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + type-0 embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR."""
+    """Word + position + type embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR, but
+    for the second text of pairs."""
 
     config: BertConfig
 
@@ -88,15 +89,24 @@ class BertEmbeddings(nn.Module):
 
     @nn.compact
     def __call__(
-        self, ids: Int[jax.Array, "N T"], layout: Layout, rows: Rows, leading: jax.Array | None = None
+        self,
+        ids: Int[jax.Array, "N T"],
+        layout: Layout,
+        rows: Rows,
+        leading: jax.Array | None = None,
+        first: Int[jax.Array, " N"] | None = None,
     ) -> Float[jax.Array, "R W H"]:
-        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots, all at its position."""
+        """first: tokens of the first text of each pair. `leading` [n] (ids) or [n,H] (word embeddings) replaces the
+        first token by n slots, all at its position."""
         positions = self.positions(ids)
         if leading is not None:
             positions = repeat_first(positions, len(leading))
         hidden = layout.embed(self.word, ids, leading) + self.position(layout.place(positions))
         if self.config.type_vocab_size:
-            hidden = hidden + self.type(jnp.zeros((1, 1), jnp.int32))
+            types = jnp.zeros((1, 1), jnp.int32)
+            if first is not None and self.config.type_vocab_size > 1:
+                types = layout.place((jnp.arange(ids.shape[1])[None] >= first[:, None]).astype(jnp.int32))
+            hidden = hidden + self.type(types)
         return Dropout(self.config.hidden_dropout)(self.norm(hidden), rows)
 
     def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
@@ -194,7 +204,7 @@ class Bert(nn.Module):
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
         """What the first layer reads."""
-        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train))
+        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train), first=tokens.first)
 
     @nn.compact
     def __call__(
@@ -209,7 +219,7 @@ class Bert(nn.Module):
         require_length(tokens.ids.shape[1], c.longest)
         layout = Layout.of(tokens, leading)
         rows = layout.rows(dropout_rows(tokens, train))
-        embedded = self.embeddings(tokens.ids, layout, rows, leading)
+        embedded = self.embeddings(tokens.ids, layout, rows, leading, tokens.first)
         layers = Stack(partial(BertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
         last, kept = layers(embedded, layout, rows, first=keep.first(layout.mask.shape[1]))
         if self.is_initializing() and c.mlm_head:
@@ -275,4 +285,5 @@ ARCHITECTURE = Architecture(
     mlm_head=MlmHead,
     mlm_class="BertForMaskedLM",
     mlm_output="cls.predictions.decoder.weight",
+    classifier=Classifier("BertForSequenceClassification", "pooler.dense", "classifier", inside="pooler."),
 )

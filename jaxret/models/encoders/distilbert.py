@@ -48,4 +48,5 @@ ARCHITECTURE = replace(
     prefix="distilbert.",
     mlm_class="DistilBertForMaskedLM",
     mlm_output="vocab_projector.weight",
+    classifier=None,  # its own has a ReLU for tanh
 )

@@ -31,7 +31,7 @@ from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
 from jaxret.models.encoders.layout import Layout, Rows, repeat_first
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
+from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Classifier, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
@@ -63,6 +63,7 @@ class ModernBertConfig:
     initializer_range: float = 0.02
     normalize_intermediate: bool = False
     mlm_head: bool = False  # whether the head of masked language modelling is there too
+    classifier_pooling: str = "cls"  # what a cross-encoder scores from; retrievers do not read it
     model_type: str = "modernbert"
 
     @property
@@ -293,6 +294,7 @@ KEYS = {
     "mlp_dropout": Key("mlp_dropout", DROPOUT, 0.0),
     "embedding_dropout": Key("embedding_dropout", DROPOUT, 0.0),
     "initializer_range": Key("initializer_range", SPREAD, 0.02),
+    "classifier_pooling": Key("classifier_pooling", one_of("cls", "mean"), "cls"),
 }
 ONLY = {
     "norm_bias": False,
@@ -370,4 +372,12 @@ ARCHITECTURE = Architecture(
     mlm_head=ModernBertMlmHead,
     mlm_class="ModernBertForMaskedLM",
     mlm_output="decoder.weight",
+    classifier=Classifier(
+        "ModernBertForSequenceClassification",
+        "head.dense",
+        "classifier",
+        activation="gelu",
+        norm="head.norm",
+        dense_bias=False,
+    ),
 )

@@ -96,7 +96,7 @@ def _from_hub(name: str, download: bool) -> Path:
         ) from error
 
 
-def _canonical(name: str, prefix: str) -> str:
+def canonical(name: str, prefix: str) -> str:
     """Drops the "bert." prefix of models with a head and renames old TensorFlow-style norms."""
     name = name.removeprefix(prefix)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -130,7 +130,7 @@ def load_pretrained(
         stored: dict[str, str] = {}
         problems: list[str] = []
         for name in file.keys():  # noqa: SIM118 (not a dict)
-            twin = stored.setdefault(_canonical(name, architecture.prefix), name)
+            twin = stored.setdefault(canonical(name, architecture.prefix), name)
             if twin != name:
                 problems.append(f"duplicate {twin} and {name}")
         needed = {name for tensor in tensors.values() for name in tensor.names}
@@ -174,7 +174,7 @@ def stores_mlm_head(directory: str | Path) -> bool:
     tensors = stored_tensors(replace(config, mlm_head=True))
     head = {tensor.names[0] for path, tensor in tensors.items() if path.startswith("mlm_head/")}
     with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
-        return bool(head & {_canonical(name, "") for name in file.keys()})  # noqa: SIM118
+        return bool(head & {canonical(name, "") for name in file.keys()})  # noqa: SIM118
 
 
 def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxret.models.encoders import bert
-from jaxret.models.encoders.stored import Key, at_least, one_of
+from jaxret.models.encoders.stored import Classifier, Key, at_least, one_of
 
 ARCHITECTURE = replace(
     bert.ARCHITECTURE,
@@ -23,4 +23,11 @@ ARCHITECTURE = replace(
     prefix="roberta.",
     mlm_class="RobertaForMaskedLM",
     mlm_output="lm_head.decoder.weight",
+    classifier=Classifier(
+        "RobertaForSequenceClassification",
+        "classifier.dense",
+        "classifier.out_proj",
+        dropout_before=True,
+        separators=2,
+    ),
 )

@@ -60,6 +60,31 @@ def _nothing(_: Any) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
+class Classifier:
+    """The head of transformers' class for sequence classification: dense, activation, perhaps a norm, dropout, and a
+    product.
+
+    dense, norm, score: names of its modules. inside: what begins the names of those that are part of the encoder's own
+    class. dropout_before: whether there is dropout before the dense layer, too. separators: markers between two texts.
+    """
+
+    class_name: str
+    dense: str
+    score: str
+    inside: str = ""
+    dropout_before: bool = False
+    separators: int = 1
+    activation: str = "tanh"
+    norm: str = ""
+    dense_bias: bool = True
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of its tensors begin with."""
+        return tuple(filter(None, (self.dense, self.norm, self.score)))
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One `model_type` of transformers.
 
@@ -73,7 +98,7 @@ class Architecture:
     parameter with fewer rows than there are layers has those of the last ones). prefix: what models with a head put
     before every name. buffers: name prefixes of what is stored but is no weight. class_name, mlm_class: transformers'
     name of the encoder alone, and with the MLM head. mlm_head: the module of that head; mlm_output: where its output
-    matrix may be stored although it is the word table.
+    matrix may be stored although it is the word table. classifier: the head of a cross-encoder; None: not here.
     """
 
     model_type: str
@@ -91,6 +116,7 @@ class Architecture:
     mlm_head: Callable[..., Any] | None = None
     mlm_class: str = ""
     mlm_output: str = ""
+    classifier: Classifier | None = None
 
     def read(self, raw: Mapping[str, Any]) -> Any:
         """The content of config.json -> our config. Raises ValueError naming the key that is missing, that holds

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from jaxret.models.encoders import roberta
 
+assert roberta.ARCHITECTURE.classifier
+
 ARCHITECTURE = replace(
     roberta.ARCHITECTURE,
     model_type="xlm-roberta",
     class_name="XLMRobertaModel",
     mlm_class="XLMRobertaForMaskedLM",
+    classifier=replace(roberta.ARCHITECTURE.classifier, class_name="XLMRobertaForSequenceClassification"),
 )

@@ -1,0 +1,228 @@
+"""A cross-encoder: query and passage read together, one score. An encoder, and the head that transformers' classes for
+sequence classification have, with one label (Nogueira & Cho 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from jaxtyping import Float
+from ml_collections import ConfigDict
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.distributed import Reader
+from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, make_encoder, read_config
+from jaxret.models.encoders.attention import ACTIVATIONS
+from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout_rows
+from jaxret.models.encoders.pretrained import canonical, save_pretrained
+from jaxret.models.encoders.sentence_transformers import encoder_folder
+from jaxret.models.encoders.stored import Classifier
+from jaxret.models.heads.head import one_token
+from jaxret.models.model import Params
+from jaxret.models.retriever import check_compute
+from jaxret.storage import atomic_write, read_json, write_json
+from jaxret.types import HiddenStates, Tokens
+
+
+class ScoreHead(nn.Module):
+    """The state that stands for the pair -> a score: dense, activation, perhaps a norm, dropout, a product with one
+    vector. In float32: scores that were rounded would have ties."""
+
+    form: Classifier
+    dropout: float
+    spread: float  # deviation of a kernel that is drawn
+    norm_eps: float
+
+    @nn.compact
+    def __call__(self, state: Float[jax.Array, "N H"], rows: jax.Array | None) -> Float[jax.Array, " N"]:
+        def dense(features: int, name: str, bias: bool = True) -> Dense:
+            return Dense(features, Compute(), nn.initializers.normal(self.spread), bias, name=name)
+
+        state, form = state.astype(jnp.float32), self.form
+        if form.dropout_before:
+            state = Dropout(self.dropout)(state, rows)
+        state = (ACTIVATIONS | {"tanh": jnp.tanh})[form.activation](
+            dense(state.shape[-1], "dense", form.dense_bias)(state)
+        )
+        if form.norm:
+            state = nn.LayerNorm(self.norm_eps, use_bias=False, use_fast_variance=False, name="norm")(state)
+        return dense(1, "score")(Dropout(self.dropout)(state, rows))[:, 0]
+
+
+class CrossEncoderModule(nn.Module):
+    """The parameters' tree: `encoder`, `head`."""
+
+    config: EncoderConfig
+    compute: Compute
+
+    def setup(self) -> None:
+        c: Any = self.config
+        self.encoder = make_encoder(c, self.compute)
+        dropout, eps = getattr(c, "hidden_dropout", 0.0), getattr(c, "norm_eps", 1e-5)
+        self.head = ScoreHead(classifier(c), dropout, c.initializer_range, eps)
+
+    def __call__(self, pairs: Tokens, train: bool) -> Float[jax.Array, " N"]:
+        mean = getattr(self.config, "classifier_pooling", "cls") == "mean"
+        hidden = self.encoder(pairs, one_token("mean" if mean else "cls", "last"), train)
+        return self.head(hidden.states[-1][:, 0], dropout_rows(pairs, train))
+
+    def hidden_states(self, pairs: Tokens) -> HiddenStates:
+        return self.encoder(pairs, Keep())
+
+
+@dataclass(frozen=True)
+class CrossEncoder:
+    """How a pair of texts becomes a score. Holds no parameters."""
+
+    module: CrossEncoderModule
+
+    @property
+    def compute(self) -> Compute:
+        return self.module.compute
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a pair may have."""
+        return self.module.config.longest
+
+    @property
+    def plain(self) -> CrossEncoder:
+        """The same with plain attention."""
+        return CrossEncoder(self.module.clone(compute=replace(self.compute, attention="plain")))
+
+    def reading(self, read: Reader) -> CrossEncoder:
+        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
+        return CrossEncoder(self.module.clone(compute=replace(self.compute, read=read)))
+
+    def score(
+        self, params: Params, pairs: Tokens, train: bool = False, dropout_key: jax.Array | None = None
+    ) -> Float[jax.Array, " N"]:
+        """A score for each pair, float32: what transformers calls a logit. `dropout_key` is needed if `train`."""
+        rngs = {"dropout": dropout_key} if train else None
+        with jax.named_scope("pairs"):
+            return self.module.apply({"params": params}, pairs, train, rngs=rngs)
+
+    def hidden_states(self, params: Params, pairs: Tokens) -> HiddenStates:
+        """Every hidden state of the encoder [L+1,N,T,H]; for looking into a model."""
+        return self.plain.module.apply({"params": params}, pairs, method=CrossEncoderModule.hidden_states)
+
+    def init(self, key: jax.Array) -> Params:
+        """Random parameters."""
+        pairs = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
+        return self.plain.module.init({"params": key, "dropout": key}, pairs, True)["params"]
+
+    def contract(self) -> dict[str, Any]:
+        """Everything of the model, but its parameters, that scores depend on."""
+        dtype = jnp.dtype(self.compute.dtype).name
+        return {"encoder": {**asdict(self.module.config), "dtype": dtype}, "head": {"name": "cross_encoder"}}
+
+    def text_options(self) -> dict[str, Any]:
+        return {}
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Raises ValueError for a tokenizer that has no first token to score from."""
+        if tokenizer.cls_id is None:
+            raise ValueError("a cross-encoder scores from [CLS], which the tokenizer does not have")
+
+    def stored_head(self, root: Path) -> Params:
+        """What of the head a model's directory has: all of it, the pooler of a BERT alone, or nothing."""
+        return load_head(encoder_folder(root), self.module.config)
+
+    def reference_options(self) -> tuple[str, ...]:
+        return ()
+
+    def differences(self) -> tuple[str, ...]:
+        return ()
+
+
+def classifier(config: EncoderConfig) -> Classifier:
+    """How the files of an architecture have the head. Raises ValueError for one that has none here."""
+    form = ARCHITECTURES[config.model_type].classifier
+    if form is None:
+        known = ", ".join(name for name, one in ARCHITECTURES.items() if one.classifier)
+        raise ValueError(f"there is no cross-encoder on {config.model_type} here; use one of {known}")
+    return form
+
+
+def build_cross_encoder(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoder:
+    """The cross-encoder of a config on an encoder. Raises ValueError for what cannot be."""
+    classifier(shapes)
+    return CrossEncoder(CrossEncoderModule(shapes, check_compute(config, shapes)))
+
+
+def head_names(config: EncoderConfig) -> dict[str, str]:
+    """Parameter path in the head -> name of its tensor, without the prefix of models with a head."""
+    form = classifier(config)
+    names = {"dense/kernel": f"{form.dense}.weight", "dense/bias": f"{form.dense}.bias"}
+    names |= {"norm/scale": f"{form.norm}.weight"}
+    names |= {"score/kernel": f"{form.score}.weight", "score/bias": f"{form.score}.bias"}
+    absent = {"dense/bias": not form.dense_bias, "norm/scale": not form.norm}
+    return {parameter: name for parameter, name in names.items() if not absent.get(parameter)}
+
+
+def load_head(directory: Path, config: EncoderConfig) -> Params:
+    """The head's parameters that are stored in a directory, float32 on the host. Raises ValueError for a tensor that
+    lacks its other half, has another shape, or holds NaN or infinity, and for more labels than one."""
+    path = directory / "model.safetensors"
+    found: dict[str, np.ndarray] = {}
+    prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
+    shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
+    names = head_names(config)
+    with safe_open(path, framework="numpy") as file:
+        stored = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
+        for parameter, name in names.items():
+            if name not in stored:
+                continue
+            array = np.asarray(file.get_tensor(stored[name]), np.float32)
+            if array.shape != (needed := shapes.get(parameter, (size,))):
+                labels = f", a classifier of {len(array)} labels" if parameter.startswith("score") else ""
+                raise ValueError(
+                    f"{path}: {stored[name]} has shape {array.shape}{labels}; {needed} is needed: one score"
+                )
+            if not np.isfinite(array).all():
+                raise ValueError(f"{path}: {stored[name]} holds NaN or infinity; all weights must be finite")
+            found[parameter] = array.T if parameter.endswith("kernel") else array
+    parts = {parameter.partition("/")[0] for parameter in found}
+    for parameter in names:
+        if parameter.partition("/")[0] in parts and parameter not in found:
+            raise ValueError(f"{path} has no {names[parameter]}, the other half of what it has")
+    return traverse_util.unflatten_dict(found, sep="/")
+
+
+def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
+    """Writes config.json and model.safetensors as transformers' class for sequence classification does, of one
+    label."""
+    architecture, form = ARCHITECTURES[config.model_type], classifier(config)
+    save_pretrained(directory, config, params["encoder"])
+    path = directory / "model.safetensors"
+    tensors = {architecture.prefix + name: array for name, array in load_file(path).items()}
+    flat = traverse_util.flatten_dict(jax.device_get(dict(params["head"])), sep="/")
+    for parameter, name in head_names(config).items():
+        array = np.asarray(flat[parameter], np.float32)
+        whole = architecture.prefix + name if name.startswith(form.inside) and form.inside else name
+        tensors[whole] = np.ascontiguousarray(array.T if parameter.endswith("kernel") else array)
+    with atomic_write(path, "wb") as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": None}
+    raw = read_json(directory / "config.json") | {"architectures": [form.class_name], **labels}
+    write_json(directory / "config.json", raw)
+
+
+def read_cross_encoder(directory: Path) -> EncoderConfig:
+    """The encoder's config of a directory with a whole cross-encoder. Raises ValueError if its head is not whole."""
+    config = read_config(directory)
+    missing = {name.partition("/")[0] for name in head_names(config)} - load_head(directory, config).keys()
+    if missing:
+        names = ", ".join(name for path, name in head_names(config).items() if path.partition("/")[0] in missing)
+        raise ValueError(f"{directory}/model.safetensors is no cross-encoder: it lacks {names}; jaxret train makes one")
+    return config

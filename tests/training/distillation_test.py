@@ -1,0 +1,209 @@
+"""A teacher's scores from records to gradients: which document each goes with, and that devices, chunks, packing and
+empty places change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.batches import BatchPlan, tokenize_examples
+from jaxret.data.formats import read_examples, write_run
+from jaxret.data.formats.example_writers import flag_examples
+from jaxret.data.records import Example, Passage, Query
+from jaxret.data.teacher import Teacher, scored_by
+from jaxret.data.tokenized import ExampleSource, stored_examples
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.distributed import make_mesh, shard_batch
+from jaxret.training.check import check
+from jaxret.types import Batch
+from tests import tiny
+from tests.packed import pack
+from tests.pipeline import write_encoder
+
+QUERIES, GROUP = 8, 3
+OVERRIDES = tiny.DUAL_ENCODER | {"loss.kl.weight": 0.5, "loss.kl.temperature": 3.0, "loss.margin_mse.weight": 0.1}
+
+
+def examples_of(count: int = 9) -> list[Example]:
+    """With one to four negatives; a passage's score is its number, and every third example has none."""
+    found = []
+    for i in range(count):
+        passages = [Passage(f"{i}-{j}", f"river {i} stone {j}") for j in range(2 + i % 4)]
+        scores = () if i % 3 == 2 else tuple(10.0 * i + j for j in range(len(passages)))
+        found.append(
+            Example(Query(str(i), f"music {i}"), tuple(passages[:1]), tuple(passages[1:]), scores[:1], scores[1:])
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    return TextTokenizer.load(write_encoder(tmp_path_factory.mktemp("distill") / "encoder"), 12, 24)
+
+
+@pytest.mark.parametrize("step", [None, 0, 3])
+def test_scores_go_with_the_documents_that_are_drawn(tokenizer: TextTokenizer, step: int | None) -> None:
+    examples = examples_of()
+    data = tokenize_examples(examples, tokenizer)
+    plan = BatchPlan(
+        batch_size=9, negatives=3, length_multiple=8, max_query_length=12, max_passage_length=24, devices=2
+    )
+    rows = plan.filled(np.arange(9) if step is None else plan.examples_of(step, 9))
+    batch = plan.batch(data, rows, step)
+    known = {
+        row: score for e, t in zip(examples, data.positives) for row, score in [(t, (*e.positive_scores, np.nan)[0])]
+    }
+    for example, pool in zip(examples, data.negatives):
+        known |= dict(zip(pool, example.negative_scores or [np.nan] * len(pool)))
+    expected = [known.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.document_ids)]
+    np.testing.assert_array_equal(np.asarray(batch.teacher_scores).reshape(-1), np.array(expected, np.float32))
+    assert np.isfinite(expected).any()
+    halves: list[Any] = [plan.batch(data, rows, step, part=(part, 2)).teacher_scores for part in (0, 1)]
+    np.testing.assert_array_equal(np.concatenate(halves), batch.teacher_scores)
+
+
+def write_records(path: Path, examples: list[Example]) -> Path:
+    flag_examples(path, examples)
+    return path
+
+
+def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """Those of the records, and those of a run, by ids; without either, an error that names the file."""
+    path = write_records(tmp_path / "scored.jsonl", [e for e in examples_of() if e.positive_scores])
+    source = ExampleSource(str(path), "train", "error", scores=True)
+    data, _ = stored_examples(source, tokenizer, tmp_path / "store", False, print)
+    read = Teacher.of(read_examples(path))
+    assert data.teacher is not None
+    assert read is not None
+    assert data.teacher.digest == read.digest
+    without, _ = stored_examples(dataclasses.replace(source, scores=False), tokenizer, tmp_path / "store", False, print)
+    assert without.teacher is None
+    assert without.digest == data.digest
+    first = read_examples(path)[1]
+    scores = [(first.negatives[0].id, 2.5), (first.positives[0].id, 1.5)]
+    write_run(tmp_path / "teacher.trec", {first.query.id: scores}, tag="teacher")
+    run = dataclasses.replace(source, teacher_run=str(tmp_path / "teacher.trec"))
+    data, _ = stored_examples(run, tokenizer, tmp_path / "store", False, print)
+    assert data.teacher is not None
+    np.testing.assert_array_equal(np.isfinite(data.teacher.positives), np.arange(len(data)) == 1)
+    assert data.teacher.positives[1] == 1.5
+    assert data.teacher.negatives[1][0] == 2.5
+    unscored = [dataclasses.replace(e, positive_scores=(), negative_scores=()) for e in examples_of()]
+    bare = write_records(tmp_path / "bare.jsonl", unscored)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"path": str(bare)}, "bare.jsonl"),
+        ({"teacher_run": str(tmp_path / "other.trec")}, "other"),
+    ]
+    for given, name in cases:
+        write_run(tmp_path / "other.trec", {"nobody": [("nothing", 1.0)]}, tag="teacher")
+        with pytest.raises(ValueError, match=rf"{name}.*: no example has a teacher's scores"):
+            stored_examples(dataclasses.replace(source, **given), tokenizer, tmp_path / "store", False, print)
+
+
+def test_a_run_scores_what_it_names() -> None:
+    (found,) = scored_by(examples_of(1), {"0": [("0-1", 3.0)], "1": [("0-0", 9.0)]})
+    assert np.isnan(found.positive_scores[0])
+    assert found.negative_scores == (3.0,)
+
+
+def scores_of(batch: Batch) -> np.ndarray:
+    assert batch.teacher_scores is not None
+    return np.asarray(batch.teacher_scores)
+
+
+def make_batch() -> Batch:
+    batch = tiny.make_batch(QUERIES, GROUP)
+    teacher = np.random.default_rng(5).standard_normal((QUERIES, GROUP)).astype(np.float32)
+    teacher[2] = teacher[4, 1] = np.nan
+    return dataclasses.replace(batch, teacher_scores=teacher)
+
+
+def computed(batch: Batch, devices: int = 1, chunk_size: int = 0) -> tuple[Any, Any]:
+    objective = tiny.make_objective(
+        OVERRIDES, make_mesh(devices=jax.devices()[:devices]), tiny.WITHOUT_DROPOUT, chunk_size
+    )
+    params = tiny.make_params(objective.retriever)
+
+    def loss(params: Any, batch: Batch) -> Any:
+        terms = objective(params, batch, jax.random.key(0), 0)
+        return terms.loss, terms
+
+    placed = shard_batch(objective.mesh, batch)
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, placed)
+    return terms, gradients
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Any, Any]:
+    return computed(make_batch())
+
+
+def test_the_terms_by_hand(alone: tuple[Any, Any]) -> None:
+    """In float64, from the vectors."""
+    terms, batch = alone[0], make_batch()
+    objective = tiny.make_objective(OVERRIDES, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
+    params = tiny.make_params(objective.retriever)
+    sides = {"query": batch.queries, "passage": batch.documents}
+    q, d = (
+        np.asarray(objective.retriever.encode(params, jax.tree.map(jnp.asarray, t), side).vectors, np.float64)[:, 0]  # type: ignore[arg-type]
+        for side, t in sides.items()
+    )
+    s = np.einsum("bd,bgd->bg", q, d.reshape(QUERIES, GROUP, -1))
+    t = np.where(np.asarray(batch.document_ids).reshape(QUERIES, GROUP) >= 0, scores_of(batch), np.nan)
+    kl, margins = [], []
+    for i in range(QUERIES):
+        there = np.isfinite(t[i])
+        if there[0] and there.sum() > 1:
+            p, r = np.exp(t[i, there]), np.exp(s[i, there] / 3.0)
+            p, r = p / p.sum(), r / r.sum()
+            kl.append((p * np.log(p / r)).sum())
+            margins += [((s[i, 0] - s[i, j]) - (t[i, 0] - t[i, j])) ** 2 for j in range(1, GROUP) if there[j]]
+    assert len(kl) == QUERIES - 1
+    assert len(margins) == 2 * (QUERIES - 1) - 2
+    assert float(terms.terms["kl"]) == pytest.approx(np.mean(kl), rel=1e-4)
+    assert float(terms.terms["margin_mse"]) == pytest.approx(np.mean(margins), rel=1e-4)
+    total = float(terms.terms["contrastive"]) + 0.5 * np.mean(kl) + 0.1 * np.mean(margins)
+    assert float(terms.loss) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["devices", "chunks", "packed", "empty places"])
+def test_nothing_of_how_it_is_computed_matters(alone: tuple[Any, Any], how: str) -> None:
+    batch = make_batch()
+    if how == "empty places":
+        teacher = np.full((4, GROUP), np.nan, np.float32)
+        more = tiny.filled(batch, 12)
+        terms = computed(dataclasses.replace(more, teacher_scores=np.concatenate([scores_of(batch), teacher])))
+    elif how == "packed":
+        head = tiny.make_retriever(OVERRIDES, tiny.WITHOUT_DROPOUT).module.head
+        terms = computed(dataclasses.replace(pack(batch, 1, head), teacher_scores=batch.teacher_scores))
+    else:
+        terms = computed(batch, 8 if how == "devices" else 1, 2 if how == "chunks" else 0)
+    assert tiny.distance(terms[0], alone[0]) < 1e-5
+    assert tiny.distance(terms[1], alone[1]) < 1e-4
+
+
+def test_without_its_lessons_the_gradient_is_another(alone: tuple[Any, Any]) -> None:
+    other = dataclasses.replace(make_batch(), teacher_scores=scores_of(make_batch())[::-1].copy())
+    assert tiny.distance(computed(other)[1], alone[1]) > 1e-2, "control"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"data.teacher_run": "a.trec"},
+            "data.teacher_run is set, but loss.kl.weight and loss",
+        ),
+        ({"loss.kl.weight": 1.0, "data.negatives": 0}, "loss.kl.weight is set, but data.negatives is 0"),
+        ({"loss.margin_mse.weight": -1.0}, "loss.margin_mse.weight is -1.0; it must be at least 0"),
+    ],
+)
+def test_settings_that_cannot_be(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(tiny.make_config({"data.train": "somewhere"} | overrides))

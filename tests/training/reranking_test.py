@@ -1,0 +1,259 @@
+"""Training a cross-encoder: its loss by hand, on several devices, in chunks; a run from start to reranked results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_examples, read_run, write_run
+from jaxret.distributed import make_mesh, shard_batch
+from jaxret.models.cross_encoder import CrossEncoder, CrossEncoderModule
+from jaxret.models.encoders.layers import Compute
+from jaxret.runs.reranker import open_reranker, open_stock
+from jaxret.runs.run import open_run
+from jaxret.tools.export import export
+from jaxret.tools.rerank import rerank_run, reranked, score_examples
+from jaxret.training.group_losses import Binary, Kl
+from jaxret.training.loop import train
+from jaxret.training.losses import LossSettings
+from jaxret.training.reranking import PairObjective
+from jaxret.types import PairBatch, Tokens
+from tests import tiny
+from tests.pipeline import tiny_config, write_data, write_encoder
+
+QUERIES, GROUP, LENGTH = 8, 3, 6
+SHAPES = dataclasses.replace(tiny.WITHOUT_DROPOUT, type_vocab_size=2)
+SETTINGS = LossSettings(kl=Kl(0.5), binary=Binary(0.25))
+
+
+def make_batch(queries: int = QUERIES) -> PairBatch:
+    """Every query with its positive and two negatives; an empty slot, a query that is none, scores that are missing."""
+    random = np.random.default_rng(0)
+    tokens = tiny.make_tokens(queries * GROUP, LENGTH)
+    mask = np.asarray(tokens.mask).copy()
+    documents = np.arange(queries * GROUP, dtype=np.int32).reshape(queries, GROUP)
+    documents[1, 2] = -1
+    documents[-1] = -1
+    mask[5] = mask[-GROUP:] = False
+    positives = np.arange(0, queries * GROUP, GROUP, dtype=np.int32)
+    positives[-1] = -1
+    teacher = random.standard_normal((queries, GROUP)).astype(np.float32)
+    teacher[2] = np.nan
+    pairs = Tokens(np.where(mask, tokens.ids, 0), mask, first=np.full(queries * GROUP, 2, np.int32))  # type: ignore[call-arg]
+    return PairBatch(pairs, positives, documents, teacher)  # type: ignore[call-arg]
+
+
+def objective_on(devices: int, chunk_size: int = 0, fsdp: int = 1) -> PairObjective:
+    model = CrossEncoder(CrossEncoderModule(SHAPES, Compute()))
+    return PairObjective(model, SETTINGS, make_mesh(fsdp, jax.devices()[:devices]), chunk_size)
+
+
+def computed(devices: int, chunk_size: int = 0, fsdp: int = 1) -> tuple[Any, Any]:
+    objective = objective_on(devices, chunk_size, fsdp)
+    params = tiny.make_params(objective.model)  # type: ignore[arg-type]
+
+    def loss(params: Any, batch: PairBatch) -> Any:
+        terms = objective(params, batch, jax.random.key(0), 0)
+        return terms.loss, terms
+
+    batch = shard_batch(objective.mesh, make_batch())
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)
+    return terms, gradients
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Any, Any]:
+    return computed(1)
+
+
+def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
+    """In float64 from the model's scores: cross-entropy over the group, KL to the teacher, yes or no."""
+    terms, _ = alone
+    objective, batch = objective_on(1), make_batch()
+    params = tiny.make_params(objective.model)  # type: ignore[arg-type]
+    pairs = jax.tree.map(jnp.asarray, batch.pairs)
+    scores = np.asarray(objective.cross_encoder.score(params, pairs), np.float64).reshape(QUERIES, GROUP)
+    there = np.asarray(batch.document_ids) >= 0
+    ce, kl, binary, ranks = [], [], [], []
+    for i in range(QUERIES - 1):
+        s, t = scores[i][there[i]], np.asarray(batch.teacher_scores, np.float64)[i][there[i]]
+        ce.append(np.log(np.exp(s).sum()) - s[0])
+        binary += [np.log1p(np.exp(-s[0])), *np.log1p(np.exp(s[1:]))]
+        ranks.append((s[1:] > s[0]).sum())
+        if np.isfinite(t).all():
+            p, q = np.exp(t) / np.exp(t).sum(), np.exp(s) / np.exp(s).sum()
+            kl.append((p * np.log(p / q)).sum())
+    assert len(kl) == QUERIES - 2
+    assert float(terms.terms["contrastive"]) == pytest.approx(np.mean(ce), rel=1e-5)
+    assert float(terms.terms["kl"]) == pytest.approx(np.mean(kl), rel=1e-5)
+    assert float(terms.terms["binary"]) == pytest.approx(np.mean(binary), rel=1e-5)
+    total = np.mean(ce) + 0.5 * np.mean(kl) + 0.25 * np.mean(binary)
+    assert float(terms.loss) == pytest.approx(total, rel=1e-5)
+    assert float(terms.rank) == pytest.approx(np.mean(ranks), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("devices", "chunk_size", "fsdp"), [(8, 0, 2), pytest.param(1, 2, 1, marks=pytest.mark.exhaustive)]
+)
+def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], devices: int, chunk_size: int, fsdp: int) -> None:
+    terms, gradients = computed(devices, chunk_size, fsdp)
+    assert tiny.distance(terms, alone[0]) < 1e-5
+    assert tiny.distance(gradients, alone[1]) < 1e-4
+    assert tiny.distance(gradients, jax.tree.map(lambda x: x * 1.01, alone[1])) > 1e-3, "control"
+
+
+# A run, from training data to results
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder, a data set, and a run over all of its queries that has ten passages of each."""
+    root = tmp_path_factory.mktemp("reranking")
+    write_encoder(root / "encoder")
+    data = write_data(root / "data", train=24, dev=8)
+    random = np.random.default_rng(0)
+    for split in ("train", "dev"):
+        examples = read_examples(data, split)
+        passages = sorted({p.id for e in examples for p in (*e.positives, *e.negatives)})
+        found = {}
+        for example in examples:
+            chosen = [*(p.id for p in example.positives), *random.choice(passages, 8, replace=False)]
+            random.shuffle(chosen)
+            found[example.query.id] = [(key, 10.0 - rank) for rank, key in enumerate(dict.fromkeys(chosen))]
+        write_run(root / f"{split}.trec", found, tag="test")
+    return root
+
+
+def config_of(root: Path, **overrides: Any) -> Any:
+    runs = {"data__negatives_run": str(root / "train.trec"), "data__dev_negatives_run": str(root / "dev.trec")}
+    usual = {"task": "reranking", "tokens__title_separator": " ", "tokens__length_multiple": 40, "data__negatives": 3}
+    return tiny_config(root / "encoder", root / "data", **(usual | runs | overrides))
+
+
+@pytest.fixture(scope="module")
+def workdir(root: Path) -> Path:
+    result = train(config_of(root), root / "run", progress=False)
+    assert result.step == 6
+    assert result.programs == 1
+    return root / "run"
+
+
+def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) -> None:
+    """Among all that its query has, not those of a batch; by a brute force over the reranker's scores."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert {"contrastive_loss", "in_batch_accuracy", "tokens_per_second"} <= lines[0].keys()
+    found = [line for line in lines if "validation/RR@10" in line][-1]
+    examples = read_examples(root / "data", "dev", negatives_run=root / "dev.trec")
+    reranker = open_reranker(workdir, "last")
+    reciprocal, nll = [], []
+    for e in examples:
+        passages = {p.id: p for p in (e.positives[0], *e.negatives)}
+        scores, _ = reranker({e.query.id: e.query}, passages, [(e.query.id, key) for key in passages])
+        rank = 1 + (scores[1:] >= scores[0]).sum()
+        reciprocal.append(1 / rank if rank <= 10 else 0)
+        nll.append(np.log(np.exp(scores.astype(np.float64)).sum()) - scores[0])
+    assert max(len(e.negatives) for e in examples) > 3
+    assert found["validation/RR@10"] == pytest.approx(np.mean(reciprocal), rel=1e-6)
+    assert found["validation/nll"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_a_run_goes_on_as_if_it_had_not_stopped(root: Path, workdir: Path, tmp_path: Path) -> None:
+    train(config_of(root, train__steps=3, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
+    train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
+    train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "whole", False)
+    both = [open_reranker(tmp_path / name, "last").scorer.params for name in ("run", "whole")]
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, both))
+
+
+def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
+    reranker, data = open_reranker(workdir), str(root / "data")
+    out = tmp_path / "out.trec"
+    rerank_run(reranker, root / "dev.trec", data, data, out, depth=5, qrels=data, split="dev", progress=False)
+    before, after = read_run(root / "dev.trec"), read_run(out)
+    assert before.keys() == after.keys()
+    moved = 0
+    for query, ranking in before.items():
+        ids, new = [key for key, _ in ranking], [key for key, _ in after[query]]
+        assert sorted(new[:5]) == sorted(ids[:5])
+        assert new[5:] == ids[5:]
+        moved += new != ids
+        scores = [score for _, score in after[query]]
+        assert scores == sorted(scores, reverse=True)
+    assert moved
+    told = capsys.readouterr().out
+    assert "before" in told
+    assert "after" in told
+    assert "scoring 40 pairs: the first 5 passages of each query" in told
+
+
+def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
+    run = {"q": [("a", 9.0), ("b", 8.0), ("c", 7.0), ("d", 6.0), ("e", 5.0)]}
+    scores = {("q", "a"): -3.0, ("q", "b"): 1.0, ("q", "c"): 1.0}
+    expected = [("b", 1.0), ("c", 1.0), ("a", -3.0), ("d", -4.0), ("e", -5.0)]
+    assert reranked(run, scores, 3) == {"q": expected}
+
+
+def test_scores_that_are_written_teach_a_retriever(
+    root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From `rerank --train` to a retriever that learns from them, and from nothing else."""
+    out = tmp_path / "scored.jsonl"
+    reranker = open_reranker(workdir)
+    source = str(root / "data")
+    pairs = score_examples(reranker, source, out, negatives_run=str(root / "train.trec"), progress=False)
+    examples = read_examples(out)
+    assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
+    original = read_examples(source, "train", negatives_run=root / "train.trec")[0]
+    scores, _ = reranker(
+        {"q": original.query}, {p.id: p for p in original.positives}, [("q", p.id) for p in original.positives]
+    )
+    np.testing.assert_allclose(examples[0].positive_scores, scores, rtol=1e-5)
+    taught = {"loss__kl__weight": 1.0, "loss__margin_mse__weight": 0.1, "loss__contrastive_weight": 0.0}
+    config = tiny_config(root / "encoder", out, data__dev="", data__negatives=3, train__steps=2, **taught)
+    train(config, tmp_path / "student", progress=False)
+    line = json.loads((tmp_path / "student" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["loss"] == pytest.approx(line["kl_loss"] + 0.1 * line["margin_mse_loss"], rel=1e-5)
+    assert json.loads((tmp_path / "student" / "data.json").read_text())["train"]["scores"]
+    with pytest.raises(ValueError, match=r"data: no example has a teacher's scores"):
+        train(tiny_config(root / "encoder", root / "data", **taught), tmp_path / "none", progress=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:
+    told = export(workdir, "hf", tmp_path / "out")
+    assert "Scores of 64 pairs, read back, differ from the run's by at most" in told
+    stock, own = open_stock(str(tmp_path / "out"), 12, 24), open_reranker(workdir)
+    jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.scorer.params) for one in (stock, own)))
+    with pytest.raises(ValueError, match="--to=onnx: a cross-encoder has the form of --to=hf alone"):
+        export(workdir, "onnx", tmp_path / "other")
+
+
+def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
+        open_run(workdir)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data__negatives": 0}, "data.negatives is 0; a reranker learns to tell"),
+        ({"tokens__packing": True}, "tokens.packing is True, but pairs are not packed"),
+        ({"tokens__query_length": 39}, "tokens.query_length is 39, which leaves no token for a passage of the 40"),
+        ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
+        ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
+        ({"loss__kl__temperature": 0.0}, r"loss.kl.temperature 0.0 .*must be positive"),
+        ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
+    ],
+)
+def test_what_cannot_be(root: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(config_of(root, **overrides), tmp_path / "run", progress=False)
