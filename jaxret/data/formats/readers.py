@@ -215,14 +215,6 @@ def ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLin
     return trec.ranked(run_lines(source, policy), policy)
 
 
-def run_files(source: PathLike) -> tuple[Path, ...]:
-    """The files that a run is read from. Raises DataError for one that is missing."""
-    path = _run_place(source)
-    if not exists(path):
-        raise missing_file(path)
-    return tuple(files_of(path))
-
-
 def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:
     """Reads a run: query id -> [(passage id, score)] in rank order."""
     ranked = ranked_lines(source, policy or Policy())
