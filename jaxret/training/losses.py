@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -223,12 +223,13 @@ TERMS: dict[str, Term] = {
 
 @struct.dataclass
 class LossTerms:
-    """Scalars; means over the queries that exist. `terms` are those of TERMS that are on, unweighted."""
+    """Scalars; means over the queries that exist. `terms` are those of TERMS that are on, unweighted. Where nothing
+    competes there is neither accuracy nor rank."""
 
     loss: Scalar
     terms: dict[str, Scalar]
-    accuracy: Scalar  # how often the positive has the best score
-    rank: Scalar  # its rank among the candidates, from 0
+    accuracy: Any = None  # how often the positive has the best score
+    rank: Any = None  # its rank among the candidates, from 0
 
 
 def total_loss(scores: Scores) -> LossTerms:
