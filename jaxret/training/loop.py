@@ -28,6 +28,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.training.begin import Job, Texts, prepare, read_texts, tell_changes
 from jaxret.training.examples import TRAINING_PASSAGES
 from jaxret.training.feed import Feed
+from jaxret.training.grad_cache import rounded
 from jaxret.training.logging import MetricsLog
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.ranking import Ranker
@@ -237,6 +238,8 @@ def make_trainer(
     if plan.places > plan.batch_size:
         more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
         job.say(f"{plan.batch_size} queries on {job.mesh.size} devices: {more}")
+    if told := rounded(plan.places, config.train.chunk_size, job.mesh.size):
+        job.say(told)
     if texts.train and config.tokens.packing:
         plan = packed(plan, texts.train, job.retriever, objective.bins(plan.places))
         job.say(str(plan.packer))
