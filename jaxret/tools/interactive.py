@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxret.contract import ContractError
 from jaxret.data.records import Query
 from jaxret.retrieval.retrieve import Searcher
+from jaxret.retrieval.shards import ShardError
 from jaxret.runs.embedder import padded_length
 from jaxret.tools.cli import sentence
 from jaxret.tools.search_files import searched, show_answer
@@ -60,7 +62,8 @@ def questions() -> Iterator[str]:
 
 
 def warm_up(searcher: Searcher, k: int) -> None:
-    """Compiles what questions of up to _WARM_LENGTH tokens need, and reads the vectors once."""
+    """Compiles what questions of up to _WARM_LENGTH tokens need, reads the vectors once, and finds the places of all
+    texts."""
     tokenizer = searcher.run.tokenizer
     texts = ["? " * n for n in range(1, min(tokenizer.query_length, _WARM_LENGTH))]
     tokens = tokenizer.queries(texts)
@@ -69,4 +72,6 @@ def warm_up(searcher: Searcher, k: int) -> None:
         searcher.embedder(tokens.take(np.array([row])), "query")
     late = searcher.run.retriever.late_interaction  # as many vectors as tokens: a program for each length, too
     for row in list(of_length.values()) if late else [0]:
-        searcher.search([Query("0", texts[row])], k)
+        found = searcher.search([Query("0", texts[row])], k)
+    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # told with each answer
+        searcher.passages({passage for passage, _ in found.rankings["0"]})
