@@ -28,6 +28,12 @@ _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at
 _MEASURES = flags.DEFINE_list(
     "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
 )
+_MATCH = flags.DEFINE_enum(
+    "match",
+    "string",
+    ["string", "regex"],
+    "what the queries' answers are: strings, or regular expressions (CuratedTREC)",
+)
 _PLATFORM = flags.DEFINE_string(
     "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
 )
@@ -68,4 +74,5 @@ def main() -> None:
             on_error=_ON_ERROR.value,
             label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
             filters=_FILTER.value,
+            match=_MATCH.value,
         )

@@ -76,13 +76,15 @@ def search_files(
     progress: bool = True,
     label: str = "",
     filters: Sequence[str] = (),
+    match: str = "string",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
     queries have answer strings, their accuracy is in eval/ too, also without judgements.
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
-    for results that are not to replace others; those of a search with filters have "filtered". Raises ValueError,
+    for results that are not to replace others; those of a search with filters have "filtered". match: what answers
+    are, "string" or "regex". Raises ValueError,
     before the search, for a measure deeper than k.
     """
     parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
@@ -125,7 +127,9 @@ def search_files(
     print(f"run: {run_file}")
 
     source: dict[str, Any] = {"queries": str(queries), "skipped": dict(policy.skipped)}
-    answers = answers_found(searcher, retrieved.rankings, asked, k)
+    if match != "string":
+        source["match"] = match
+    answers = answers_found(searcher, retrieved.rankings, asked, k, match)
     evaluation = None
     if qrels:
         evaluation = evaluate_retrieved(retrieved, judgements, [measure.name for measure in parsed])
@@ -144,7 +148,9 @@ def search_files(
     return evaluation
 
 
-def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int) -> Evaluation | None:
+def answers_found(
+    searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int, match: str = "string"
+) -> Evaluation | None:
     """Top-k accuracy by answer string (DPR's measure), for the cut-offs that k covers; None if no query has answers, or
     no text is there to look for them."""
     asked = [query for query in queries if query.answers]
@@ -156,8 +162,9 @@ def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Quer
         print(f"answer strings cannot be looked for: {error}")
         return None
     cutoffs = [cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k] or [k]
-    found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs)
-    print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
+    found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs, match)
+    what = "answer strings" if match == "string" else "answers, as regular expressions,"
+    print(f"{what} found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
     return found
 
 
