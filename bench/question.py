@@ -2,7 +2,8 @@
 
 Makes a run of all-MiniLM-L6-v2 as it comes (6 layers, 384 wide) and a corpus of random vectors and texts, opens both as
 a user does, asks the demo's questions one at a time, ten passages each with their texts, and times the forward pass
-alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after the first round.
+alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after the first round,
+which is warm-up.
 """
 
 from __future__ import annotations
@@ -62,6 +63,19 @@ def forward(retriever: Any, question: str) -> Any:
     return lambda: program(embedder.params, tokens).block_until_ready()
 
 
+class Compilations:
+    """How many programs XLA was asked for."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self)
+
+    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="for the run and the corpus; kept for the next time")
@@ -84,20 +98,30 @@ def main() -> None:
     questions = [parse_question(line, number)[0] for number, line in enumerate(lines[: arguments.questions], 1)]
     seconds: dict[str, list[float]] = {"forward": [], "search": []}
     passes = [forward(retriever, question) for question in questions]
+    compilations, searcher = Compilations(), index._searcher
+    compiled = read = 0
     for number in range(arguments.rounds + 1):
+        if number == 1:
+            compiled, read = compilations.count, searcher.bytes_read
         for question, run in zip(questions, passes, strict=True):
             begin = time.perf_counter()
             run()
             middle = time.perf_counter()
             index.search([question])
             end = time.perf_counter()
-            if number:  # the first round compiles
+            if number:
                 seconds["forward"].append(middle - begin)
                 seconds["search"].append(end - middle)
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
     print(f"{index!r}, {len(questions)} questions, {arguments.rounds} rounds")
     print(", ".join(f"{name} {median * 1e3:.2f} ms" for name, median in medians.items()))
     print(f"a question costs {medians['search'] / medians['forward']:.2f} times the forward pass")
+    asked = arguments.rounds * len(questions)
+    file = (arguments.folder / "corpus.jsonl").stat().st_size
+    print(
+        f"after the first round: {compilations.count - compiled} programs compiled; "
+        f"{(searcher.bytes_read - read) / asked:,.0f} bytes of the corpus read for a question, of {file:,}"
+    )
 
 
 if __name__ == "__main__":

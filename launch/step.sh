@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # One step of a job, in one of its processes: launch/step.sh train|encode|search [more flags of that script]
 #
-#   DATA, WORKDIR  a BEIR folder and the run's folder; every host sees both under the same path
+#   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder; every host sees both under the
+#                  same path. Relative ones are from where this is called
 #   CONFIG         configs/mlr.py unless given
 #   PLATFORM       tpu, gpu or cpu: without one the step fails
 #   COORDINATOR    "auto" (TPU pods, srun), or host:port of process 0 with NUM_PROCESSES and PROCESS_ID; "": one process
 #   TIMEOUT        seconds that processes wait for each other at the start: 300 unless given
 #   CHECKPOINT_EVERY  steps between checkpoints; 0: once an epoch
-#   PYTHON         .venv/bin/python unless given
+#   PYTHON         .venv/bin/python of the repository unless given
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage="launch/step.sh train|encode|search [flags]"
 step=${1:?"$usage"}
 shift
-: "${DATA:?a BEIR folder}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
+: "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
 
 if [[ -z ${COORDINATOR:-} && -n ${NUM_PROCESSES:-}${PROCESS_ID:-} ]]; then # else each would be a job of its own
     echo "error: NUM_PROCESSES or PROCESS_ID is set, but no COORDINATOR: host:port of process 0" >&2
@@ -41,7 +42,7 @@ case $step in
         echo "error: there is no step '$step': $usage" >&2
         exit 1 ;;
 esac
-command=("${PYTHON:-.venv/bin/python}" "$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
+command=("${PYTHON:-$repository/.venv/bin/python}" "$repository/$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
 if [[ -n ${DRY_RUN:-} ]]; then
     printf '%s\n' "${command[*]@Q}" # in one piece: several processes may print
 else

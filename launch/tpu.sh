@@ -3,7 +3,8 @@
 #
 #   TPU, ZONE      name and zone of the slice
 #   SOURCE         where its hosts clone the repository from
-#   DATA, WORKDIR  a BEIR folder and the run's folder, on a disk that all hosts have mounted under the same path
+#   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder, on a disk that all hosts have
+#                  mounted under the same path
 #   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
@@ -25,7 +26,12 @@ if [[ $action == install ]]; then
 && .venv/bin/python -m pip install -r requirements-tpu.txt"
     exit
 fi
-settings=(DATA="${DATA:?a BEIR folder}" WORKDIR="${WORKDIR:?the folder of the run}" CONFIG="${CONFIG:-configs/mlr.py}"
+: "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}"
+if [[ $WORKDIR != /* ]]; then # else every host would have a run of its own, on its own disk
+    echo "error: WORKDIR is '$WORKDIR'; give the absolute path of a folder that all hosts have mounted" >&2
+    exit 1
+fi
+settings=(DATA="$DATA" WORKDIR="$WORKDIR" CONFIG="${CONFIG:-configs/mlr.py}"
     CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}" TIMEOUT="${TIMEOUT:-300}")
 # The chips of a slice start on all hosts or not at all, and search runs on one: it leaves them alone.
 case $action in

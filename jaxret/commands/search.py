@@ -38,6 +38,12 @@ _LATENCY = flags.DEFINE_integer(
     "latency", 100, "questions asked once more, one at a time, to time encoding and search (0: none)", lower_bound=0
 )
 _DPR_RESULTS = flags.DEFINE_bool("dpr_results", False, "also write the results as DPR does, with texts and has_answer")
+_MATCH = flags.DEFINE_enum(
+    "match",
+    "string",
+    ["string", "regex"],
+    "what the queries' answers are: strings, or regular expressions (CuratedTREC)",
+)
 _PLATFORM = flags.DEFINE_string(
     "platform", "", "tpu, gpu or cpu: it is an error if there is none; default: what is found"
 )
@@ -81,4 +87,5 @@ def main() -> None:
             self_matches=_SELF_MATCHES.value,
             latency=_LATENCY.value,
             dpr_results=_DPR_RESULTS.value,
+            match=_MATCH.value,
         )

@@ -1,4 +1,5 @@
-"""Answer matching as DPR does it, and top-k accuracy: how often an answer string occurs in the first k passages."""
+"""Answer matching as DPR does it, and top-k accuracy: how often an answer string occurs in the first k passages, or a
+regular expression matches there, as the answers of CuratedTREC are written."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from jaxret.evaluation.metrics import Evaluation
 
 # A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 _SEPARATOR = "\0"  # a control character, so never inside a token
 _CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
 
@@ -31,10 +33,10 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     return have_answer([text], answers)[0]
 
 
-def have_answer(texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
-    """`has_answer` of each text, for the same answers."""
-    joined = [_joined(answer) for answer in answers]
-    return [_occurs(_joined(text), joined) for text in texts]
+def have_answer(texts: Iterable[str], answers: Iterable[str], match: str = "string") -> list[bool]:
+    """`has_answer` of each text, for the same answers. match: what these are, "string" or "regex"."""
+    right = _matcher(answers, match)
+    return [right(_prepared(text, match)) for text in texts]
 
 
 class AnswerMatcher:
@@ -63,6 +65,7 @@ def answer_ranks(
     queries: Iterable[Query],
     passage_texts: Mapping[str, str],
     depth: int,
+    match: str = "string",
 ) -> dict[str, int | None]:
     """Query id -> rank from 1 of the first passage with an answer, None if none of the first `depth` has one.
 
@@ -71,30 +74,54 @@ def answer_ranks(
         queries: all queries to count, with their answers.
         passage_texts: passage id -> text without title.
         depth: how many passages to look at.
+        match: what answers are, "string" or "regex".
     Raises:
-        ValueError: a query has no answers, or a retrieved passage no text.
+        ValueError: a query has no answers, or one that is no regular expression; a retrieved passage has no text.
     """
 
     @lru_cache(_CACHED_PASSAGES)
-    def joined_passage(passage_id: str) -> str:
-        return _joined(passage_texts[passage_id])
+    def passage(passage_id: str) -> str:
+        return _prepared(passage_texts[passage_id], match)
 
-    return {query.id: _first_rank(query, run.get(query.id, ())[:depth], joined_passage) for query in queries}
+    return {query.id: _first_rank(query, run.get(query.id, ())[:depth], passage, match) for query in queries}
 
 
-def _first_rank(query: Query, ranking: Sequence[tuple[str, float]], joined: Callable[[str], str]) -> int | None:
+def _prepared(text: str, match: str) -> str:
+    return _joined(text) if match == "string" else unicodedata.normalize("NFD", text)
+
+
+def _matcher(answers: Iterable[str], match: str, place: str = "") -> Callable[[str], bool]:
+    """Whether any of the answers is in a text that is `_prepared`. place: before an error."""
+    if match == "string":
+        joined = [_joined(answer) for answer in answers]
+        return lambda text: _occurs(text, joined)
+    patterns = []
+    for answer in filter(str.strip, answers):  # an empty one occurs nowhere, as above
+        try:
+            patterns.append(regex.compile(unicodedata.normalize("NFD", answer), _FLAGS))
+        except regex.error as error:
+            raise ValueError(
+                f"{place}the answer {answer!r} is no regular expression ({error}); correct it, or leave "
+                "--match=regex out"
+            ) from error
+    return lambda text: any(pattern.search(text) for pattern in patterns)
+
+
+def _first_rank(
+    query: Query, ranking: Sequence[tuple[str, float]], passage: Callable[[str], str], match: str
+) -> int | None:
     if not query.answers:
         raise ValueError(f"query {query.id!r} has no answers, so its accuracy is unknown; leave it out of the queries")
-    answers = [_joined(answer) for answer in query.answers]
+    right = _matcher(query.answers, match, f"query {query.id!r}: ")
     for rank, (passage_id, _) in enumerate(ranking, 1):
         try:
-            text = joined(passage_id)
+            text = passage(passage_id)
         except KeyError:
             raise ValueError(
                 f"passage {passage_id!r} (rank {rank} of query {query.id!r}) has no text; "
                 "use the corpus that the run was made with"
             ) from None
-        if _occurs(text, answers):
+        if right(text):
             return rank
     return None
 
@@ -104,11 +131,12 @@ def answer_accuracy(
     queries: Iterable[Query],
     passage_texts: Mapping[str, str],
     ks: Sequence[int],
+    match: str = "string",
 ) -> Evaluation:
     """ "Accuracy@k": the share of `queries` (0-1) with an answer in their first k passages; see `answer_ranks`."""
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")
-    ranks = answer_ranks(run, queries, passage_texts, max(ks))
+    ranks = answer_ranks(run, queries, passage_texts, max(ks), match)
     if not ranks:
         raise ValueError("there are no queries to measure accuracy on")
     per_query = {

@@ -145,15 +145,19 @@ class Searcher:
         ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
         return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
 
-    def warm_up(self, questions: Sequence[str], k: int) -> None:
-        """Compiles what questions of these lengths need when they are asked one at a time, and reads the vectors."""
+    def warm_up(self, questions: Sequence[str], k: int) -> list[str]:
+        """Compiles what questions of these lengths need when they are asked one at a time, and reads the vectors.
+        Returns ids of passages, those that the first question found."""
+        found: list[str] = []
         tokens = self.run.tokenizer.queries(questions)
         of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
         late = self.run.retriever.late_interaction  # as many vectors as tokens: a program for each length, too
         for number, row in enumerate(of_length.values()):
             vectors = self.embedder(tokens.take(np.array([row])), "query")
             if late or number == 0:
-                self.nearest(vectors, k)
+                _, (ids,) = self.nearest(vectors, k)
+                found = found or ids
+        return found
 
     @property
     def in_memory(self) -> bool:

@@ -32,13 +32,15 @@ def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> I
     """Yields (rows, padded rows, padded length), longest texts first, ties in the order given.
 
     A batch holds about `tokens_per_batch` tokens; its number of rows is a power of two times `multiple` (the number of
-    devices) and depends on its length only, except for the last batch, which shrinks.
+    devices) and depends on its length only, except for the last batch, which shrinks. A text that comes alone, as a
+    question does, is not padded to the smallest batch: that would take four times as long.
     """
+    least = SMALLEST_BATCH if len(lengths) > 1 else 1
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
         length = padded_length(int(lengths[order[start]]))
-        smallest = -(-SMALLEST_BATCH // multiple) * multiple
+        smallest = -(-least // multiple) * multiple
         size = smallest
         while size * 2 * length <= tokens_per_batch:
             size *= 2

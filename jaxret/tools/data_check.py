@@ -23,7 +23,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.corpora import refuse_repeated
 from jaxret.data.formats.format import text_id
-from jaxret.data.formats.places import examples_in, is_folder, queries_in, splits_in
+from jaxret.data.formats.places import examples_in, has_judgements, is_folder, queries_in, splits_in
 from jaxret.data.formats.readers import read_run
 from jaxret.data.formats.recognise import by_name, source_path, split_source
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -147,10 +147,10 @@ def _judgements(check: Check, source: PathLike, split: str | None = None) -> lis
     return found
 
 
-def _rankings(check: Check, source: PathLike) -> None:
+def _rankings(check: Check, source: PathLike, name: str = "rankings") -> None:
     found = read_run(source, check.policy)
     depths = [len(ranking) for ranking in found.values()] or [0]
-    check.say(f"rankings: of {len(found):,} queries, {min(depths):,} to {max(depths):,} passages each")
+    check.say(f"{name}: of {len(found):,} queries, {min(depths):,} to {max(depths):,} passages each")
 
 
 def _examples(check: Check, found: Sequence[Example], name: str = "examples") -> None:
@@ -190,7 +190,10 @@ def _split(
     check: Check, folder: Path, split: str, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]
 ) -> None:
     file = examples_in(folder, split)
-    if file and recognise(_as(check.source, file)).format.gives("examples"):
+    gives = recognise(_as(check.source, file)).format.gives if file else lambda role: False
+    if file and gives("rankings") and not gives("judgements") and not has_judgements(folder, split):
+        return _rankings(check, _as(check.source, file), f"rankings of {split} ({file.name})")
+    if file and gives("examples"):
         found = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, found, f"examples of {split} ({file.name})")
     texts[split] = {query.id: _same(query.text) for query in read_queries(check.source, check.policy, split)}

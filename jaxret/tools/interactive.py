@@ -6,7 +6,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from jaxret.contract import ContractError
 from jaxret.retrieval.retrieve import Searcher
+from jaxret.retrieval.shards import ShardError
 from jaxret.tools.cli import sentence
 from jaxret.tools.search_files import searched, show_answer
 
@@ -56,6 +58,9 @@ def questions() -> Iterator[str]:
 
 
 def warm_up(searcher: Searcher, k: int) -> None:
-    """Compiles what questions of up to _WARM_LENGTH tokens need, and reads the vectors once."""
+    """Compiles what questions of up to _WARM_LENGTH tokens need, reads the vectors once, and finds the places of all
+    texts."""
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
-    searcher.warm_up(["? " * length for length in lengths], k)
+    first = searcher.warm_up(["? " * length for length in lengths], k)
+    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # told with each answer
+        searcher.passages(set(first))

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from jaxret.models.encoders.architectures import read_config
-from jaxret.models.encoders.pretrained import find
+from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.encoders.sentence_transformers import LENGTHS
 from jaxret.models.heads import stated
 from jaxret.runs.adopt import UNSET, family_of
@@ -55,7 +55,7 @@ def make_run(model: str, workdir: str | Path, token: str = "", download: bool = 
     says = stated(directory)
     config.head.name = family_of(says) or config.head.name
     if not says:  # an encoder alone says nothing of lengths but what it can have at most
-        longest = read_config(directory).longest
+        longest = read_config(resolve(model, download)).longest
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})
     if token:

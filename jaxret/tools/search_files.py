@@ -61,6 +61,7 @@ def search_files(
     self_matches: str = "auto",
     latency: int = 0,
     dpr_results: bool = False,
+    match: str = "string",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
@@ -70,8 +71,8 @@ def search_files(
     for results that are not to replace others; those of a search with filters have "filtered". self_matches: "remove"
     leaves out a passage with the id of its query; "auto" does so for the data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
-    `runs/<name>.dpr.json`, with texts. Raises ValueError, before the search, for a measure deeper than k, and for
-    results as DPR's of queries without answers.
+    `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
+    search, for a measure deeper than k, and for results as DPR's of queries without answers.
     """
     names = check_measures(measures, k)
     if measures is None and qrels and names != list(MEASURES):
@@ -91,14 +92,15 @@ def search_files(
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
 
-    answers = answers_found(searcher, retrieved.rankings, asked.queries, k)
+    answers = answers_found(searcher, retrieved.rankings, asked.queries, k, match)
     if dpr_results:
-        write_dpr_results(run_file.with_suffix(".dpr.json"), searcher, retrieved.rankings, asked.queries)
+        write_dpr_results(run_file.with_suffix(".dpr.json"), searcher, retrieved.rankings, asked.queries, match)
     evaluation = evaluate_retrieved(retrieved, asked.judgements, names) if qrels else None
     found = [one for one in (evaluation, answers) if one]
     if found:
         source = {"queries": str(queries), "skipped": dict(policy.skipped), "sha256": asked.digests()}
         source |= {"self_matches": "removed" if remove else "kept"}
+        source |= {"match": match} if match != "string" else {}
         if qrels:
             source |= {"qrels": str(qrels), "split": asked.split}
             source |= {"relevant_passages_not_in_corpus": relevant_missing(retrieved, asked)}
@@ -169,7 +171,7 @@ def relevant_missing(retrieved: Retrieved, asked: Asked) -> int:
     return missing
 
 
-def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, queries: Sequence[Query]) -> None:
+def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, queries: Sequence[Query], match: str) -> None:
     """The rankings with the passages' texts, read for some questions at a time, and whether each has an answer."""
 
     def results() -> Iterator[tuple[Query, list[tuple[Passage, float, bool]]]]:
@@ -178,7 +180,7 @@ def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, querie
             texts = searcher.passages({passage for query in some for passage, _ in rankings[query.id]})
             for query in some:
                 found = [texts[passage] for passage, _ in rankings[query.id]]
-                right = have_answer((passage.text for passage in found), query.answers)
+                right = have_answer((passage.text for passage in found), query.answers, match)
                 scores = (score for _, score in rankings[query.id])
                 yield query, list(zip(found, scores, right, strict=True))
 
@@ -186,7 +188,9 @@ def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, querie
     print(f"results as DPR writes them: {path}")
 
 
-def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int) -> Evaluation | None:
+def answers_found(
+    searcher: Searcher, rankings: Rankings, queries: Sequence[Query], k: int, match: str = "string"
+) -> Evaluation | None:
     """Top-k accuracy by answer string (DPR's measure), for the cut-offs that k covers; None if no query has answers, or
     no text is there to look for them."""
     asked = [query for query in queries if query.answers]
@@ -198,8 +202,9 @@ def answers_found(searcher: Searcher, rankings: Rankings, queries: Sequence[Quer
         print(f"answer strings cannot be looked for: {error}")
         return None
     cutoffs = [cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k] or [k]
-    found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs)
-    print("answer strings found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
+    found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs, match)
+    what = "answer strings" if match == "string" else "answers, as regular expressions,"
+    print(f"{what} found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
     return found
 
 

@@ -22,6 +22,16 @@ def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
     return queries // next(fitting, queries)
 
 
+def rounded(queries: int, chunk_size: int, devices: int) -> str:
+    """What to tell where more queries are encoded at a time than `chunk_size`; "" where not."""
+    found = queries // count_chunks(queries, chunk_size, devices)
+    if not 0 < chunk_size < found:
+        return ""
+    shared = f" and gives each of {devices} devices as many" if devices > 1 else ""
+    what = f"{found} of {queries} queries are encoded at a time"
+    return f"train.chunk_size is {chunk_size}; {what}, the next number that divides them{shared}"
+
+
 def split(tree: Tree, chunks: int) -> Tree:
     """[B,...] -> [chunks, B/chunks, ...]."""
     return jax.tree.map(lambda x: x.reshape(chunks, x.shape[0] // chunks, *x.shape[1:]), tree)

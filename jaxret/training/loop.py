@@ -24,6 +24,7 @@ from jaxret.runs.run import create, open_checkpoints
 from jaxret.runs.workdir import Workdir
 from jaxret.training.begin import Job, Texts, prepare, tell_changes
 from jaxret.training.feed import Feed
+from jaxret.training.grad_cache import rounded
 from jaxret.training.logging import MetricsLog
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite
@@ -233,6 +234,8 @@ def make_trainer(
     if plan.places > plan.batch_size:
         more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
         job.say(f"{plan.batch_size} of a batch on {job.mesh.size} devices: {more}")
+    if told := rounded(plan.places, config.train.chunk_size, job.mesh.size):
+        job.say(told)
     if plan.packer:
         job.say(str(plan.packer))
     rule = make_rule(config)

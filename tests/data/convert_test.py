@@ -181,7 +181,7 @@ def test_folders_there_and_back(name: str, folder: Path, tmp_path: Path) -> None
         (
             "dpr",
             {
-                "queries' ids": 4,
+                "queries' ids": 6,  # one of the five is in two splits
                 "queries that nobody judged": 1,
                 "grades above 1": 1,
                 "judgements of what is in no training record": 1,
@@ -194,9 +194,7 @@ def test_what_a_folder_does_not_hold_is_counted(name: str, lost: dict[str, int],
     (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
     (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
     done = convert(folder, tmp_path / name, name)
-    assert {what: count for what, count in (+done.lost).items() if what != "queries' ids"} == {
-        what: count for what, count in lost.items() if what != "queries' ids"
-    }
+    assert dict(+done.lost) == lost
 
 
 def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -> None:

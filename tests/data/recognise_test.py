@@ -182,10 +182,11 @@ def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_pat
         ),
         (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
         ("PK\x03\x04", "", r"this is a zip archive; unpack it"),
+        ("IxFI\udc80\1\0\0\x17\0\0\0\n", "", r"this is a binary file, which begins with b'IxFI'; give text"),
     ],
 )
 def test_what_fits_nothing_is_told_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(text)
+    (tmp_path / "a").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
         recognise(tmp_path / "a", role)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from jaxret.data.formats import read_queries
 from jaxret.data.records import Query
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, answer_ranks, has_answer, tokenize
 
@@ -87,3 +90,19 @@ def test_accuracy_refuses_what_it_cannot_measure() -> None:
         answer_accuracy(RUN, [], TEXTS, [1])
     with pytest.raises(ValueError, match="ks is"):
         answer_accuracy(RUN, QUERIES, TEXTS, [0])
+
+
+def test_answers_that_are_regular_expressions(data_dir: Path) -> None:
+    """CuratedTREC's, as DPR matches them: anywhere, in any case, across marks that are written in two ways."""
+    queries = read_queries(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv")
+    texts = {"a": "As NANCY she sings.", "b": "by Coco-Chanel, or Jean Patou", "c": "on 18 May 1974", "d": "nothing"}
+    ranks = {query.id: [("d", 2.0), (key, 1.0)] for query, key in zip(queries, "adbc", strict=True)}
+    found = answer_ranks(ranks, queries, texts, 2, "regex")
+    assert list(found.values()) == [2, None, 2, 2]
+    assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, "control: as strings"
+    marks = [Query("q", "?", ("Beyonc\u00e9|\\d{4}", " "))]
+    assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "BEYONCE\u0301"}, 1, "regex") == {"q": 1}
+    assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "Beyonce"}, 1, "regex") == {"q": None}
+    broken = [Query("q", "?", ("(a",))]
+    with pytest.raises(ValueError, match=r"query 'q': the answer '\(a' is no regular expression"):
+        answer_ranks({"q": [("x", 1.0)]}, broken, {"x": "a"}, 1, "regex")

@@ -75,7 +75,7 @@ def runs(tmp_path: Path) -> Runs:
         "TPU": "slice",
         "ZONE": "here",
         "DATA": "folder with spaces",
-        "WORKDIR": "w",
+        "WORKDIR": "/w",
     }
 
     def run(*command: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -132,10 +132,13 @@ def test_commands(file: str, runs: Runs) -> None:
     commands = [shlex.split(line) for one in done for line in one.stdout.splitlines()]
     several = 1 if file == "node.sh" else HOSTS
     scripts = [f"{step}.py" for step in STEPS]
-    assert [command[1] for command in commands] == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]]
+    started = [Path(command[1]).name for command in commands]
+    assert started == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]]
     keys = flat_config(get_config())
-    for program, script, *flags in commands:
-        assert program in (sys.executable, "python", ".venv/bin/python")
+    for program, path, *flags in commands:
+        script = Path(path).name
+        assert Path(path).resolve() == REPOSITORY / script
+        assert program in (sys.executable, "python")
         defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / "jaxret" / "commands" / script).read_text())
         given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         for name, value in given.items():
@@ -162,7 +165,7 @@ def test_a_dry_run_prints_and_starts_nothing(name: str, runs: Runs, tmp_path: Pa
     [
         (("trian",), {}, "error: there is no step 'trian'"),
         ((), {}, "launch/step.sh train|encode|search"),
-        (("train",), {"DATA": ""}, "DATA: a BEIR folder"),
+        (("train",), {"DATA": ""}, "DATA: a folder of data"),
         (("train",), {"PLATFORM": ""}, "PLATFORM: tpu, gpu or cpu"),
         (("encode",), {"COORDINATOR": "h:1"}, "NUM_PROCESSES: of the job"),
         (("train",), {"NUM_PROCESSES": "2"}, "is set, but no COORDINATOR: host:port of process 0"),
@@ -187,6 +190,25 @@ def test_what_is_printed_can_be_pasted(name: str, runs: Runs) -> None:
         command = shlex.split(sent)
         assert {"TIMEOUT=7", "DATA=folder with spaces"} <= {*command}
     assert command[-1] == flag
+
+
+@pytest.mark.parametrize("name", ["node.sh", "step.sh"])
+def test_relative_paths_are_the_callers(name: str, runs: Runs, tmp_path: Path) -> None:
+    """As in every other command: not those of the repository."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$PWD $2"\n')
+    program.chmod(0o755)
+    step = "train" if name == "step.sh" else ""
+    done = runs("bash", "-c", f"cd {tmp_path} && exec {LAUNCH / name} {step}", PYTHON="./program", WORKDIR="w")
+    assert done.stdout.splitlines() == [f"{tmp_path} --workdir=w"] * (1 if step else len(STEPS))
+
+
+def test_hosts_of_a_tpu_share_a_folder(runs: Runs) -> None:
+    done = runs(LAUNCH / "tpu.sh", "train", DRY_RUN="1", WORKDIR="runs/mlr")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: WORKDIR is 'runs/mlr'; give the absolute path of a folder that all hosts have mounted\n"
+    )
 
 
 def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:

@@ -212,6 +212,22 @@ def test_upper_norms_are_above_the_norm_and_flag_what_is_not_finite() -> None:
         assert not np.isfinite(rounding.upper_norms(vectors)[3])
 
 
+@pytest.mark.parametrize("n", [4 * proof.GROUP * 3 + 1, 1000, 1024])
+def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
+    """By groups, whatever lies where: the best side by side, in one group, at either end, and equal ones."""
+    scores = np.random.default_rng(n).standard_normal((6, n)).astype(np.float32)
+    groups = n // proof.GROUP
+    for row, best in enumerate(([0, 1, 2, 3], [n - 1, n - 2, n - 3, 0], [5 + i * groups for i in range(4)])):
+        scores[row, best] = [9, 8, 7, 6]
+    scores[4] = 1  # ties
+    scores[5] = -np.inf
+    columns, left_out = proof.keep_best(scores, 3)
+    sorted_scores = -np.sort(-scores, axis=1)
+    np.testing.assert_array_equal(-np.sort(-np.take_along_axis(scores, columns, 1), axis=1), sorted_scores[:, :3])
+    np.testing.assert_array_equal(left_out, sorted_scores[:, 3])
+    assert all(len(set(row)) == 3 for row in columns.tolist()), "no column twice"
+
+
 def test_keep_best_says_what_was_left_out() -> None:
     scores = np.array([[3, 1, 2, 5], [0, 0, 0, 0]], np.float32)
     columns, left_out = proof.keep_best(scores, 2)

@@ -64,6 +64,14 @@ def test_few_texts_make_one_small_batch() -> None:
     assert list(plan_batches(np.array([], int), 16384, 1)) == []
 
 
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_a_text_alone_is_a_batch_of_its_own_size(multiple: int) -> None:
+    """A question is computed once for each device, not eight times."""
+    ((rows, size, length),) = plan_batches(np.array([9]), 16384, multiple)
+    assert (rows.tolist(), size, length) == ([0], multiple, 16)
+    assert [size for _, size, _ in plan_batches(np.array([9, 9]), 16384, multiple)] == [8], "control"
+
+
 def test_padded_lengths() -> None:
     lengths = [padded_length(n) for n in range(1, 600)]
     assert all(n <= padded <= max(n * 1.125 + 1, n + 7) for n, padded in enumerate(lengths, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tracemalloc
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.tools.data_check import check_data, load_tokenizer, tell
-from tests.pipeline import write_encoder
+from tests.pipeline import REPOSITORY, command, environment, write_encoder
 
 
 def lines(path: Path, *rows: str | dict) -> Path:
@@ -127,6 +128,25 @@ def test_files(rows: list, told: str, tmp_path: Path) -> None:
     found = check_data(str(lines(tmp_path / "a.tsv", *rows)))
     assert any(told in line for line in found.lines), found.lines
     assert not found.policy.errors
+
+
+def test_a_folder_of_a_teachers_scores(tmp_path: Path) -> None:
+    """PyLate's: what is called after a split is a ranking of passages, and nobody judged them."""
+    lines(tmp_path / "documents.jsonl", {"document_id": 1, "text": "stone"}, {"document_id": 2, "text": "river"})
+    lines(tmp_path / "queries.jsonl", {"query_id": 1, "text": "a question"})
+    lines(tmp_path / "train.jsonl", {"query_id": 1, "document_ids": [1, 2], "scores": [2.5, 0.5]})
+    found = check_data(str(tmp_path))
+    assert "rankings of train (train.jsonl): of 1 queries, 2 to 2 passages each" in found.lines
+    assert not found.policy.errors
+
+
+def test_limits_are_in_tokens(tmp_path: Path) -> None:
+    """Words have none: a limit without a tokenizer would be passed over."""
+    path = lines(tmp_path / "a.tsv", "1\ta text")
+    line = command("-m", "jaxret", "data", "check", str(path), "--lengths=32")
+    done = subprocess.run(line, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: --lengths are limits in tokens, which only a --tokenizer can count: give one\n"
 
 
 def test_what_a_file_is_called_where_content_does_not_tell(tmp_path: Path) -> None:

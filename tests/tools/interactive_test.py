@@ -73,6 +73,7 @@ def compiled() -> int:
 def test_after_the_first_nothing_is_compiled_and_few_bytes_are_read(run: Run) -> None:
     searcher = Searcher(replace(run, compiled={}), choose_corpus(run), "xla")
     interactive.warm_up(searcher, 3)
+    assert searcher.bytes_read > 0, "the first question does not wait until the places of all texts are known"
     before, searches = searcher.embedder.programs, compiled()
     size = len((run.workdir.path.parent / "data" / "corpus.jsonl").read_bytes())
     for text in ("river", "silver river stone", "paper light forest market winter garden bridge window thunder"):

@@ -140,6 +140,16 @@ def test_an_encoder_without_cls_needs_the_mean(tmp_path: Path) -> None:
         open_model(str(write_t5(tmp_path / "t5")), tmp_path / "run")
 
 
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "corpus.jsonl").write_text("{}\n")
+    with pytest.raises(FileNotFoundError, match=r"data has no config.json \(it has corpus.jsonl\); a Hugging Face"):
+        open_model(str(tmp_path / "data"), tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match=r"encoder.download=True \(of jaxret open: --download\) fetches it"):
+        open_model("nobody/knows", tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
 def test_a_token_that_the_modules_contradict(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
         open_model(str(write_modules(tmp_path / "model")), tmp_path / "run", token="cls")

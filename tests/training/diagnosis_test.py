@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxret.distributed import make_mesh
+from jaxret.distributed import by_row, make_mesh
 from jaxret.training.diagnosis import diagnose
 from jaxret.training.losses import LossTerms
 from jaxret.training.retrieving import RetrievalObjective
 from jaxret.types import Batch
+from tests.packed import pack
 from tests.tiny import BERT, DUAL_ENCODER, make_batch, make_objective, make_params
 
 DEEP = dataclasses.replace(BERT, num_layers=3)
@@ -51,6 +53,23 @@ def test_a_parameter(objective: RetrievalObjective, params: Any, value: float) -
     assert say(objective, params) == f"parameter {path} (1 in all) is not finite"
     change(params, "passage_encoder/layers/output/kernel", lambda x: x * jnp.nan)
     assert say(objective, params) == "parameter passage_encoder/layers/output/kernel (2 in all) is not finite"
+
+
+def test_a_text_of_a_packed_batch() -> None:
+    """Of whichever device: rows of packed texts are counted anew on each, so all are looked at padded."""
+    mesh = make_mesh(devices=jax.devices()[:4])
+    objective = make_objective(DUAL_ENCODER, mesh, DEEP)
+    params, batch = make_params(objective.retriever), make_batch(16)
+    huge = 39  # a word whose vector is finite, but too long for a layer norm
+    ids = np.where(batch.documents.ids == huge, 1, batch.documents.ids)
+    change(params, "passage_encoder/embeddings/word/embedding", lambda x: x.at[huge].set(3e38))
+    for text in (0, 30):
+        changed = ids.copy()
+        changed[text, int(batch.documents.mask[text].sum()) - 1] = huge
+        odd = dataclasses.replace(batch, documents=dataclasses.replace(batch.documents, ids=changed))
+        packed = jax.device_put(pack(odd, mesh.size, objective.retriever.module.head), by_row(mesh))
+        found = diagnose(objective, params, packed, jax.random.key(0))
+        assert found == "the embedding layer of the passage encoder is not finite", text
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])

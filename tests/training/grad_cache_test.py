@@ -16,7 +16,7 @@ from jaxret.distributed import make_mesh
 from jaxret.models.retriever import Retriever
 from jaxret.scoring import similarities
 from jaxret.training import grad_cache
-from jaxret.training.grad_cache import encode_in_chunks, join, split
+from jaxret.training.grad_cache import encode_in_chunks, join, rounded, split
 from jaxret.training.losses import Scores, candidates, total_loss
 from jaxret.training.retrieving import RetrievalObjective
 from jaxret.types import Batch, Embeddings, Tokens
@@ -144,6 +144,14 @@ def test_chunks_are_rounded_up_to_what_the_devices_can_share(
 ) -> None:
     mesh = make_mesh(devices=jax.devices()[:devices])
     assert make_objective(SELF_CONTRASTIVE, mesh, chunk_size=chunk_size).chunks(queries) == chunks
+
+
+def test_a_chunk_that_is_rounded_up_is_told() -> None:
+    told = "train.chunk_size is 3; 4 of 16 queries are encoded at a time, the next number that divides them"
+    assert rounded(16, 3, 1) == told
+    assert rounded(16, 1, 4) == told.replace("is 3", "is 1") + " and gives each of 4 devices as many"
+    assert "; 127 of 127 queries" in rounded(127, 8, 1), "a prime has no chunks"
+    assert not any(rounded(16, size, 4) for size in (0, 4, 8, 16, 32)), "control: as asked, or all of a smaller batch"
 
 
 def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:

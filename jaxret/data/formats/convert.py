@@ -156,7 +156,9 @@ def _dpr(folder: Path, data: DataSet) -> Converted:
     for split, judgements in judged.items():
         examples = data.examples(split)
         to.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
+        ids = to.done.lost["queries' ids"]
         to.write(f"{split}.json", "dpr.examples", "examples", examples)
+        to.done.lost["queries' ids"] = ids  # the same queries' once more
         to.done.lost += _lost_judgements(judgements, examples)
     to.done.lost += _lost_queries(data, judged)
     return to.done

@@ -80,6 +80,9 @@ def read_head(path: Path) -> Head:
         if _is_utf16(data):
             remedy = "convert it to UTF-8 (iconv -f utf-16 -t utf-8)"
             raise Where(path).error("not UTF-8", "this file is UTF-16", remedy)
+        if _is_binary(data):
+            remedy = "give text, plain or compressed by gzip or Zstandard, or parquet"
+            raise Where(path).error("not UTF-8", f"this is a binary file, which begins with {data[:4]!r}", remedy)
         found = _parsed(data, whole)
         if whole or found.container != "unreadable":
             return found
@@ -104,6 +107,12 @@ def _is_utf16(data: bytes) -> bool:
     begin = data[:64]
     zeros = [not any(begin[start::2]) for start in (0, 1)]
     return len(begin) >= 8 and any(zeros) and not all(zeros)
+
+
+def _is_binary(data: bytes) -> bool:
+    """Whether what it begins with is no text that a byte or two of damage would make: a 0, and no UTF-8."""
+    begin = data[:256]
+    return begin.count(0) > 2 and "\ufffd" in begin.decode("utf-8", "replace")
 
 
 def _parsed(data: bytes, whole: bool) -> Head:

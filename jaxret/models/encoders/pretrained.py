@@ -90,10 +90,10 @@ def _from_hub(name: str, download: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:
-        raise FileNotFoundError(
-            f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
-            + (f", and fetching it failed: {error}" if download else "; set encoder.download=True to fetch it once")
-        ) from error
+        missing = f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
+        remedy = "; encoder.download=True (of jaxret open: --download) fetches it once"
+        failed = f", and fetching it failed: {error}"
+        raise FileNotFoundError(missing + (failed if download else remedy)) from error
 
 
 def canonical(name: str, prefix: str) -> str:
