@@ -74,7 +74,7 @@ def hidden(
 
 def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
     """Which words are taken of each row, from left to right, skipping those that do not fit any more."""
-    taken = np.asarray(sizes <= most)
+    taken: np.ndarray = np.asarray(sizes <= most)
     while True:
         reached = np.cumsum(np.where(taken, sizes, 0), axis=1)
         over = np.logical_and(taken, reached > most)

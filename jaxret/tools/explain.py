@@ -36,7 +36,7 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
     if question:
         texts["query"] = run.tokenizer.queries([check_question(question).text])
     if passage:
-        check_passage(passage, Where("the passage", 1))
+        check_passage(passage, Where(Path("the passage"), 1))
         texts["passage"] = run.tokenizer.passages([passage])
     head, parts = run.retriever.module.head, []
     for side, text in texts.items():
@@ -47,9 +47,9 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
     if question and passage:
         parts += contributions(run, texts["query"], texts["passage"], top)
     if not parts:
-        side = "question" if question else "passage"
+        alone = "question" if question else "passage"
         raise ValueError(
-            f"head {run.config.head.name!r} says nothing of a {side} alone; give --query and a passage: what their "
+            f"head {run.config.head.name!r} says nothing of a {alone} alone; give --query and a passage: what their "
             "score is made of is shown"
         )
     return "\n\n".join(parts)

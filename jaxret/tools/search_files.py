@@ -98,7 +98,7 @@ def search_files(
     evaluation = evaluate_retrieved(retrieved, asked.judgements, names) if qrels else None
     found = [one for one in (evaluation, answers) if one]
     if found:
-        source = {"queries": str(queries), "skipped": dict(policy.skipped), "sha256": asked.digests()}
+        source: dict[str, Any] = {"queries": str(queries), "skipped": dict(policy.skipped), "sha256": asked.digests()}
         source |= {"self_matches": "removed" if remove else "kept"}
         source |= {"match": match} if match != "string" else {}
         if qrels:
@@ -122,12 +122,13 @@ def keep_evaluation(
 ) -> None:
     """Writes the measures, and then again with what a passage and a question cost: nothing is lost if the process ends
     while questions are timed."""
+    answers = found[1] if len(found) > 1 else None
     cost: dict[str, Any] = {"bytes_per_passage": round(searcher.shards.bytes_per_passage, 1)}
-    write_evaluation(path, found[0], made, *found[1:], cost=cost)
+    write_evaluation(path, found[0], made, answers, cost)
     print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
     if latency:
         cost["latency"] = measure(searcher, queries, k, latency)
-        write_evaluation(path, found[0], made, *found[1:], cost=cost)
+        write_evaluation(path, found[0], made, answers, cost)
         print(told(cost["latency"]))
     print(f"evaluation: {path}")
 
