@@ -2,7 +2,8 @@
 examples, which the tests run.
 
 What is opened is kept: parameters, compiled programs, vectors, and where the text of each passage is. A text of a
-length that was not there yet compiles a program; nothing else does after the first search.
+length that was not there yet compiles a program, and so does a number of texts that was not (1, to 8, to 16, ...);
+nothing else does after the first search.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     assert printed.count("the training step was compiled to 1 program(s)") == 2
     assert re.search(r"[\d,]+ passages: \d+\.\d% cut at 32 tokens, \d+\.\d% of tokens lost", printed)
     own_data = printed.split("The same on your own data")[1]
-    assert re.findall(r"^  python (\w+\.py) ", own_data, re.MULTILINE) == ["train.py", "encode.py", "search.py"]
+    assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search"]
     assert all(title in text and title in printed for title in ("BM25", *tool.SYSTEMS.values()))
     for family in tool.SYSTEMS:
         folder = tmp_path / family

@@ -124,10 +124,10 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(SYSTEMS)}); the table is in {workdir / "results.md"}.
 
-In this environment (source .venv/bin/activate), ask it something:
+Ask it something (after `make demo`: source .venv/bin/activate):
   jaxret search --workdir={best} --query="how do I sort a list of dictionaries by a key?"
 
-The same on your own data, a BEIR folder or DPR files:
+The same on your own data, in any format of docs/data.md:
   jaxret train  --config=minilm:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
   jaxret encode --workdir=runs/mine --corpus=FOLDER_OR_FILE
   jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100""")
