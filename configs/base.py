@@ -186,6 +186,38 @@ def get_config() -> ConfigDict:
     # reproduce "2.0 on 4 GPUs" write 4 here.
     c.optimizer.reference_processes = 1
 
+    # Pre-training for retrieval (docs/pretraining.md): `jaxret pretrain` alone reads this group. data.train is a
+    # corpus, train.batch_size counts its spans (documents, under cocondenser), and encoder.checkpoint="" begins
+    # with a BERT that knows nothing.
+    c.pretraining = ConfigDict()
+    c.pretraining.method = "mlm"  # mlm, condenser, cocondenser or retromae
+    # Documents are cut into the fewest spans of at most so many tokens, markers included, as equal as can be; those
+    # with fewer tokens of text than `shortest` are left out.
+    c.pretraining.length = 256
+    c.pretraining.shortest = 8
+    c.pretraining.mask_rate = 0.15  # of a span's tokens, in whole words
+    # condenser, cocondenser: layers of the head, the layer whose tokens it reads, and whether the last layer is a
+    # masked language model beside it.
+    c.pretraining.head_layers = 2
+    c.pretraining.skip_from = 6
+    c.pretraining.late_mlm = True
+    c.pretraining.contrast_weight = 1.0  # cocondenser: of telling the spans of a document from all others
+    # retromae: tokens that a position of the decoder does not see, in whole words, as one of so many draws a span says.
+    c.pretraining.decoder_rate = 0.5
+    c.pretraining.decoder_masks = 256
+    c.pretraining.seed = 12345  # of what is hidden
+    # The BERT to begin with if there is no checkpoint. tokenizer: a directory that has one; "": WordPiece is trained on
+    # the corpus, for a vocabulary of at most so many words and pieces.
+    c.pretraining.scratch = ConfigDict()
+    c.pretraining.scratch.tokenizer = ""
+    c.pretraining.scratch.vocabulary = 30522
+    c.pretraining.scratch.lowercase = True
+    c.pretraining.scratch.hidden_size = 768
+    c.pretraining.scratch.layers = 12
+    c.pretraining.scratch.heads = 12
+    c.pretraining.scratch.intermediate_size = 3072
+    c.pretraining.scratch.positions = 512
+
     c.train = ConfigDict()
     c.train.batch_size = 128  # queries of a batch, over all devices
     c.train.epochs = 40.0

@@ -121,6 +121,34 @@ class PairBatch:
 AnyBatch: TypeAlias = Any  # a Batch, or another struct of arrays by row that has `texts` and `size`
 
 
+@struct.dataclass
+class Masked:
+    """Texts to learn a language from, with some of their tokens hidden: the input of a step of pre-training. A row
+    without tokens is no text.
+
+    tokens: what the encoder reads. places, labels: of the hidden tokens, where they are and what they were; label -1 is
+    none. Where a decoder recovers the text: whole, what it was; seen, which tokens each position's row may look at;
+    targets, what it is to recover, -1 where there is nothing.
+    """
+
+    tokens: Tokens
+    places: Int[Array, "B M"]
+    labels: Int[Array, "B M"]
+    whole: Int[Array, "B T"] | None = None
+    seen: Bool[Array, "B T T"] | None = None
+    targets: Int[Array, "B T"] | None = None
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All that encoders compute."""
+        return (self.tokens,)
+
+    @property
+    def size(self) -> int:
+        """Texts of it (of each, if several are stacked), with empty places."""
+        return self.places.shape[-2]
+
+
 VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
 
 

@@ -5,6 +5,7 @@ takes them. A module imports nothing heavy before `main`.
 
 VERBS = {
     "train": "train a retriever; the same command again goes on",
+    "pretrain": "pre-train an encoder for retrieval on a corpus; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
     "search": "search an encoded corpus exactly, and evaluate",
     "rerank": "a run by the scores of a cross-encoder; or training data with them",

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -47,6 +47,10 @@ class TrainingSet:
         """The queries without their markers."""
         kept = np.isin(self.queries.flat, self.marker_ids, invert=True)
         return Ragged(self.queries.flat[kept], np.concatenate([[0], np.cumsum(kept)])[self.queries.offsets])
+
+
+# A TrainingSet, or what else is trained on: it has `__len__`, `passages`, `pad_id` and `digest`.
+AnyExamples: TypeAlias = Any
 
 
 def tokenize_examples(
@@ -150,10 +154,8 @@ class BatchPlan:
         return lengths_of(data.queries, examples), lengths_of(data.passages, self.documents_of(data, examples, step))
 
     def examples_of(self, step: int, total: int) -> np.ndarray:
-        """Rows of the examples of a step [batch_size]: an endless stream of epochs, each a new permutation."""
-        place = step * self.batch_size + np.arange(self.batch_size)
-        epochs = place // total
-        return np.array([_permutation(self.data_seed, int(e), total)[i % total] for e, i in zip(epochs, place)])
+        """Rows of the examples of a step [batch_size], of `stream`."""
+        return stream(self.data_seed, step, self.batch_size, total)
 
     def drawn(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
         """Which of an example's hard negatives go with it [examples, negatives], by their places among them, drawn
@@ -244,6 +246,10 @@ class BatchPlan:
         length = self._padded_length(int(texts.lengths_of(rows[rows >= 0]).max()), limit)
         return Tokens(*texts.padded(rows[mine], length, data.pad_id))
 
+    def named(self, data: TrainingSet, number: int) -> str:
+        """What a training batch begins with, for an error."""
+        return f"queries {', '.join(data.query_ids[i] for i in self.examples_of(number, len(data))[:8])}"
+
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a training step."""
         return self.batch(data, self.filled(self.examples_of(step, len(data))), step, part, self.packer)
@@ -268,9 +274,11 @@ def packed_tokens(texts: Ragged, rows: np.ndarray, mine: slice, side: Side, plac
 
 def stack(batches: Sequence[AnyBatch], pad_id: int) -> AnyBatch:
     """Host batches of one size as one, [batches, ...], texts padded to the longest, or in as many rows as the most; of
-    one batch, that batch."""
+    one batch, that batch. Others than `Batch` have one shape."""
     if len(batches) == 1:
         return batches[0]
+    if not isinstance(batches[0], Batch):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
 
     def longest(side: str) -> list[Tokens]:
         tokens = [getattr(batch, side) for batch in batches]
@@ -293,6 +301,13 @@ def stack(batches: Sequence[AnyBatch], pad_id: int) -> AnyBatch:
         for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
+
+
+def stream(seed: int, step: int, size: int, total: int) -> np.ndarray:
+    """The `size` examples of a step, of `total`: an endless stream of epochs, each a new permutation."""
+    place = step * size + np.arange(size)
+    epochs = place // total
+    return np.array([_permutation(seed, int(e), total)[i % total] for e, i in zip(epochs, place)])
 
 
 @functools.lru_cache(maxsize=2)

@@ -199,7 +199,11 @@ def open_run(
 
 
 # What each task calls its models, and which verbs use them.
-USES = {"retrieval": "a retriever: encode and search use it", "reranking": "a reranker: rerank uses it"}
+USES = {
+    "retrieval": "a retriever: encode and search use it",
+    "reranking": "a reranker: rerank uses it",
+    "pretraining": "the pre-training of an encoder, which is in its folder model: encoder.checkpoint of a config takes it",
+}
 
 
 @dataclass(frozen=True)

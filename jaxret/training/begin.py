@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.contract import ContractError, require_equal
-from jaxret.data.batches import TrainingSet
+from jaxret.data.batches import AnyExamples, TrainingSet
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import any_process, make_mesh, require_platform
 from jaxret.models.encoders.fused import require_kernel, told
@@ -68,7 +68,7 @@ class Texts:
 
     tokenizer: TextTokenizer
     contract: dict[str, Any]
-    train: TrainingSet | None
+    train: AnyExamples | None
     dev: TrainingSet | None
     corpus: Collection | None  # to validate with, if it is a file's
 
@@ -113,12 +113,17 @@ def read_texts(job: Job) -> Texts:
     if job.begun:
         require_stored_contract(job.workdir, contract, tokenizer, "Restore the files, or choose another --workdir.")
     train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.say) for name in ("train", "dev"))
+    require_same_data(job, data_record(train, dev))
+    corpus = load_corpus(job.config, dev, tokenizer, job.progress, job.say)
+    return Texts(tokenizer, contract, train, dev, corpus)
+
+
+def require_same_data(job: Job, found: dict[str, Any]) -> None:
+    """Raises ContractError if a run that has begun read others. found: as in data.json."""
     if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
         remedy = "A run can only be resumed on the data it began with."
         given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
-        require_equal(recorded, data_record(train, dev), str(job.workdir.data), given or "no data", remedy)
-    corpus = load_corpus(job.config, dev, tokenizer, job.progress, job.say)
-    return Texts(tokenizer, contract, train, dev, corpus)
+        require_equal(recorded, found, str(job.workdir.data), given or "no data", remedy)
 
 
 def tell_changes(job: Job) -> None:

@@ -42,13 +42,17 @@ LEAST = {  # what a number must at least be; a head checks its own
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
     **dict.fromkeys(("train.skip_nonfinite", "validation.then_from"), 0),
+    **dict.fromkeys(("pretraining.contrast_weight", "pretraining.skip_from", "pretraining.seed"), 0),
+    **dict.fromkeys((f"pretraining.{key}" for key in ("shortest", "head_layers", "decoder_masks")), 1),
+    **dict.fromkeys((f"pretraining.scratch.{key}" for key in ("layers", "heads", "hidden_size", "positions")), 1),
+    **dict.fromkeys((f"pretraining.scratch.{key}" for key in ("intermediate_size", "vocabulary")), 1),
     **dict.fromkeys((f"seed.{key}" for key in ("init", "data", "dropout", "negatives")), 0),
 }
 BELOW = {
     "optimizer.b1": 1,
     "optimizer.b2": 1,
     "optimizer.ema": 1,
-    **{key: 2**32 for key in LEAST if key.startswith("seed.")},
+    **{key: 2**32 for key in LEAST if key.startswith("seed.") or key == "pretraining.seed"},
 }
 
 

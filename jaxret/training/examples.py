@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import TrainingSet
+from jaxret.data.batches import AnyExamples, TrainingSet
 from jaxret.data.formats import Policy, describe, read_judgements, scan_corpus
 from jaxret.data.records import Judgement
 from jaxret.data.store import store_root
@@ -96,7 +96,7 @@ def load_corpus(
     return Collection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
 
 
-def data_record(train: TrainingSet | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
+def data_record(train: AnyExamples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
     """What data.json holds: the sizes and a digest of each set that there is."""
     return {
         name: {"examples": len(data), "passages": len(data.passages), "sha256": data.digest}

@@ -47,5 +47,5 @@ def encode_in_chunks(encode: Callable[..., Tree], texts: tuple[Any, ...], chunks
     def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, Tree]:
         return carry, encode(*part)
 
-    _, embeddings = jax.lax.scan(chunk, None, split(texts, chunks))
-    return join(embeddings)
+    _, found = jax.lax.scan(chunk, None, split(texts, chunks))
+    return join(found)

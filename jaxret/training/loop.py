@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import TrainingSet, stack
+from jaxret.data.batches import AnyExamples, stack
 from jaxret.distributed import Program, any_process, shard_batch
 from jaxret.lockfile import LockedError
 from jaxret.runs.lock import hold
@@ -108,7 +108,7 @@ class Length:
     epochs_per_batch: float
 
 
-def schedule_steps(config: ConfigDict, data: TrainingSet | None) -> Length:
+def schedule_steps(config: ConfigDict, data: AnyExamples | None) -> Length:
     """Steps or epochs of the config -> steps."""
     batches = len(data) / config.train.batch_size if data else math.inf  # of an epoch
     an_epoch = batches / config.train.accumulate
@@ -159,7 +159,7 @@ class Trainer:
 
     job: Job
     length: Length
-    data: TrainingSet | None
+    data: AnyExamples | None
     plan: Plan
     train_step: Program
     schedule: optax.Schedule
@@ -232,7 +232,7 @@ def make_trainer(
     plan = job.task.plan(job, texts, objective)
     if plan.places > plan.batch_size:
         more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
-        job.say(f"{plan.batch_size} queries on {job.mesh.size} devices: {more}")
+        job.say(f"{plan.batch_size} of a batch on {job.mesh.size} devices: {more}")
     if plan.packer:
         job.say(str(plan.packer))
     rule = make_rule(config)

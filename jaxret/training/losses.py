@@ -223,12 +223,13 @@ TERMS: dict[str, Term] = {
 
 @struct.dataclass
 class LossTerms:
-    """Scalars; means over the queries that exist. `terms` are those of TERMS that are on, unweighted."""
+    """Scalars; means over the queries that exist. `terms` are those of TERMS that are on, unweighted. Where nothing
+    competes there is neither accuracy nor rank."""
 
     loss: Scalar
     terms: dict[str, Scalar]
-    accuracy: Scalar  # how often the positive has the best score
-    rank: Scalar  # its rank among the candidates, from 0
+    accuracy: Scalar | None = None  # how often the positive has the best score
+    rank: Scalar | None = None  # its rank among the candidates, from 0
 
 
 def total_loss(scores: Scores) -> LossTerms:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import TrainingSet
+from jaxret.data.batches import AnyExamples
 from jaxret.distributed import place_rows
 from jaxret.training.begin import Say
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
@@ -34,7 +34,7 @@ class Inspector:
 
     objective: Objective
     plan: Plan
-    data: TrainingSet | None
+    data: AnyExamples | None
     dropout_key: jax.Array
     checkpoints: Checkpoints
     rule: Rule
@@ -51,11 +51,10 @@ class Inspector:
             where = diagnose(self.objective, state.params, batch, key, number)
             if where != SOUND:
                 break
-        queries = ", ".join(self.data.query_ids[i] for i in self.plan.examples_of(number, len(self.data))[:8])
         last = self.checkpoints.last()
         good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
-            f"step {step + 1}: {where}. The batch begins with queries {queries}. {good}; "
+            f"step {step + 1}: {where}. The batch begins with {self.plan.named(self.data, number)}. {good}; "
             f"a lower optimizer.learning_rate or encoder.dtype=float32 may help{self._skipping(state)}"
         )
 

@@ -123,7 +123,8 @@ def make_train_step(
         new = jax.tree.map(
             lambda after, before: jnp.where(state.healthy & finite, after, before), moved, left_alone(state, rule)
         )
-        metrics = {"loss": terms.loss, "in_batch_accuracy": terms.accuracy, "gradient_norm": norm}
+        metrics = {"loss": terms.loss, "gradient_norm": norm}
+        metrics |= {} if terms.accuracy is None else {"in_batch_accuracy": terms.accuracy}
         metrics["padding"] = objective.padding(batch)
         metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
         metrics["real_tokens"] = sum(jnp.sum(tokens.mask) for tokens in batch.texts)

@@ -34,8 +34,8 @@ class Plan(Protocol):
         """How its texts are packed; None: not at all."""
         ...
 
-    def examples_of(self, step: int, total: int) -> Any:
-        """Rows of the examples of a batch [batch_size]."""
+    def named(self, data: Any, number: int) -> str:
+        """What a batch begins with, for an error: "queries q1, q2"."""
         ...
 
     def training_batch(self, data: Any, step: int, part: tuple[int, int] = (0, 1)) -> Any:

@@ -1,0 +1,58 @@
+"""jaxret pretrain: a corpus makes an encoder, or a better one."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxret.distributed import wait_for_all
+from jaxret.pretraining.result import write_model
+from jaxret.pretraining.scratch import write_start
+from jaxret.pretraining.task import PRETRAINING, build, method_of
+from jaxret.runs.lock import hold
+from jaxret.runs.run import open_model
+from jaxret.runs.workdir import Workdir
+from jaxret.tools.transaction import new_folder
+from jaxret.training.check import check
+from jaxret.training.loop import TrainResult, train
+
+
+def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, command: str = "") -> TrainResult:
+    """Pre-trains the encoder that `config` describes, in `workdir`; goes on if the folder holds the same run. A
+    finished run writes `workdir/model`, which `encoder.checkpoint` takes. command: for its card.
+
+    Raises what `jaxret.training.loop.train` raises.
+    """
+    folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
+    say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    if not config.encoder.checkpoint:
+        check(config)
+        method_of(config)
+        start = folder / "start"
+        if not start.exists() and jax.process_index() == 0:
+            there = folder.path.exists()
+            try:
+                with new_folder(start) as made:
+                    write_start(config, made, say)
+            except BaseException:
+                if not there:  # a job that failed at once leaves nothing behind
+                    with contextlib.suppress(OSError):
+                        folder.path.rmdir()
+                raise
+        wait_for_all()
+        config.encoder.checkpoint = str(start)
+    result = train(config, folder.path, progress, task=PRETRAINING)
+    if result.step < result.total_steps:
+        return result
+    with hold(folder.path, "writing the model"):
+        if jax.process_index() == 0:
+            shutil.rmtree(folder / "model", ignore_errors=True)  # of a shorter run
+            with new_folder(folder / "model") as made:
+                notes = write_model(open_model(folder, PRETRAINING.name, build, "last"), made, command)
+            say("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))
+    return result

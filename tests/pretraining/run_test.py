@@ -1,0 +1,242 @@
+"""A corpus becomes an encoder: from nothing or a checkpoint, resumed, read by fine-tuning and by transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs.base import get_config
+from jaxret.contract import ContractError
+from jaxret.data.tokenizer import TextTokenizer
+from jaxret.models.encoders.architectures import make_encoder, read_config
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.pretraining import HEAD
+from jaxret.pretraining.wordpiece import train_wordpiece
+from jaxret.runs.run import open_run
+from jaxret.storage import read_json
+from jaxret.tools.pretrain import pretrain
+from jaxret.training.loop import train
+from jaxret.types import Tokens
+from tests.pipeline import REPOSITORY, environment, flat_config, tiny_config, write_data, write_encoder
+
+SMALL: dict[str, Any] = {
+    "task": "pretraining",
+    "encoder.checkpoint": "",
+    "encoder.recompute": "none",
+    "tokens.length_multiple": 24,
+    "pretraining.length": 24,
+    "pretraining.shortest": 4,
+    "pretraining.skip_from": 1,
+    "pretraining.head_layers": 1,
+    "pretraining.scratch.vocabulary": 99,
+    "pretraining.scratch.hidden_size": 16,
+    "pretraining.scratch.layers": 2,
+    "pretraining.scratch.heads": 2,
+    "pretraining.scratch.intermediate_size": 32,
+    "pretraining.scratch.positions": 40,
+    "optimizer.learning_rate": 1e-2,
+    "optimizer.decay": "none",
+    "optimizer.warmup_fraction": 0.0,
+    "train.batch_size": 8,
+    "train.steps": 24,
+    "train.log_every": 1,
+    "train.checkpoint_every": 12,
+}
+
+
+def config_of(data: Path, **overrides: Any) -> ConfigDict:
+    """overrides: "train__steps" is train.steps."""
+    config = get_config().lock()
+    more = {key.replace("__", "."): value for key, value in overrides.items()}
+    config.update_from_flattened_dict(SMALL | {"data.train": str(data)} | more)
+    return config
+
+
+def logged(workdir: Path, name: str) -> list[float]:
+    return [
+        line[name] for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()) if name in line
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of coCondenser from nothing."""
+    workdir = tmp_path_factory.mktemp("run") / "cocondenser"
+    result = pretrain(config_of(data, pretraining__method="cocondenser"), workdir, False, "jaxret pretrain ...")
+    assert (result.step, result.programs) == (24, 1)
+    return workdir
+
+
+def test_the_losses_fall(run: Path) -> None:
+    for name in ("loss", "mlm_loss", "head_loss"):
+        values = logged(run, name)
+        assert len(values) == 24
+        assert np.mean(values[-5:]) < np.mean(values[:5]) - 0.2, name
+    assert 0 <= logged(run, "in_batch_accuracy")[-1] <= 1
+
+
+def test_fine_tuning_reads_the_result_strictly(run: Path, data: Path, tmp_path: Path) -> None:
+    model = run / "model"
+    shapes, params = load_pretrained(model, get_config().encoder.ignore)
+    assert "mlm_head" not in params
+    assert shapes == read_config(model)
+    with pytest.raises(ValueError, match=r"unused cls\.predictions"):  # control: nothing is overlooked
+        load_pretrained(model, ())
+    config = tiny_config(model, data, data__dev="", train__steps=0, encoder__tied=True)
+    train(config, tmp_path / "fine", progress=False)
+    fine = open_run(tmp_path / "fine")
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(fine.params["encoder"]), params)
+    config = tiny_config(model, data, data__dev="", train__steps=0, encoder__tied=True, head__name="lexical")
+    train(config, tmp_path / "lexical", progress=False)
+    told = (model / "README.md").read_text()
+    assert "jaxret pretrain ..." in told
+    assert "| `pretraining.method` | 'cocondenser' |" in told
+    assert "119 documents" in told
+
+
+def test_logits_are_those_of_transformers(run: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model, loading = transformers.BertForMaskedLM.from_pretrained(run / "model", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = np.random.default_rng(0).integers(5, 99, (3, 9))
+    mask = np.arange(9) < np.array([[9], [4], [7]])
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor(ids), torch.tensor(mask.astype(int))).logits.numpy()
+    shapes: Any = dataclasses.replace(read_config(run / "model"), mlm_head=True)  # type: ignore[type-var]
+    _, params = load_pretrained(run / "model", (), shapes)
+    encoder = make_encoder(shapes)
+
+    def logits(params: Any) -> Any:
+        def computed(encoder: Any, tokens: Tokens) -> Any:
+            return encoder.mlm_head(encoder(tokens).states[-1], encoder.word_table)
+
+        return encoder.apply({"params": params}, Tokens(ids.astype(np.int32), mask), method=computed)
+
+    ours = np.asarray(jax.jit(logits)(params))
+    assert np.abs(ours - theirs)[mask].max() < 1e-5
+    moved = jax.tree.map(lambda x: x * 1.01, params)
+    assert np.abs(np.asarray(jax.jit(logits)(moved)) - theirs)[mask].max() > 1e-3  # control
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: Path) -> None:
+    halves = {"pretraining__method": "cocondenser", "encoder__checkpoint": str(run / "start")}
+    pretrain(config_of(data, train__steps=12, **halves), tmp_path / "run", False)
+    first = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    result = pretrain(config_of(data, **halves), tmp_path / "run", False)
+    assert result.resumed_from == 12
+    for name in ("model.safetensors", HEAD, "tokenizer.json"):
+        assert (tmp_path / "run" / "model" / name).read_bytes() == (run / "model" / name).read_bytes(), name
+    assert first != (run / "model" / "model.safetensors").read_bytes()  # control
+    assert logged(tmp_path / "run", "loss") == logged(run, "loss")
+    with pytest.raises(ContractError, match=r"pretraining\.mask_rate"):
+        pretrain(config_of(data, pretraining__mask_rate=0.2, **halves), tmp_path / "run", False)
+    with pytest.raises(ContractError, match="sha256"):
+        pretrain(config_of(write_data(tmp_path / "other", seed=1), train__steps=30, **halves), tmp_path / "run", False)
+
+
+def test_a_head_of_the_same_shapes_is_gone_on_with(run: Path, data: Path, tmp_path: Path) -> None:
+    more = {"pretraining__method": "condenser", "encoder__checkpoint": str(run / "model"), "train__steps": 0}
+    pretrain(config_of(data, **more), tmp_path / "same", False)
+    assert (tmp_path / "same" / "model" / HEAD).read_bytes() == (run / "model" / HEAD).read_bytes()
+    more["pretraining__head_layers"] = 2
+    pretrain(config_of(data, **more), tmp_path / "other", False)  # control
+    assert (tmp_path / "other" / "model" / HEAD).read_bytes() != (run / "model" / HEAD).read_bytes()
+
+
+def test_a_pre_training_run_is_no_retriever(run: Path) -> None:
+    with pytest.raises(ValueError, match="pre-train"):
+        open_run(run)
+
+
+def test_settings_that_cannot_be(data: Path, tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "encoder")
+    for overrides, told in (
+        ({"pretraining__method": "bert"}, "pretraining.method is 'bert'; it must be one of mlm, condenser"),
+        ({"pretraining__mask_rate": 1.0}, "pretraining.mask_rate is 1.0; it must be above 0 and below 1"),
+        ({"pretraining__length": 41}, "pretraining.length is 41; it must be 3 to 40"),
+        ({"pretraining__shortest": 23}, "pretraining.shortest is 23, but spans have at most 22 tokens"),
+        ({"pretraining__shortest": 0}, "pretraining.shortest is 0; it must be at least 1"),
+        ({"pretraining__method": "condenser", "pretraining__skip_from": 5}, "skip_from is 5, and the layers"),
+        ({"data__dev": str(data)}, "data.dev is .*, which pre-training has no use for"),
+        ({"task": "retrieval"}, "task is 'retrieval'; pre-training needs"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told) if "*" not in told else told):
+            pretrain(config_of(data, **{"encoder__checkpoint": str(encoder), **overrides}), tmp_path / "run", False)
+    for overrides, told in (
+        ({"pretraining__scratch__heads": 3}, "pretraining.scratch.heads is 3; it must divide hidden_size, 16"),
+        ({"pretraining__scratch__vocabulary": 20}, "pretraining.scratch.vocabulary is 20, but markers and characters"),
+        ({"pretraining__length": 41}, "pretraining.length is 41, but pretraining.scratch.positions 40"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            pretrain(config_of(data, **overrides), tmp_path / "run", False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_corpus_gives_the_same_words(data: Path, tmp_path: Path) -> None:
+    texts = ["the river and the stone rivers", "a rivered stone", "stones und Flüsse"] * 3
+    first, second = (train_wordpiece(lambda: texts, 60, True).get_vocab() for _ in range(2))
+    assert first == second
+    assert "river" in first
+    assert "ü" not in first  # accents are stripped, as BERT does
+    assert train_wordpiece(lambda: texts[:1], 60, True).get_vocab() != first  # control
+
+
+def test_the_tokenizer_of_a_run_is_one_of_transformers(run: Path) -> None:
+    tokenizer = TextTokenizer.load(run / "model", 12, 24)
+    assert tokenizer.special_ids == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
+    assert read_json(run / "model" / "tokenizer_config.json")["model_max_length"] == 40
+    assert tokenizer.queries(["river zebra"])[0][0] == 2
+
+
+@pytest.mark.exhaustive
+def test_a_killed_run_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
+    config = config_of(data, pretraining__method="retromae", pretraining__mask_rate=0.3, train__checkpoint_every=3)
+    flat, base = flat_config(config), flat_config(get_config())
+    changed = [f"--config.{key}={value}" for key, value in flat.items() if value != base[key]]
+
+    def command(workdir: Path) -> list[str]:
+        return [sys.executable, "-m", "jaxret", "pretrain", "--config=base", f"--workdir={workdir}", *changed]
+
+    def finish(workdir: Path) -> None:
+        subprocess.run(
+            command(workdir), cwd=REPOSITORY, env=environment(), check=True, capture_output=True, timeout=240
+        )
+
+    finish(tmp_path / "whole")
+    process = subprocess.Popen(
+        command(tmp_path / "killed"),
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("checkpoints/[0-9]*")):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "model").exists()
+    finish(tmp_path / "killed")
+    for name in ("model.safetensors", HEAD):
+        whole, killed = ((tmp_path / run / "model" / name).read_bytes() for run in ("whole", "killed"))
+        assert whole == killed, name
