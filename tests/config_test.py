@@ -100,6 +100,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         encode_corpus(run, data, progress=False)
         search_files(run, str(data), str(data), "test", 5, ["RR@5"], progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"viewers"}}
+    others |= {key for key in keys if key.startswith("pretraining.")}  # tests/pretraining/run_test.py
     assert keys - reads.keys == {"train.added"} | others
 
 

@@ -109,7 +109,7 @@ def make_objective(
     return RetrievalObjective(retriever, settings, mesh, chunk_size)
 
 
-def make_params(retriever: Retriever, seed: int = 0) -> Any:
+def make_params(retriever: Any, seed: int = 0) -> Any:
     """Random parameters, biases, layer norms and mixing weights included, so that none can be left out unseen."""
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
     generator = np.random.default_rng(seed)

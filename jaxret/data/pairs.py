@@ -60,9 +60,9 @@ class PairPlan:
     def places(self) -> int:
         return self.plan.places
 
-    def examples_of(self, step: int, total: int) -> np.ndarray:
-        """Rows of the examples of a step [batch_size]."""
-        return self.plan.examples_of(step, total)
+    def named(self, data: TrainingSet, number: int) -> str:
+        """What a batch begins with, for an error."""
+        return self.plan.named(data, number)
 
     def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> PairBatch:
         """The rows of a step's batch that belong to process `part[0]` of `part[1]`. The length of pairs is chosen from

@@ -21,7 +21,7 @@ def write_model(run: Opened, folder: Path, command: str) -> list[str]:
     """Writes config.json and model.safetensors as transformers' BertForMaskedLM (or its kin) has them, the tokenizer,
     the head beside them, and a card, into an empty folder, and reads the encoder back. What was written, in
     sentences."""
-    shapes, params = run.model.module.config, jax.device_get(run.params)
+    shapes, params, step = run.model.module.config, jax.device_get(run.params), run.checkpoint["step"]
     save_pretrained(folder, shapes, params["encoder"])
     copy_tokenizer(run.workdir.encoder, folder)
     settings = folder / "tokenizer_config.json"
@@ -29,7 +29,7 @@ def write_model(run: Opened, folder: Path, command: str) -> list[str]:
     _, back = load_pretrained(folder, (), shapes)
     if not jax.tree.all(jax.tree.map(np.array_equal, back, params["encoder"])):
         raise ValueError(f"{folder}/model.safetensors, read back, is not what was written")
-    notes = [f"{ARCHITECTURES[shapes.model_type].mlm_class} after {run.checkpoint["step"]} steps of {run.config.pretraining.method}"]
+    notes = [f"{ARCHITECTURES[shapes.model_type].mlm_class} after {step} steps of {run.config.pretraining.method}"]
     if head := params.get("head"):
         flat = traverse_util.flatten_dict(head, sep="/")
         with atomic_write(folder / HEAD, "wb") as file:
@@ -50,8 +50,8 @@ def _write_card(run: Opened, folder: Path, command: str) -> None:
     lines = [
         "---\nlibrary_name: transformers\npipeline_tag: fill-mask\ntags: [jaxret, pre-training, retrieval]\n---\n",
         f"# {run.workdir.name}\n",
-        f"An encoder pre-trained for retrieval ({config.pretraining.method}) with jaxret, {run.checkpoint['step']} steps, from "
-        f"`{config.encoder.checkpoint}`. It is to be fine-tuned: as it is, its vectors retrieve little.\n",
+        f"An encoder pre-trained for retrieval ({config.pretraining.method}) with jaxret, {run.checkpoint['step']} "
+        f"steps, from `{config.encoder.checkpoint}`. It is to be fine-tuned: as it is, its vectors retrieve little.\n",
         "```\njaxret train --config=NAME --config.encoder.checkpoint=FOLDER ...\n```\n",
         f"## Data\n\n{config.data.train}: {corpus['passages']:,} documents, SHA-256 {corpus['sha256']}.\n",
         f"## Settings\n\n| key | |\n|:--|:--|\n{keys}",

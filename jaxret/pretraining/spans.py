@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,11 @@ class Spans:
     def __getitem__(self, span: int | np.integer) -> np.ndarray:
         return self.tokens[self.starts[span] : self.stops[span]]
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return int((self.stops - self.starts).max())
 
-    @property
+    @cached_property
     def paired(self) -> np.ndarray:
         """The documents that have two spans or more."""
         return np.flatnonzero(np.diff(self.first) > 1)

@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.data.store import store_root
-from jaxret.models.pretraining import METHODS, Method, Pretrainer, PretrainingModule
+from jaxret.models.encoders.pretrained import find
+from jaxret.models.pretraining import HEAD, METHODS, Method, Pretrainer, PretrainingModule
 from jaxret.models.retriever import DTYPES, check_compute
 from jaxret.pretraining.batches import Batches
 from jaxret.pretraining.masking import Vocabulary
@@ -94,6 +95,11 @@ def read(job: Job) -> Texts:
         what = "no document with two spans" if method.pairs else "no span"
         raise ValueError(f"{config.data.train} has {what} of at least pretraining.shortest={c.shortest} tokens")
     job.say(told(found))
+    if not job.begun and (method.condenses or method.decodes):
+        known = job.model.stored_head(find(config.encoder.checkpoint, config.encoder.download))
+        job.say(
+            f"the head of {method.name} goes on from {HEAD} beside the encoder" if known else "its head begins anew"
+        )
     if documents.report:
         job.say(f"  {documents.report}")
     texts = Texts(tokenizer, contract, found, None, None)
@@ -122,7 +128,7 @@ def plan(job: Job, texts: Texts, objective: Objective) -> Plan:
     config, c, corpus, tokenizer = job.config, job.config.pretraining, texts.train, texts.tokenizer
     assert isinstance(corpus, Corpus)
     assert tokenizer.cls_id is not None
-    multiple = config.tokens.length_multiple
+    multiple, decoder = config.tokens.length_multiple, (c.decoder_rate, c.decoder_masks)
     return Batches(
         spans=corpus.spans,
         vocabulary=Vocabulary.of(tokenizer),
@@ -135,7 +141,7 @@ def plan(job: Job, texts: Texts, objective: Objective) -> Plan:
         data_seed=config.seed.data,
         mask_seed=c.seed,
         paired=corpus.paired,
-        decoder=(c.decoder_rate, c.decoder_masks) if method_of(config).decodes else None,
+        decoder=decoder if method_of(config).decodes else None,
     )
 
 

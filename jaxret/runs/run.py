@@ -202,7 +202,7 @@ def open_run(
 USES = {
     "retrieval": "a retriever: encode and search use it",
     "reranking": "a reranker: rerank uses it",
-    "pretraining": "the pre-training of an encoder, which is in its folder model: encoder.checkpoint of a config takes it",
+    "pretraining": "the pre-training of an encoder, which is in its folder model: encoder.checkpoint takes it",
 }
 
 

@@ -10,6 +10,7 @@ import jax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from jaxret.data.store import Say
 from jaxret.distributed import wait_for_all
 from jaxret.pretraining.result import write_model
 from jaxret.pretraining.scratch import write_start
@@ -31,28 +32,38 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
     say = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
     if not config.encoder.checkpoint:
-        check(config)
-        method_of(config)
-        start = folder / "start"
-        if not start.exists() and jax.process_index() == 0:
-            there = folder.path.exists()
-            try:
-                with new_folder(start) as made:
-                    write_start(config, made, say)
-            except BaseException:
-                if not there:  # a job that failed at once leaves nothing behind
-                    with contextlib.suppress(OSError):
-                        folder.path.rmdir()
-                raise
-        wait_for_all()
-        config.encoder.checkpoint = str(start)
+        config.encoder.checkpoint = str(begin(config, folder, say))
     result = train(config, folder.path, progress, task=PRETRAINING)
-    if result.step < result.total_steps:
-        return result
-    with hold(folder.path, "writing the model"):
-        if jax.process_index() == 0:
-            shutil.rmtree(folder / "model", ignore_errors=True)  # of a shorter run
-            with new_folder(folder / "model") as made:
-                notes = write_model(open_model(folder, PRETRAINING.name, build, "last"), made, command)
-            say("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))
+    if result.step == result.total_steps:
+        finish(folder, command, say)
     return result
+
+
+def begin(config: ConfigDict, folder: Workdir, say: Say) -> Path:
+    """The directory of a BERT that knows nothing, made if it is not there, and if it is needed: a run with a checkpoint
+    goes on without."""
+    check(config)
+    method_of(config)
+    start, there = folder / "start", folder.path.exists()
+    if jax.process_index() == 0 and not start.exists() and not any(folder.checkpoints.glob("[0-9]*")):
+        try:
+            with new_folder(start) as made:
+                write_start(config, made, say)
+        except BaseException:
+            if not there:  # a job that failed at once leaves nothing behind
+                with contextlib.suppress(OSError):
+                    folder.path.rmdir()
+            raise
+    wait_for_all()
+    return start
+
+
+def finish(folder: Workdir, command: str, say: Say) -> None:
+    """Writes the model of the last checkpoint, in place of that of a shorter run."""
+    with hold(folder.path, "writing the model"):
+        run = open_model(folder, PRETRAINING.name, build, "last")
+        if jax.process_index() == 0:
+            shutil.rmtree(folder / "model", ignore_errors=True)
+            with new_folder(folder / "model") as made:
+                notes = write_model(run, made, command)
+            say("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))

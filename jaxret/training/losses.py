@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -228,8 +228,8 @@ class LossTerms:
 
     loss: Scalar
     terms: dict[str, Scalar]
-    accuracy: Scalar | None = None  # how often the positive has the best score
-    rank: Scalar | None = None  # its rank among the candidates, from 0
+    accuracy: Any = None  # how often the positive has the best score
+    rank: Any = None  # its rank among the candidates, from 0
 
 
 def total_loss(scores: Scores) -> LossTerms:

@@ -14,5 +14,6 @@ TASKS: dict[str, Task] = {task.name: task for task in (RETRIEVAL, RERANKING)}
 def task_of(config: ConfigDict) -> Task:
     """Raises ValueError for a name that there is not."""
     if config.task not in TASKS:
-        raise ValueError(f"task is {config.task!r}; it must be one of {', '.join(TASKS)}")
+        other = "; jaxret pretrain does that" if config.task == "pretraining" else ""
+        raise ValueError(f"task is {config.task!r}; it must be one of {', '.join(TASKS)}{other}")
     return TASKS[config.task]

@@ -144,7 +144,8 @@ def test_a_batch_is_a_function_of_seeds_and_number(decoder: bool) -> None:
 
 def test_labels_are_what_was_hidden() -> None:
     batches = make(decoder=True)
-    batch, chosen = batches(0), batches.chosen(0)
+    batch: Any = batches(0)
+    chosen = batches.chosen(0)
     assert (chosen[5:] == -1).all()
     for row, span in enumerate(chosen):
         length = int(batch.tokens.mask[row].sum())

@@ -22,14 +22,17 @@ from configs.base import get_config
 from jaxret.contract import ContractError
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder, read_config
+from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.pretraining import HEAD
+from jaxret.pretraining.task import build
 from jaxret.pretraining.wordpiece import train_wordpiece
 from jaxret.runs.run import open_run
 from jaxret.storage import read_json
 from jaxret.tools.pretrain import pretrain
 from jaxret.training.loop import train
 from jaxret.types import Tokens
+from tests.config_test import SHIPPED, Reads, shipped
 from tests.pipeline import REPOSITORY, environment, flat_config, tiny_config, write_data, write_encoder
 
 SMALL: dict[str, Any] = {
@@ -78,10 +81,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of coCondenser from nothing."""
+    """A finished run of coCondenser from nothing. Every key of its group is read."""
     workdir = tmp_path_factory.mktemp("run") / "cocondenser"
-    result = pretrain(config_of(data, pretraining__method="cocondenser"), workdir, False, "jaxret pretrain ...")
+    config = config_of(data, pretraining__method="cocondenser")
+    with config.unlocked():
+        config.pretraining.added = 1  # control: a key that nothing reads
+    with pytest.MonkeyPatch.context() as patch:
+        reads = Reads(patch)
+        result = pretrain(config, workdir, False, "jaxret pretrain ...")
     assert (result.step, result.programs) == (24, 1)
+    own = {key for key in flat_config(config) if key.startswith("pretraining.")}
+    assert own - reads.keys == {"pretraining.added"}
     return workdir
 
 
@@ -161,8 +171,29 @@ def test_a_head_of_the_same_shapes_is_gone_on_with(run: Path, data: Path, tmp_pa
     assert (tmp_path / "other" / "model" / HEAD).read_bytes() != (run / "model" / HEAD).read_bytes()
 
 
+PAPERS: dict[str, tuple[Any, ...]] = {  # method, rate, batch, tokens, masks, epochs, warm-up, weight decay
+    "pretraining/mlm": ("mlm", 1e-4, 256, 256, 0.15, 8, 0.1, 0.01),
+    "pretraining/condenser": ("condenser", 1e-4, 1024, 512, 0.15, 8, 0.1, 0.01),
+    "pretraining/cocondenser": ("cocondenser", 1e-4, 1024, 128, 0.15, 8, 0.1, 0.01),
+    "pretraining/retromae:general": ("retromae", 1e-4, 256, 512, 0.3, 8, 0.1, 0.01),
+    "pretraining/retromae:msmarco": ("retromae", 1e-4, 1024, 150, 0.3, 20, 0.1, 0.01),
+}
+
+
+def test_shipped_configs_have_the_papers_values() -> None:
+    found = {}
+    for name, suffix in SHIPPED:
+        if name.startswith("pretraining/"):
+            c = shipped(name, suffix)
+            p, o = c.pretraining, c.optimizer
+            shape = p.method, o.learning_rate, c.train.batch_size, p.length, p.mask_rate, c.train.epochs
+            found[f"{name}:{suffix}" if suffix else name] = (*shape, o.warmup_fraction, o.weight_decay)
+            build(c, BertConfig(99, 16, 12, 2, 32, max_positions=512))
+    assert found == PAPERS
+
+
 def test_a_pre_training_run_is_no_retriever(run: Path) -> None:
-    with pytest.raises(ValueError, match="pre-train"):
+    with pytest.raises(ValueError, match="pre-training of an encoder, which is in its folder model"):
         open_run(run)
 
 
