@@ -42,6 +42,12 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.positives)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its sizes and digests: what data.json of a run holds."""
+        found = {"examples": len(self), "passages": len(self.passages), "sha256": self.digest}
+        return found | ({"scores": self.teacher.digest} if self.teacher else {})
+
     @cached_property
     def bare_queries(self) -> Ragged:
         """The queries without their markers."""
@@ -49,7 +55,7 @@ class TrainingSet:
         return Ragged(self.queries.flat[kept], np.concatenate([[0], np.cumsum(kept)])[self.queries.offsets])
 
 
-# A TrainingSet, or what else is trained on: it has `__len__`, `passages`, `pad_id` and `digest`.
+# A TrainingSet, or what else is trained on: it has `__len__`, `pad_id` and `record`.
 AnyExamples: TypeAlias = Any
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct, traverse_util
 from jaxtyping import Bool, Float, Int
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from jaxret.data.tokenizer import TextTokenizer
@@ -49,6 +50,11 @@ class Method:
     @property
     def condenses(self) -> bool:
         return self.name in ("condenser", "cocondenser")
+
+    @property
+    def head(self) -> str:
+        """What its head is called beside an encoder: parameters of two kinds may have the same names and shapes."""
+        return "condenser" if self.condenses else "decoder" if self.decodes else ""
 
     @property
     def pairs(self) -> bool:
@@ -170,6 +176,7 @@ class PretrainingModule(nn.Module):
             read = self.head(first, hidden[method.skip_from], tokens.mask, rows)
             losses["head"] = self.recovered(_at(read, batch.places), batch.labels)
         if method.decodes:
+            assert batch.targets is not None
             embeddings = self.encoder.embeddings
             positions = embeddings.position(embeddings.positions(batch.whole))
             embedded = self.encoder.embed(Tokens(batch.whole, tokens.mask, tokens.rows), train)
@@ -253,13 +260,16 @@ class Pretrainer:
                 raise ValueError(f"pre-training needs a [{name.upper()}], which the tokenizer does not have")
 
     def stored_head(self, root: Path) -> Params:
-        """The head that an encoder was pre-trained with before, where it lies beside it and is the same; else {}."""
+        """The head that an encoder was pre-trained with before, where it lies beside it and is of the same kind and
+        shapes; else {}."""
         path = root / HEAD
         if not path.is_file():
             return {}
+        with safe_open(path, framework="numpy") as file:
+            kind = (file.metadata() or {}).get("head")
         found = traverse_util.unflatten_dict(load_file(path), sep="/")
         shapes = jax.eval_shape(self.init, jax.random.key(0)).get("head", {})
-        same = jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
+        same = kind == self.module.method.head and jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
         return found if same else {}
 
     def reference_options(self) -> tuple[str, ...]:

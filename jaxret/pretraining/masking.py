@@ -74,10 +74,10 @@ def hidden(
 
 def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
     """Which words are taken of each row, from left to right, skipping those that do not fit any more."""
-    taken = sizes <= most
+    taken = np.asarray(sizes <= most)
     while True:
         reached = np.cumsum(np.where(taken, sizes, 0), axis=1)
-        over = taken & (reached > most)
+        over = np.logical_and(taken, reached > most)
         if not over.any():
             return taken
         first = np.argmax(over, axis=1)[:, None]  # up to there all is as it will be

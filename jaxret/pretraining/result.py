@@ -33,7 +33,8 @@ def write_model(run: Opened, folder: Path, command: str) -> list[str]:
     if head := params.get("head"):
         flat = traverse_util.flatten_dict(head, sep="/")
         with atomic_write(folder / HEAD, "wb") as file:
-            file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
+            tensors = {name: np.ascontiguousarray(value) for name, value in flat.items()}
+            file.write(save(tensors, metadata={"head": run.model.module.method.head}))
         notes.append(
             f"the head that it was trained with ({len(flat)} tensors) is in {HEAD}: further pre-training by the same "
             "method goes on with it, nothing else reads it"
@@ -44,7 +45,7 @@ def write_model(run: Opened, folder: Path, command: str) -> list[str]:
 
 def _write_card(run: Opened, folder: Path, command: str) -> None:
     config, corpus = run.config, read_json(run.workdir.data)["train"]
-    told = {f"pretraining.{key}": value for key, value in config.pretraining.items() if key != "scratch"}
+    told = {f"pretraining.{key}": value for key, value in config.pretraining.to_dict().items() if key != "scratch"}
     told |= {f"{group}.{key}": config[group][key] for group, key in _TOLD}
     keys = "".join(f"| `{key}` | {value!r} |\n" for key, value in told.items())
     lines = [
@@ -53,7 +54,7 @@ def _write_card(run: Opened, folder: Path, command: str) -> None:
         f"An encoder pre-trained for retrieval ({config.pretraining.method}) with jaxret, {run.checkpoint['step']} "
         f"steps, from `{config.encoder.checkpoint}`. It is to be fine-tuned: as it is, its vectors retrieve little.\n",
         "```\njaxret train --config=NAME --config.encoder.checkpoint=FOLDER ...\n```\n",
-        f"## Data\n\n{config.data.train}: {corpus['passages']:,} documents, SHA-256 {corpus['sha256']}.\n",
+        f"## Data\n\n{config.data.train}: {corpus['documents']:,} documents, SHA-256 {corpus['sha256']}.\n",
         f"## Settings\n\n| key | |\n|:--|:--|\n{keys}",
         f"## Command\n\n```\n{command}\n```\n",
     ]

@@ -31,14 +31,15 @@ NAME = "pretraining"  # as config.task
 class Corpus:
     """What is learned from. An example is a span, or, if `paired`, a document with two spans or more."""
 
-    passages: Documents
+    documents: Documents
     spans: Spans
     paired: bool
     pad_id: int
 
     @property
-    def digest(self) -> str:
-        return self.passages.sha256
+    def record(self) -> dict[str, Any]:
+        """What data.json of a run holds."""
+        return {"documents": len(self.documents), "spans": len(self.spans), "sha256": self.documents.sha256}
 
     def __len__(self) -> int:
         return len(self.spans.paired) if self.paired else len(self.spans)
@@ -109,7 +110,7 @@ def read(job: Job) -> Texts:
 
 def told(corpus: Corpus) -> str:
     """One line on what is learned from."""
-    documents, spans = corpus.passages, corpus.spans
+    documents, spans = corpus.documents, corpus.spans
     tokens = len(documents.tokens.flat)
     pairs = f"; {len(corpus):,} documents have two or more" if corpus.paired else ""
     return (

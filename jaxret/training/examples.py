@@ -97,10 +97,5 @@ def load_corpus(
 
 
 def data_record(train: AnyExamples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
-    """What data.json holds: the sizes and a digest of each set that there is."""
-    return {
-        name: {"examples": len(data), "passages": len(data.passages), "sha256": data.digest}
-        | ({"scores": data.teacher.digest} if data.teacher else {})
-        for name, data in (("train", train), ("dev", dev))
-        if data is not None
-    }
+    """What data.json holds: of each set that there is, what it says of itself."""
+    return {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
