@@ -78,7 +78,8 @@ class Batches:
 
     def named(self, data: Any, number: int) -> str:
         """What a batch begins with, for an error."""
-        documents = np.searchsorted(self.spans.first, self.chosen(number)[:8], side="right")
+        chosen = self.chosen(number)
+        documents = np.searchsorted(self.spans.first, chosen[chosen >= 0][:8], side="right")
         return f"documents {', '.join(map(str, documents))} of the corpus (from 1)"
 
     def _row(self, span: int, random: np.random.Generator) -> Masked:

@@ -74,16 +74,16 @@ def hidden(
 
 def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
     """Which words are taken of each row, from left to right, skipping those that do not fit any more."""
-    taken: np.ndarray = np.asarray(sizes <= most)
+    taken = sizes <= most
     while True:
         reached = np.cumsum(np.where(taken, sizes, 0), axis=1)
-        over = np.logical_and(taken, reached > most)
-        if not over.any():
+        over = taken & (reached > most)
+        if not np.any(over):
             return taken
         first = np.argmax(over, axis=1)[:, None]  # up to there all is as it will be
         left = most - np.take_along_axis(reached - sizes, first, axis=1)
         after = np.arange(sizes.shape[1]) >= first
-        taken &= ~(over.any(axis=1)[:, None] & after & (sizes > left))
+        taken &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
 
 
 def corrupted(
