@@ -48,6 +48,7 @@ _ADVICE = flags.DEFINE_boolean("advice", True, "where a step does not fit, compi
 _PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "of the corpus to encode or search", lower_bound=1)
 _QUERIES = flags.DEFINE_integer("queries", 1000, "to search for", lower_bound=1)
 _LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages, as 10,80, if data.train is not given")
+_PRECISION = flags.DEFINE_string("precision", "float32", "of a search's candidates, as `jaxret search` has it")
 _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 
 
@@ -73,10 +74,11 @@ def main(verb: str = "train") -> None:
     pretend(topologies, config.mesh.fsdp)
     from jaxret.plan.data import parse_lengths
     from jaxret.plan.job import Plan
+    from jaxret.plan.programs import Asked
 
-    sizes: dict[str, Any] = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
-    sizes["lengths"] = parse_lengths(_LENGTHS.value)
-    plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
+    asked = Asked(_PASSAGES.value, _QUERIES.value, _K.value, _PRECISION.value)
+    lengths = parse_lengths(_LENGTHS.value)
+    plan = Plan(verb, config, name, tell, _UTILIZATION.value, _ADVICE.value, asked, lengths)
     show(plan, topologies)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MARGIN = 32  # candidates beyond k (and beyond k / 8): enough for nearly every query to be proven in one round
+MARGIN = 32  # candidates beyond k at least: enough for nearly every query to be proven in one round
 PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more queries, the corpus is read again
 
 
@@ -21,6 +21,7 @@ class SearchResult:
     rows: np.ndarray  # [Q,k] int64, global rows
     backend: str  # its description
     rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
+    scored: int = 0  # (query, document) pairs that were scored exactly
 
 
 class Found(NamedTuple):
@@ -78,19 +79,23 @@ def search_until_proven(
     total_rows: int,
     k: int,
     description: str,
+    more: float = 1 / 8,
 ) -> SearchResult:
-    """Looks for `k` and some more candidates of every query, and deeper where that proves nothing.
+    """Looks for `k` and some more candidates of every query (MARGIN, or `more` as a share of k), and deeper where that
+    proves nothing.
 
     look(queries, depth): the best candidates with exact scores, in the order of the tie rule; how high documents that
-    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one.
+    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one, or, where
+    scores are upper bounds, below it.
     """
     wanted = min(k, total_rows)
     scores = np.empty((queries, wanted), np.float32)
     rows = np.empty((queries, wanted), np.int64)
-    todo, depth, rounds = np.arange(queries), k + max(MARGIN, k // 8), []
+    todo, depth, rounds, scored = np.arange(queries), k + max(MARGIN, int(k * more)), [], 0
     while todo.size:
         rounds.append(len(todo))
         depth = min(depth, total_rows)
+        scored += len(todo) * depth
         unproven = []
         for part in _parts(todo, max(1, PASS_CANDIDATES // depth)):
             candidates, error = look(part, depth)
@@ -101,7 +106,7 @@ def search_until_proven(
         if todo.size and depth == total_rows:
             raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
         depth *= 2
-    return SearchResult(scores, rows, description, tuple(rounds))
+    return SearchResult(scores, rows, description, tuple(rounds), scored)
 
 
 def _parts(indices: np.ndarray, size: int) -> Iterable[np.ndarray]:

@@ -11,19 +11,23 @@ What differs between one query vector on V vectors a document (`dense.py`) and l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.backends import Backend, Padded, Xla
 from jaxret.retrieval.dense import SingleVectors
-from jaxret.retrieval.kept import Block, Kept
+from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.late import VectorLists
+from jaxret.retrieval.pieces import pieces
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
-from jaxret.retrieval.rounding import UNIT, WIDE_UNIT, exact_score
+from jaxret.retrieval.rounding import WIDE_UNIT, exact_score
 from jaxret.types import Ragged
 
 
@@ -149,9 +153,9 @@ def search(
         chosen = asked.take(part)
         candidates, largest_norm = _candidates(chosen, there, depth, backend, progress)
         _score_exactly(candidates, chosen, largest_norm, there)
-        return candidates, chosen.errors(largest_norm, UNIT)
+        return candidates, chosen.errors(largest_norm, backend.precision.unit(there.dimension))
 
-    return search_until_proven(look, len(asked), there.total_rows, k, backend.description)
+    return search_until_proven(look, len(asked), there.total_rows, k, backend.description, backend.precision.more)
 
 
 def _query_vectors(queries: np.ndarray | Ragged, corpus: Corpus, backend: Backend) -> QueryVectors:
@@ -197,14 +201,12 @@ def _blocks(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend)
 
 
 def _loaded(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend) -> Iterator[Block]:
+    if isinstance(backend, Xla) and not corpus.ragged:
+        yield from pieces(corpus, backend)
+        return
     for first_row, shard in corpus:
         for rows, block, norms in queries.blocks(shard, corpus.total_rows, depth, backend):
-            if not np.isfinite(norms).all():
-                row = first_row + int(rows[np.argmin(np.isfinite(norms))])
-                raise ValueError(
-                    f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
-                    "the checkpoint or the encoding went wrong; encode again"
-                )
+            require_finite(corpus, first_row + rows, norms)
             yield Block(first_row + rows, backend.load(block), float(norms.max()))
 
 
@@ -220,17 +222,22 @@ def _score_exactly(candidates: Candidates, queries: QueryVectors, largest_norm: 
     order = np.argsort(flat_rows, kind="stable")  # corpus order: each shard is read once
     sorted_rows = flat_rows[order]
     errors = queries.errors(largest_norm, WIDE_UNIT)
-    for first_row, shard in corpus:
-        begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
-        step = queries.pairs_at_once(shard)
-        for start in range(begin, end, step):
-            pairs = slice(start, min(start + step, end))
-            query, rows = order[pairs] // depth, sorted_rows[pairs] - first_row
-            score, error = queries.scores(query, shard, rows), errors[query]
-            exact = (score + error).astype(np.float32)
-            for i in np.flatnonzero(exact != (score - error).astype(np.float32)):
-                exact[i] = exact_score(queries[query[i]], shard[rows[i]].astype(np.float64))
-            flat_scores[order[pairs]] = exact + np.float32(0)  # -0 becomes 0
+
+    def score(first_row: int, shard: Any, pairs: slice) -> None:
+        query, rows = order[pairs] // depth, sorted_rows[pairs] - first_row
+        score, error = queries.scores(query, shard, rows), errors[query]
+        exact = (score + error).astype(np.float32)
+        for i in np.flatnonzero(exact != (score - error).astype(np.float32)):
+            exact[i] = exact_score(queries[query[i]], shard[rows[i]].astype(np.float64))
+        flat_scores[order[pairs]] = exact + np.float32(0)  # -0 becomes 0
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy gives the interpreter lock back
+        for first_row, shard in corpus:
+            begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
+            step = queries.pairs_at_once(shard)
+            parts = [slice(start, min(start + step, end)) for start in range(begin, end, step)]
+            for _ in threads.map(partial(score, first_row, shard), parts):
+                pass  # an error is raised here
     scores = flat_scores.reshape(candidates.rows.shape)
     by_rule = np.lexsort((candidates.rows, -scores), axis=1)
     candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)

@@ -24,6 +24,7 @@ from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
+from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.retrieve import Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
@@ -76,6 +77,7 @@ def search_files(
     progress: bool = True,
     label: str = "",
     filters: Sequence[str] = (),
+    precision: str = "float32",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
@@ -113,7 +115,7 @@ def search_files(
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision)
     retrieved = searcher.search(asked, k, progress)
     cut = retrieved.shards.fingerprint["contract"].get("passage_length")
     print(retrieved.truncation)
@@ -121,6 +123,7 @@ def search_files(
         f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked):,} "
         f"queries by {retrieved.result.backend}"
     )
+    print(proven(retrieved.result))
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
 
@@ -177,9 +180,18 @@ def answer(
     backend: str = "auto",
     progress: bool = True,
     filters: Sequence[str] = (),
+    precision: str = "float32",
 ) -> None:
     """Prints the k best passages for a question."""
-    show_answer(Searcher(run, choose_corpus(run, corpus), backend, filters), question, k, progress)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision)
+    show_answer(searcher, question, k, progress)
+
+
+def proven(result: SearchResult) -> str:
+    """What it took to prove a result, in a line."""
+    queries, width = result.rows.shape
+    deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
+    return f"proven: {result.scored / queries:,.0f} candidates a query scored exactly for the best {width}{deeper}"
 
 
 def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from jaxret.retrieval import backends, dense, proof, rounding
 from jaxret.retrieval.backends import Backend, Padded, Searcher, select_backend
+from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.proof import Candidates, Found, SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.shard_set import open_shards
@@ -67,6 +68,7 @@ class Limited:
     name: str = "limited"
     description: str = "limited"
     lists: bool = False
+    precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | Padded) -> Searcher:
         assert isinstance(vectors, np.ndarray)
@@ -90,6 +92,7 @@ class Noisy:
     name: str = "noisy"
     description: str = "noisy"
     lists: bool = False
+    precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | Padded) -> Searcher:
         assert isinstance(vectors, np.ndarray)
