@@ -25,7 +25,7 @@ def peer(documents: Any) -> Any:
     import faiss
 
     faiss.cvar.distance_compute_blas_threshold = 20
-    index = faiss.IndexFlatIP(documents.shape[1])
+    index: Any = faiss.IndexFlatIP(documents.shape[1])
     if getattr(faiss, "get_num_gpus", int)():
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
     index.add(documents)

@@ -76,7 +76,8 @@ def batch(values: Values) -> str:
         return text
     if values["verb"] == "encode":
         return f"{found['passages']} passages of {found['passage_length']} tokens"
-    return f"{found['queries']} queries on blocks of {found['vectors']:,} vectors, the best {found['k']}"
+    asked = f"the best {found['k']}, candidates in {found['precision']}"
+    return f"{found['queries']} queries on {found['passages']:,} passages at a time, {asked}"
 
 
 def _parameters(values: Values, _: Topology | None) -> Iterator[str]:

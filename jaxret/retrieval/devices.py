@@ -147,10 +147,9 @@ def search_cells(
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         def one(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, held = cell
-            scores = upper_bounds(queries, held)
-            scores = scores.reshape(len(scores), layout.size, layout.width).max(axis=-1)
             there = jnp.arange(layout.size) * layout.cells + number
-            top, places, bound = best(jnp.where(there < rows, scores, -jnp.inf), per_cell)
+            scores = upper_bounds(queries, held, jnp.repeat(there < rows, layout.width))
+            top, places, bound = best(scores.reshape(-1, layout.size, layout.width).max(axis=-1), per_cell)
             return top, there[places], bound
 
         tops, found, bounds = jax.lax.map(one, (cells, vectors))  # [cells of the device, Q, ...]
@@ -169,8 +168,8 @@ def share(k: int, layout: Layout) -> int:
     return min(layout.size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
 
 
-def upper_bounds(queries: Compressed, vectors: Compressed) -> jax.Array:
-    """What the products of [Q,D] and [N,D] are at most, float32 [Q,N] (`precision.py`)."""
+def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
+    """What the products of [Q,D] and [N,D] are at most, float32 [Q,N] (`precision.py`); -inf where none exists [N]."""
     kind = queries.numbers.dtype
     exact = jax.lax.Precision.HIGHEST if kind in (jnp.float32, jnp.float16) else None
     product = jnp.einsum(
@@ -182,6 +181,8 @@ def upper_bounds(queries: Compressed, vectors: Compressed) -> jax.Array:
     ).astype(jnp.float32)
     if queries.scale is not None:
         product = product * queries.scale[:, None] * vectors.scale
+    # Before anything is added: a GPU's product would start from a matrix [Q,N] of what is added to it.
+    product = jnp.where(exists, product, -jnp.inf)
     if queries.error is not None:
         product = product + queries.norm[:, None] * vectors.error + queries.error[:, None] * vectors.norm
     return product

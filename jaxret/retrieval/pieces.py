@@ -12,7 +12,7 @@ import numpy as np
 from jaxret.retrieval.backends import Backend, Xla
 from jaxret.retrieval.devices import lay_out
 from jaxret.retrieval.kept import Block, require_finite
-from jaxret.retrieval.precision import Precision
+from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.rounding import upper_norms
 
 HOST_BYTES = 2**28  # of a piece, where the devices' memory is the host's
@@ -21,10 +21,15 @@ AT_A_TIME = 3  # pieces that are on the devices at worst: one that is searched, 
 T = TypeVar("T")
 
 
+def row_bytes(shape: tuple[int, ...], precision: Precision) -> int:
+    """Of a row of `shape` [V,D] on the devices: its numbers, and below float32 a scale, a norm and an error."""
+    width, dimension = shape
+    return width * (dimension * np.dtype(precision.dtype).itemsize + (12 if precision != FLOAT32 else 0))
+
+
 def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free: int | None) -> int:
     """How many rows of `shape` [V,D] are on the devices at a time, of `total`. free: bytes of a memory of their own."""
-    width, dimension = shape
-    each = width * (dimension * np.dtype(precision.dtype).itemsize + 12)  # with a scale, a norm and an error
+    each = row_bytes(shape, precision)
     if free is not None:
         each = each * 17 // 16  # `few_sizes` leaves places empty
         if total * each <= free:

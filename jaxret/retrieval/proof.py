@@ -74,7 +74,7 @@ def empty_candidates(queries: int, depth: int) -> Candidates:
 
 
 def search_until_proven(
-    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray]],
+    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray, int]],
     queries: int,
     total_rows: int,
     k: int,
@@ -84,9 +84,9 @@ def search_until_proven(
     """Looks for `k` and some more candidates of every query (MARGIN, or `more` as a share of k), and deeper where that
     proves nothing.
 
-    look(queries, depth): the best candidates with exact scores, in the order of the tie rule; how high documents that
-    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one, or, where
-    scores are upper bounds, below it.
+    look(queries, depth): the best candidates with exact scores, in the order of the tie rule, where `bound` is how high
+    documents that are not among them may score by the backend; how far such a score may be from the exact one, or
+    below it, where scores are upper bounds; and how many pairs were scored exactly.
     """
     wanted = min(k, total_rows)
     scores = np.empty((queries, wanted), np.float32)
@@ -95,10 +95,10 @@ def search_until_proven(
     while todo.size:
         rounds.append(len(todo))
         depth = min(depth, total_rows)
-        scored += len(todo) * depth
         unproven = []
         for part in _parts(todo, max(1, PASS_CANDIDATES // depth)):
-            candidates, error = look(part, depth)
+            candidates, error, count = look(part, depth)
+            scored += count
             scores[part], rows[part] = candidates.scores[:, :wanted], candidates.rows[:, :wanted]
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])

@@ -195,7 +195,7 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
         "corpus": retrieved.corpus,
         "search": {
             "backend": retrieved.result.backend,
-            "scored_exactly": retrieved.result.scored,
+            "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
             "k": k,
             "exact": True,
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),

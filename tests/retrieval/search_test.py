@@ -339,3 +339,13 @@ def test_wrong_shapes_are_errors() -> None:
         search(gaussian(5, 8), [], 3, backend)
     with pytest.raises(ValueError, match="40 vectors a document are more than the 16"):
         search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
+
+
+@pytest.mark.parametrize("k", [1, 5, 80])
+def test_what_cannot_be_among_the_best_is_not_scored_exactly(k: int) -> None:
+    """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
+    queries, documents = data("random", 1)
+    result = search(queries, [documents], k, select_backend("faiss-cpu"))
+    assert result.scored == len(queries) * k
+    queries, documents = data("all equal", 1)
+    assert search(queries, [documents], k, select_backend("faiss-cpu")).scored > len(queries) * k or k == 80
