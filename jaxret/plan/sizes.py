@@ -28,7 +28,9 @@ def markdown(folder: Path, topology: Topology) -> Iterator[str]:
     for name, vectors, dimension in families(folder):
         for passages in PASSAGES:
             disk = [f"{passages * vectors * dimension * each / GIB:,.1f} GiB" for each in (4, 2)]
-            cells = [_cell(passages, vectors, dimension, precision, topology) for precision in SEARCHED]
+            # Lists of vectors are searched a block at a time, on one device.
+            known = vectors != LENGTH
+            cells = [_cell(passages, vectors, dimension, each, topology) if known else "–" for each in SEARCHED]
             yield " | ".join([f"| {name} ({vectors} x {dimension})", f"{passages:,}", *disk, *cells]) + " |"
 
 

@@ -25,5 +25,5 @@ def test_bytes_and_seconds_of_a_row() -> None:
     memory, time = row[5].split(", ")
     assert float(memory.removesuffix(" GiB")) == pytest.approx(numbers * 2 / 8 / 2**30, rel=0.05)
     assert int(time.removesuffix(" ms")) == pytest.approx(2 * 1024 * numbers / 8 / 989.4e12 * 1e3, abs=0.6)
-    (large,) = [row for row in rows if row[0].startswith("| colbert:late ") and row[1] == "100,000,000"]
+    (large,) = [row for row in rows if row[0].startswith("| mvr ") and row[1] == "100,000,000"]
     assert "in pieces" in large[4]
