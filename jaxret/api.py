@@ -136,18 +136,25 @@ class Hit:
 class Index:
     """A corpus that a retriever encoded, opened for exact search."""
 
-    def __init__(self, retriever: Retriever, corpus: str = "", backend: str = "auto") -> None:
+    def __init__(
+        self, retriever: Retriever, corpus: str = "", backend: str = "auto", precision: str = "float32"
+    ) -> None:
+        folder = choose_corpus(retriever.run, corpus)
         self.retriever = retriever
-        self._searcher = Searcher(retriever.run, choose_corpus(retriever.run, corpus), backend, many=True)
+        self._searcher = Searcher(retriever.run, folder, backend, many=True, precision=precision)
 
     @classmethod
-    def open(cls, source: Retriever | PathLike, corpus: str = "", *, backend: str = "auto") -> Index:
+    def open(
+        cls, source: Retriever | PathLike, corpus: str = "", *, backend: str = "auto", precision: str = "float32"
+    ) -> Index:
         """Opens a corpus that was encoded, by `build` or by `jaxret encode`: of a retriever, or of a run's folder.
         Every file is compared with its digest.
 
-        corpus: its name, needed if there are several. backend: "auto", "faiss-gpu", "faiss-cpu" or "xla"; what is found
-        is the same. Raises FileNotFoundError if nothing of that name was encoded, ContractError (a ValueError) if
-        another model or checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
+        corpus: its name, needed if there are several. backend: "auto", "faiss-gpu", "faiss-cpu" or "xla"; precision:
+        "float32", or with XLA "float16", "bfloat16" or "int8", in which candidates take half or a quarter of the
+        memory: what is found is the same. On accelerators the corpus stays on all of them if it fits. Raises
+        FileNotFoundError if nothing of that name was encoded, ContractError (a ValueError) if another model or
+        checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
         """
         return cls(source if isinstance(source, Retriever) else Retriever.open(source), corpus, backend)
 
@@ -159,6 +166,7 @@ class Index:
         name: str = "",
         *,
         backend: str = "auto",
+        precision: str = "float32",
         progress: bool = True,
         **options: Any,
     ) -> Index:
@@ -173,7 +181,7 @@ class Index:
             name = name or "passages"
             corpus = _written(retriever.run.workdir.embeddings(name), _passages(corpus))
         found = encode_corpus(retriever.run, os.fspath(corpus), name, progress=progress, **options)
-        return cls(retriever, found.folder.name, backend)
+        return cls(retriever, found.folder.name, backend, precision)
 
     def __len__(self) -> int:
         """How many passages there are."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GIB = 2**30
-PRECISIONS = ("bfloat16", "float32", "float32 exact")  # of a product's operands; exact: Precision.HIGHEST
+PRECISIONS = ("int8", "bfloat16", "float32", "float32 exact")  # of a product's operands; exact: Precision.HIGHEST
 
 # A GPU's memory is not JAX's alone: it takes this part of it unless XLA_PYTHON_CLIENT_MEM_FRACTION says another.
 GPU_FRACTION = 0.75
@@ -31,24 +31,25 @@ class Chip:
     rates: dict[str, float]
 
 
-def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_gigabits: float) -> Chip:
+def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_gigabits: float, int8: float = 2.0) -> Chip:
     """memory: GiB, as libtpu's compiler says (a little less than is built in). An exact float32 product is six bfloat16
-    passes."""
-    rates = {"bfloat16": teraflops * 1e12, "float32": teraflops * 1e12, "float32 exact": teraflops * 1e12 / 6}
+    passes; products of int8 are `int8` times as fast as bfloat16's."""
+    flops = teraflops * 1e12
+    rates = {"int8": int8 * flops, "bfloat16": flops, "float32": flops, "float32 exact": flops / 6}
     return Chip(name, "tpu", int(memory * GIB), bandwidth * 1e9, link_gigabits * 1e9 / 8, rates)
 
 
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
     """memory: bytes of the device. Float32 is TF32; exact float32 does without tensor cores. NVLink has 900 GB/s both
     ways together, inside one machine of eight."""
-    rates = {"bfloat16": 989.4e12, "float32": 494.7e12, "float32 exact": 66.9e12}
+    rates = {"int8": 1978.9e12, "bfloat16": 989.4e12, "float32": 494.7e12, "float32 exact": 66.9e12}
     return Chip(name, "cuda", int(memory * GPU_FRACTION), bandwidth * 1e9, 450e9, rates)
 
 
 CHIPS = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 30.75, 275.0, 1228.0, 2400.0),
+        _tpu("v4", 30.75, 275.0, 1228.0, 2400.0, int8=1.0),
         _tpu("v5e", 15.75, 197.0, 819.0, 1600.0),
         _tpu("v5p", 95.74, 459.0, 2765.0, 4800.0),
         _tpu("v6e", 31.25, 918.0, 1640.0, 3200.0),

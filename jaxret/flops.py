@@ -81,6 +81,8 @@ def _kind(stack: str, equation: Any) -> Kind:
     phase = "backward" if "transpose(" in stack else "forward"
     phase = "recomputation" if "rematted_computation" in stack else phase
     precision = "bfloat16"
+    if all(variable.aval.dtype == jnp.int8 for variable in equation.invars):
+        precision = "int8"
     if any(variable.aval.dtype == jnp.float32 for variable in equation.invars):
         asked = equation.params["precision"]
         both = asked if isinstance(asked, tuple) else (asked,)

@@ -5,6 +5,7 @@ jaxret plan encode --config=... --passages=21015324         encoding a corpus
 jaxret plan search --config=... --passages=21015324         searching it
 jaxret plan table --config=base                             a table of docs/scale.md: what is watched
 jaxret plan table --configs=configs --topology=h100:1       and another: every config of a folder
+jaxret plan table --sizes --configs=configs --topology=...  and a third: what corpora need
 
 Exit status 1 if it does not fit. Nothing is executed on an accelerator, and none is needed; docs/scale.md says more.
 """
@@ -35,6 +36,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "what to plan: a shipped config's NAME or a FILE.py; also :SYSTEM"
 )
 _CONFIGS = flags.DEFINE_string("configs", "", "a folder; with `table`, every config in it as it stands")
+_SIZES = flags.DEFINE_boolean("sizes", False, "with `table` and --configs: what corpora need, in bytes and time")
 _TOPOLOGY = flags.DEFINE_list("topology", [], "chips, as v5e:4x4, v5p:2x2x1, h100:8; several with commas between")
 _JSON = flags.DEFINE_boolean("json", False, "print values instead of text")
 _UTILIZATION = flags.DEFINE_float(
@@ -48,6 +50,7 @@ _ADVICE = flags.DEFINE_boolean("advice", True, "where a step does not fit, compi
 _PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "of the corpus to encode or search", lower_bound=1)
 _QUERIES = flags.DEFINE_integer("queries", 1000, "to search for", lower_bound=1)
 _LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages, as 10,80, if data.train is not given")
+_PRECISION = flags.DEFINE_string("precision", "float32", "of a search's candidates, as `jaxret search` has it")
 _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 
 
@@ -63,6 +66,8 @@ def main(verb: str = "train") -> None:
     from jaxret.chips import parse_topology
 
     topologies = [parse_topology(text) for text in _TOPOLOGY.value]
+    if verb == "table" and _SIZES.value:
+        return tell_sizes(Path(_CONFIGS.value), topologies)
     if verb == "table" and _CONFIGS.value:
         return tell_shipped(Path(_CONFIGS.value), topologies)
     if _CONFIG.value is None:
@@ -73,10 +78,11 @@ def main(verb: str = "train") -> None:
     pretend(topologies, config.mesh.fsdp)
     from jaxret.plan.data import parse_lengths
     from jaxret.plan.job import Plan
+    from jaxret.plan.programs import Asked
 
-    sizes: dict[str, Any] = {"passages": _PASSAGES.value, "queries": _QUERIES.value, "k": _K.value}
-    sizes["lengths"] = parse_lengths(_LENGTHS.value)
-    plan = Plan(verb, config, name, tell, utilization=_UTILIZATION.value, advice=_ADVICE.value, **sizes)
+    asked = Asked(_PASSAGES.value, _QUERIES.value, _K.value, _PRECISION.value)
+    lengths = parse_lengths(_LENGTHS.value)
+    plan = Plan(verb, config, name, tell, _UTILIZATION.value, _ADVICE.value, asked, lengths)
     show(plan, topologies)
 
 
@@ -97,6 +103,17 @@ def tell_watched(config: ConfigDict, name: str) -> None:
 
     for line in markdown(plan_rows(config, name, tell)):
         print(line, flush=True)
+
+
+def tell_sizes(folder: Path, topologies: list[Topology]) -> None:
+    """Prints the table of what corpora need, for each topology."""
+    if not topologies or not folder.is_dir():
+        raise ValueError(f"--configs={folder} must be a folder, and --topology name the chips to search on")
+    from jaxret.plan.sizes import markdown
+
+    for topology in topologies:
+        for line in markdown(folder, topology):
+            print(line, flush=True)
 
 
 def tell_shipped(folder: Path, topologies: list[Topology]) -> None:

@@ -23,6 +23,9 @@ _FILTER = flags.DEFINE_multi_string(
 )
 _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
 _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
+_PRECISION = flags.DEFINE_string(
+    "precision", "float32", "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results"
+)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
 _MEASURES = flags.DEFINE_list(
@@ -66,11 +69,18 @@ def main() -> None:
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _INTERACTIVE.value:
-        interact(
-            Searcher(run, choose_corpus(run, _CORPUS.value), _BACKEND.value, _FILTER.value, many=True), _K.value or 10
-        )
+        corpus = choose_corpus(run, _CORPUS.value)
+        interact(Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value), _K.value or 10)
     elif _QUERY.value is not None:
-        answer(run, _QUERY.value, _K.value or 10, _CORPUS.value, _BACKEND.value, filters=_FILTER.value)
+        answer(
+            run,
+            _QUERY.value,
+            _K.value or 10,
+            _CORPUS.value,
+            _BACKEND.value,
+            filters=_FILTER.value,
+            precision=_PRECISION.value,
+        )
     else:
         search_files(
             run,
@@ -88,4 +98,5 @@ def main() -> None:
             latency=_LATENCY.value,
             dpr_results=_DPR_RESULTS.value,
             match=_MATCH.value,
+            precision=_PRECISION.value,
         )

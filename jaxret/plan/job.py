@@ -19,6 +19,7 @@ from jaxret.plan.advice import advise, changed
 from jaxret.plan.compiled import Compiled, compile_for, missing, require_compiler
 from jaxret.plan.data import Data, Texts, look, read_texts
 from jaxret.plan.plan import arithmetic, plan_encoding, plan_searching, plan_training
+from jaxret.plan.programs import ASKED, Asked
 from jaxret.plan.table import COMMON, ROWS, Row
 
 Values = dict[str, Any]
@@ -26,8 +27,8 @@ Values = dict[str, Any]
 
 @dataclass
 class Plan:
-    """What is asked. verb: train, encode or search; name: of the config; say: where progress goes; lengths: mean tokens
-    of queries and of passages, where there is no data."""
+    """What is asked. verb: train, encode or search; name: of the config; say: where progress goes; asked: of a search,
+    and the passages to encode; lengths: mean tokens of queries and of passages, where there is no data."""
 
     verb: str
     config: ConfigDict
@@ -35,9 +36,7 @@ class Plan:
     say: Callable[[str], None]
     utilization: float = 0.4
     advice: bool = True
-    passages: int = 1_000_000
-    queries: int = 1000
-    k: int = 100
+    asked: Asked = ASKED
     lengths: tuple[int | float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,19 +90,22 @@ class Plan:
         programs.checked(config, self.directory)
 
     def _compile(self, config: ConfigDict, topology: Topology) -> Compiled:
-        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if self.verb == "search" else topology
+        retriever = programs.retriever_of(config, self.directory)
+        alone = self.verb == "search" and retriever.vectors_per_passage is None
+        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if alone else topology
         shapes = self.data(config, topology).shapes if self.verb == "train" else None
-        return compile_for(chips, programs.job(self.verb, config, self.directory, shapes, self.k))
+        asked = self.asked.on(retriever, topology)
+        return compile_for(chips, programs.job(self.verb, config, self.directory, shapes, asked))
 
     def _values(self, topology: Topology | None, compiled: Compiled | None) -> Values:
         config = self.config
         if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
             config = changed(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
-            return plan_encoding(config, self.directory, self.passages, topology, compiled)
+            return plan_encoding(config, self.directory, self.asked.passages, topology, compiled)
         if self.verb == "search":
-            sizes = self.passages, self.queries, self.k
-            return plan_searching(config, self.directory, *sizes, topology, compiled)
+            asked = self.asked.on(programs.retriever_of(config, self.directory), topology)
+            return plan_searching(config, self.directory, asked, topology, compiled)
         data = self.data(config, topology)
         values = plan_training(config, self.directory, data.shapes, topology, compiled)
         values["data"] = data.values()
@@ -126,5 +128,13 @@ def plan_rows(config: ConfigDict, name: str, say: Callable[[str], None]) -> Iter
     for row in ROWS:
         topology = parse_topology(row.topology)
         require_compiler(topology)
-        plan = Plan(row.verb, changed(config, COMMON | row.options), name, say, advice=False, lengths=row.lengths)
+        plan = Plan(
+            row.verb,
+            changed(config, COMMON | row.options),
+            name,
+            say,
+            advice=False,
+            asked=row.asked,
+            lengths=row.lengths,
+        )
         yield row, plan.on(topology)

@@ -16,6 +16,7 @@ from jaxret.chips import Topology
 from jaxret.models.retriever import Retriever
 from jaxret.plan import programs
 from jaxret.plan.compiled import Compiled
+from jaxret.plan.programs import Asked
 from jaxret.retrieval.dense import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer
 from jaxret.types import VECTOR_DTYPES
@@ -170,34 +171,37 @@ def corpus_bytes(config: ConfigDict, retriever: Retriever, passages: int) -> int
 def plan_searching(
     config: ConfigDict,
     directory: Path,
-    passages: int,
-    queries: int,
-    k: int,
+    asked: Asked,
     topology: Topology | None,
     compiled: Compiled | None = None,
 ) -> Values:
-    """Exact search of an encoded corpus by XLA, on one device: block after block, a thousand queries at a time."""
-    planned = programs.searching(config, directory, k, jax.devices()[0])
+    """Exact search of an encoded corpus by XLA, a thousand queries at a time: of vectors that stay on the devices, or
+    of what does not fit, pieces of them; of lists of vectors, block after block on one device."""
     retriever = programs.retriever_of(config, directory)
+    devices = topology.devices if topology else 1
+    planned = programs.searching(config, directory, asked, jax.devices()[:devices])
     kinds = work(planned)
+    lists = retriever.vectors_per_passage is None
+    some = jax.tree.leaves(planned.arguments)[0].shape[0]
     vectors = retriever.most_vectors(config.tokens.passage_length)
-    some = planned.arguments[0].shape[0]
-    blocks = math.ceil(passages * vectors / BLOCK_ROWS)
-    rounds = math.ceil(queries / some)
+    pieces = math.ceil(asked.passages * vectors / BLOCK_ROWS) if lists else math.ceil(asked.passages / asked.at_once)
+    runs = pieces * math.ceil(asked.queries / some)
     values: Values = {
-        "batch": {"queries": some, "vectors": BLOCK_ROWS, "k": k},
+        "batch": {"queries": some, "passages": asked.at_once, "k": asked.k, "precision": asked.precision},
         "flops": kinds,
-        "flops_total": total(kinds) * blocks * rounds,
-        "passages": passages,
-        "queries": queries,
-        "corpus_bytes": corpus_bytes(config, retriever, passages),
+        "flops_total": total(kinds) * runs,
+        "passages": asked.passages,
+        "queries": asked.queries,
+        "pieces": pieces,
+        "corpus_bytes": corpus_bytes(config, retriever, asked.passages),
     }
     if topology:
-        one = Topology(topology.chip, (1,))
-        block = math.prod(planned.arguments[-1 if len(planned.arguments) == 2 else 2].shape) * 4
-        values["memory"] = memory(planned, one, compiled, training=False)
-        values["lower_bound"] = lower_bound(kinds, one, block, compiled)
-        values["search_seconds"] = values["lower_bound"]["seconds"] * blocks * rounds
+        block = planned.arguments[2].shape if lists else ()
+        traffic = 4 * math.prod(block) if lists else planned.state["documents"]
+        there = Topology(topology.chip, (1,)) if lists else topology
+        values["memory"] = memory(planned, there, compiled, training=False)
+        values["lower_bound"] = lower_bound(kinds, there, traffic, compiled)
+        values["search_seconds"] = values["lower_bound"]["seconds"] * runs
     if compiled:
         values |= compiled_values(compiled)
     return values

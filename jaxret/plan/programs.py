@@ -11,17 +11,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from jaxret.chips import Topology
 from jaxret.data.batches import places
 from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import Retriever, build_retriever, encoder_config
-from jaxret.retrieval.backends import _xla_top, _xla_top_lists, few_sizes, power_of_two
+from jaxret.retrieval.backends import SCORES_BYTES, _xla_top_lists
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.retrieval.devices import ROWS as CELLS
+from jaxret.retrieval.devices import few_sizes, lay_out, power_of_two, search_cells
+from jaxret.retrieval.pieces import rows_at_once
+from jaxret.retrieval.precision import Compressed, find_precision
 from jaxret.runs.adopt import adopt
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.training.check import check, check_model
@@ -153,41 +159,82 @@ def encode_rows(config: ConfigDict, length: int, devices: int) -> int:
     return rows
 
 
-def searching(config: ConfigDict, directory: Path, k: int, device: Any) -> Planned:
-    """XLA's search of one block of a corpus; it runs on one device."""
+class Asked(NamedTuple):
+    """A search: passages of the corpus, and how many of them are on the devices at a time; precision: of candidates."""
+
+    passages: int = 1_000_000
+    queries: int = 1000
+    k: int = 100
+    precision: str = "float32"
+    at_once: int = 1_000_000
+
+    def on(self, retriever: Retriever, topology: Topology | None) -> Asked:
+        """As it would be done on these chips."""
+        if retriever.vectors_per_passage is None or topology is None:
+            return self._replace(at_once=self.passages)
+        shape = retriever.vectors_per_passage, retriever.dimension
+        free = topology.devices * (topology.chip.memory - SCORES_BYTES)
+        return self._replace(at_once=rows_at_once(self.passages, shape, find_precision(self.precision), free))
+
+
+ASKED = Asked()
+
+
+def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequence[Any]) -> Planned:
+    """XLA's search of what is on the devices; of lists of vectors, of one block on the first of them."""
     retriever = retriever_of(config, directory)
+    if retriever.vectors_per_passage is None:
+        return searching_lists(config, retriever, asked.k, devices[0])
+    passages, precision = asked.at_once, asked.precision
+    mesh = Mesh(np.array(devices), (CELLS,), axis_types=(AxisType.Auto,))
+    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(CELLS))
+    layout = lay_out(passages, retriever.vectors_per_passage, mesh.size)
+    numbers = find_precision(precision)
+
+    def compressed(where: NamedSharding, *shape: int) -> Compressed:
+        def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+        whole = array(*shape, retriever.dimension, dtype=numbers.dtype)
+        if precision == "float32":
+            return Compressed(whole)
+        scale = array(*shape) if precision == "int8" else None
+        return Compressed(whole, scale, array(*shape), array(*shape))
+
+    queries = compressed(everywhere, QUERY_ROWS)
+    vectors = compressed(split, layout.cells, layout.size * layout.width)
+    rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    program = Static(search_cells, (layout, min(few_sizes(asked.k), passages), mesh))
+    return Planned(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
+
+
+def searching_lists(config: ConfigDict, retriever: Retriever, k: int, device: Any) -> Planned:
     where = SingleDeviceSharding(device)
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-    size = retriever.dimension
-    vectors = retriever.vectors_per_passage
-    if vectors is None:
-        length = padded_length(config.tokens.passage_length)
-        width = power_of_two(config.tokens.query_length if retriever.late_interaction else 1)
-        _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
-        queries = max(1, QUERY_ROWS // width)
-        lists = (
-            array(queries, width, size),
-            array(queries, width, dtype=bool),
-            array(rows, length, size),
-            array(rows, length, dtype=bool),
-        )
-        return Planned(Static(_xla_top_lists, power_of_two(min(k, rows))), lists, {})
-    rows = few_sizes(max(1, BLOCK_ROWS // vectors))
-    arguments = (array(QUERY_ROWS, size), array(rows, vectors, size), array(dtype=jnp.int32))
-    return Planned(Static(_xla_top, min(k, BLOCK_ROWS // vectors)), arguments, {})
+    size, length = retriever.dimension, padded_length(config.tokens.passage_length)
+    width = power_of_two(config.tokens.query_length if retriever.late_interaction else 1)
+    _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
+    queries = max(1, QUERY_ROWS // width)
+    lists = (
+        array(queries, width, size),
+        array(queries, width, dtype=bool),
+        array(rows, length, size),
+        array(rows, length, dtype=bool),
+    )
+    return Planned(Static(_xla_top_lists, (power_of_two(min(k, rows)),)), lists, {})
 
 
 class Static(NamedTuple):
-    """A jitted function whose last argument is a number."""
+    """A jitted function whose last arguments are no arrays."""
 
     function: Any
-    number: int
+    rest: tuple[Any, ...]
 
     def trace(self, *arguments: Any) -> Any:
-        return self.function.trace(*arguments, self.number)
+        return self.function.trace(*arguments, *self.rest)
 
 
 def placed(tree: Any, places: Any) -> Any:
@@ -233,9 +280,15 @@ def bytes_on_device(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def job(kind: str, config: ConfigDict, directory: Path, shapes: Shapes | None = None, k: int = 100) -> dict[str, Any]:
+def job(
+    kind: str,
+    config: ConfigDict,
+    directory: Path,
+    shapes: Shapes | None = None,
+    asked: Asked | None = None,
+) -> dict[str, Any]:
     """What `build` makes a program of, as JSON can hold it."""
-    values = {"kind": kind, "config": config.to_dict(), "directory": str(directory.absolute()), "k": k}
+    values = {"kind": kind, "config": config.to_dict(), "directory": str(directory.absolute()), "asked": asked}
     return {**values, "shapes": asdict(shapes) if shapes else None}
 
 
@@ -246,4 +299,4 @@ def build(job: dict[str, Any], devices: Sequence[Any]) -> Planned:
         return training(config, directory, Shapes(**job["shapes"]), devices)
     if job["kind"] == "encode":
         return encoding(config, directory, "passage", devices)
-    return searching(config, directory, job["k"], devices[0])
+    return searching(config, directory, Asked(*job["asked"]), devices)

@@ -76,7 +76,8 @@ def batch(values: Values) -> str:
         return text
     if values["verb"] == "encode":
         return f"{found['passages']} passages of {found['passage_length']} tokens"
-    return f"{found['queries']} queries on blocks of {found['vectors']:,} vectors, the best {found['k']}"
+    asked = f"the best {found['k']}, candidates in {found['precision']}"
+    return f"{found['queries']} queries on {found['passages']:,} passages at a time, {asked}"
 
 
 def _parameters(values: Values, _: Topology | None) -> Iterator[str]:
@@ -137,13 +138,14 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     bound = values["lower_bound"]
-    per = {"train": "a step", "encode": "a batch", "search": "a block"}[values["verb"]]
+    per = {"train": "a step", "encode": "a batch", "search": "a thousand queries on what is there"}[values["verb"]]
     parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
     yield f"lower bound of the time of {per}: {duration(bound['seconds'])} ({parts}); it will be longer"
     if values["verb"] == "encode":
         yield f"lower bound for {values['passages']:,} passages: {duration(values['corpus_seconds'])}"
     if values["verb"] == "search":
-        asked = f"{values['queries']:,} queries on {values['passages']:,} passages, one device"
+        asked = f"{values['queries']:,} queries on {values['passages']:,} passages"
+        asked += f" in {values['pieces']} pieces" if values["pieces"] > 1 else ""
         yield f"lower bound for {asked}: {duration(values['search_seconds'])}, reading the corpus from disk not counted"
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from jaxret.plan.programs import ASKED, Asked
+
 LARGE = 1  # MB of a kind of collective in a step, below which it is not looked at
 
 
 class Row(NamedTuple):
     """gib: of a device at most. megabytes: kind of collective -> results of a step at most; of other kinds LARGE.
     verb: train, encode or search; options: of the config; lengths: mean tokens of queries and of passages, (): all are
-    as long as they may be."""
+    as long as they may be; asked: of a search."""
 
     topology: str
     options: dict[str, Any]
@@ -23,12 +25,14 @@ class Row(NamedTuple):
     megabytes: dict[str, int | float]
     verb: str = "train"
     lengths: tuple[int | float, ...] = ()
+    asked: Asked = ASKED
 
     @property
     def name(self) -> str:
         """ "train v5e:4x4 dtype=bfloat16"."""
         settings = [f"{key.removesuffix('.name').rpartition('.')[2]}={v}" for key, v in self.options.items()]
         settings += [f"lengths={','.join(f'{mean:g}' for mean in self.lengths)}"] if self.lengths else []
+        settings += [f"k={self.asked.k} {self.asked.precision}"] if self.verb == "search" else []
         return " ".join([self.verb, self.topology, *settings])
 
 
@@ -53,6 +57,10 @@ def travel(
     return {"all-gather": gathered, "reduce-scatter": scattered, "all-to-all": exchanged, "all-reduce": added}
 
 
+# What 8 or 16 devices find for 1,024 queries, at most k each: scores and rows.
+FOUND: dict[str, int | float] = {"all-gather": 58}
+# MS MARCO's passages and its dev queries.
+MARCO = Asked(passages=8_841_823, queries=6_980, k=1000)
 # Packed texts lie in another order: vectors of all 128 queries and 256 passages are gathered, to be put in the batch's.
 ORDERED: dict[str, int | float] = {"all-gather": 1.2}
 ROWS = (
@@ -77,7 +85,12 @@ ROWS = (
     Row("h100:8", {**CHEAP, **LONG, "encoder.attention_dropout": 0.0}, 8.3, REDUCED),
     Row("h100:8", {**CHEAP, **LONG, **CUDNN}, 7.5, REDUCED),
     Row("v5e:4x4", {}, 1.0, {}, "encode"),
-    Row("v5e:1x1", {}, 1.0, {}, "search"),
+    Row("h200:1", {}, 27, {}, "search", asked=MARCO),
+    Row("h200:1", {}, 14, {}, "search", asked=MARCO._replace(precision="bfloat16")),
+    Row("h100:8", {}, 1.1, FOUND, "search", asked=MARCO._replace(precision="int8")),
+    Row("v5e:4x4", {}, 2.2, FOUND, "search", asked=MARCO),
+    Row("v5e:4x4", {}, 1.5, FOUND, "search", asked=MARCO._replace(precision="bfloat16")),
+    Row("v5e:4x4", {}, 1.1, FOUND, "search", asked=MARCO._replace(precision="int8")),
 )
 
 

@@ -1,4 +1,4 @@
-"""The best documents in one block of vectors, in float32: FAISS on a GPU or on the CPU, or XLA on any JAX device.
+"""The best documents in one block of vectors: FAISS on GPUs or on the CPU, or XLA on all of JAX's devices.
 
 A backend need not be exact about ties or about the last bits: it says how high a document that it left out may have
 scored, and `search.py` proves from that, in float64, that nothing was missed. A new one is a class and a line in the
@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh, power_of_two
+from jaxret.retrieval.precision import FLOAT32, Precision, find_precision
 from jaxret.retrieval.proof import Found, keep_best
 
 FAISS_GPU_MAX_K = 2048  # the limit of FAISS's selection kernels
+SCORES_BYTES = 2 * 2**30  # of a device that are left for scores, beside documents
 FEW_QUERIES = 4  # up to so many BLAS is faster on a CPU: FAISS gives each query to one thread
 
 
@@ -44,6 +50,11 @@ class Backend(Protocol):
     @property
     def lists(self) -> bool:
         """Whether it can also search lists of vectors (Padded)."""
+        ...
+
+    @property
+    def precision(self) -> Precision:
+        """In which numbers it computes; below float32 its scores are upper bounds (`precision.py`)."""
         ...
 
     @property
@@ -84,6 +95,8 @@ class FaissCpu:
     description: str
     name: str = "faiss-cpu"
     lists: ClassVar[bool] = False
+    precision: ClassVar[Precision] = FLOAT32
+    precisions: ClassVar[bool] = False
     max_rows: int | None = None
     remedy: ClassVar[str] = "pip install -r requirements.txt"
 
@@ -116,13 +129,16 @@ class FaissCpu:
 
 @dataclass(frozen=True)
 class FaissGpu:
-    """FAISS's brute force on the first GPU. No machine of the test suite has one: the self-check is its guard."""
+    """FAISS's brute force on all GPUs of the machine, each with its part of the documents. resources: of each GPU. No
+    machine of the test suite has one: the self-check is its guard."""
 
     faiss: Any
-    resources: Any
+    resources: tuple[Any, ...]
     description: str
     name: str = "faiss-gpu"
     lists: ClassVar[bool] = False
+    precision: ClassVar[Precision] = FLOAT32
+    precisions: ClassVar[bool] = False
     max_rows: int | None = FAISS_GPU_MAX_K
     remedy: ClassVar[str] = (
         "in a fresh environment pip install -r requirements-gpu.txt (it has faiss-gpu for faiss-cpu)"
@@ -136,14 +152,34 @@ class FaissGpu:
     @classmethod
     def open(cls, reason: str) -> FaissGpu:
         faiss, _ = _import_faiss()
-        description = f"FAISS {faiss.__version__} on GPU 0 of {_faiss_gpus(faiss)} ({reason})"
-        return cls(faiss, faiss.StandardGpuResources(), description)
+        count = _faiss_gpus(faiss)
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        resources = tuple(faiss.StandardGpuResources() for _ in range(count))
+        return cls(faiss, resources, f"FAISS {faiss.__version__} on {gpus} ({reason})")
 
     def load(self, block: np.ndarray | Padded) -> Searcher:
         assert isinstance(block, np.ndarray)
-        shape = block.shape[:2]
-        index = self.faiss.GpuIndexFlatIP(self.resources, block.shape[-1])  # float32 storage is its default
-        index.add(block.reshape(-1, block.shape[-1]))
+        bounds = [len(block) * gpu // len(self.resources) for gpu in range(len(self.resources) + 1)]
+        parts = [
+            (start, self._on(gpu, block[start:stop]))
+            for gpu, (start, stop) in enumerate(pairwise(bounds))
+            if start < stop
+        ]
+
+        def top(queries: np.ndarray, k: int) -> Found:
+            with ThreadPoolExecutor(len(parts)) as gpus:  # FAISS gives the interpreter lock back
+                found = list(gpus.map(lambda part: part[1](queries, k), parts))
+            return _merged(found, [start for start, _ in parts], k)
+
+        return top
+
+    def _on(self, gpu: int, documents: np.ndarray) -> Searcher:
+        """Documents on one GPU."""
+        shape = documents.shape[:2]
+        config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
+        config.device = gpu
+        index = self.faiss.GpuIndexFlatIP(self.resources[gpu], documents.shape[-1], config)
+        index.add(documents.reshape(-1, documents.shape[-1]))
 
         def top(queries: np.ndarray, k: int) -> Found:
             # Where the limit bites, the bound says so and the caller asks again with smaller blocks.
@@ -152,6 +188,17 @@ class FaissGpu:
             return from_rows(scores, found, shape, k)
 
         return top
+
+
+def _merged(found: list[Found], firsts: list[int], k: int) -> Found:
+    """The k best of what was found in several parts of a block, which begin at rows `firsts` of it."""
+    if len(found) == 1:
+        return found[0]
+    scores = np.concatenate([part.scores for part in found], axis=1)
+    documents = np.concatenate([part.documents + first for part, first in zip(found, firsts, strict=True)], axis=1)
+    top, columns, left_out = best_columns(scores, k)
+    bound = np.max([*(part.bound for part in found), left_out], axis=0)
+    return Found(top, np.take_along_axis(documents, columns, axis=1), bound)
 
 
 def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,12 +224,14 @@ def _faiss_gpus(faiss: Any) -> int:
 
 @dataclass(frozen=True)
 class Xla:
-    """One matrix product and one selection, compiled by XLA for JAX's default device: the backend of TPUs, and of lists
-    of vectors."""
+    """One program, compiled by XLA, over all devices that JAX has on this machine: the backend of TPUs, and of lists of
+    vectors (on the first device). precision: of candidates."""
 
     description: str
     name: str = "xla"
+    precision: Precision = FLOAT32
     lists: ClassVar[bool] = True
+    precisions: ClassVar[bool] = True
     max_rows: int | None = None
     remedy: ClassVar[str] = ""
 
@@ -191,27 +240,36 @@ class Xla:
         return None
 
     @classmethod
-    def open(cls, reason: str) -> Xla:
-        return cls(f"XLA (jax {jax.__version__}) on {jax.local_devices()[0].device_kind} ({reason})")
+    def open(cls, reason: str, precision: Precision = FLOAT32) -> Xla:
+        devices = jax.local_devices()
+        where = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
+        if precision != FLOAT32:
+            where += f", candidates in {precision.name}"
+        return cls(f"XLA (jax {jax.__version__}) on {where} ({reason})", precision=precision)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return local_mesh()
 
     def load(self, block: np.ndarray | Padded) -> Searcher:
         if isinstance(block, Padded):
             return self._load_lists(block)
-        n_documents = len(block)
-        size = few_sizes(n_documents)
-        on_device = jnp.asarray(
-            block if size == n_documents else np.pad(block, ((0, size - n_documents), (0, 0), (0, 0)))
-        )
+        layout = lay_out(len(block), block.shape[1], self.mesh.size)
+        step = layout.chunk(block.shape[2]) * layout.cells
+        return self.hold((block[start : start + step] for start in range(0, len(block), step)), layout)
 
-        def top(queries: np.ndarray, k: int) -> Found:
-            count = len(queries)
-            queries = np.pad(queries, ((0, power_of_two(count) - count), (0, 0)))
-            found = _xla_top(queries, on_device, n_documents, min(k, n_documents))
-            scores, documents = (np.asarray(x)[:count] for x in found)
-            cut = scores[:, -1] if k < n_documents else np.full(count, -np.inf, np.float32)
-            return Found(scores, documents.astype(np.int64), cut)
+    def hold(self, chunks: Iterable[np.ndarray], layout: Layout) -> Searcher:
+        """As `load`, of documents that come a chunk at a time (`devices.py`)."""
+        return hold(chunks, layout, self.precision, self.mesh)
 
-        return top
+    @property
+    def free(self) -> int | None:
+        """Bytes that are left for documents on all devices; None: they are the host's."""
+        stats = [device.memory_stats() for device in self.mesh.devices.flat]
+        if not all(stats):
+            return None
+        left = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+        return max(0, left - SCORES_BYTES) * len(stats)
 
     def _load_lists(self, block: Padded) -> Searcher:
         vectors, mask = jnp.asarray(block.vectors), jnp.asarray(block.mask)
@@ -228,38 +286,6 @@ class Xla:
             return Found(scores[:, :k], place[:, :k].astype(np.int64), bound)
 
         return top
-
-
-def power_of_two(count: int) -> int:
-    """The next one: few sizes, so few programs are compiled."""
-    return 1 << (count - 1).bit_length()
-
-
-def few_sizes(count: int) -> int:
-    """The next size in steps of a sixteenth of a power of two: blocks from which rows were left out are all of other
-    sizes, and each size is a program."""
-    step = max(1, power_of_two(count) // 16)
-    return -(-count // step) * step
-
-
-@partial(jax.jit, static_argnums=3)
-def _xla_top(queries: jax.Array, vectors: jax.Array, real: jax.Array | int, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k best of the first `real` documents; the others are padding."""
-    product = jnp.einsum("qd,nvd->qnv", queries, vectors, precision=jax.lax.Precision.HIGHEST)
-    scores = jnp.max(product, axis=-1)  # [Q,N]
-    scores = jnp.where(jnp.arange(scores.shape[1]) < real, scores, -jnp.inf)
-    group = 16  # selecting groups by their maximum first: XLA sorts all of a long row on a GPU
-    n_queries, n = scores.shape
-    if 2 * k * group > n:
-        top, documents = jax.lax.top_k(scores, k)
-        return top, documents
-    scores = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf)
-    groups = scores.reshape(n_queries, -1, group)
-    _, chosen = jax.lax.top_k(groups.max(axis=-1), k)  # the k best scores lie in the k best groups
-    inside = jnp.take_along_axis(groups, chosen[..., None], axis=1).reshape(n_queries, -1)  # [Q,k*group]
-    top, place = jax.lax.top_k(inside, k)
-    documents = jnp.take_along_axis(chosen, place // group, axis=1) * group + place % group
-    return top, documents
 
 
 @partial(jax.jit, static_argnums=4)
@@ -280,29 +306,49 @@ AUTO_ON_CPU = ("faiss-gpu", "faiss-cpu", "xla")
 AUTO_ON_ACCELERATOR = ("faiss-gpu", "xla", "faiss-cpu")
 
 
-def select_backend(name: str = "auto", lists: bool = False) -> Backend:
+def select_backend(name: str = "auto", lists: bool = False, precision: str = "float32") -> Backend:
     """Chooses where to search; `.description` says what was chosen and why. Call `self_check` on it before use.
 
-    lists: the corpus holds lists of vectors. auto: the first of AUTO_ON_... that can do that and is available. Raises
-    ValueError if a named backend is not available, with what to install, or has no lists.
+    lists: the corpus holds lists of vectors. precision: in which numbers candidates are found. auto: the first of
+    AUTO_ON_... that can do that and is available. Raises ValueError if a named backend is not available, with what to
+    install, or cannot do it.
     """
+    numbers = find_precision(precision)
     if name == "auto":
         passed: list[tuple[str, str]] = []
         for choice in AUTO_ON_CPU if jax.default_backend() == "cpu" else AUTO_ON_ACCELERATOR:
             kind = BACKENDS[choice]
-            problem = "it has no lists of vectors" if lists and not kind.lists else kind.available()
+            problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
                 why = "".join(f", not {other}: {reason}" for other, reason in passed)
-                return kind.open(f"auto: JAX runs on {jax.default_backend()}{why}")
+                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers)
             passed.append((choice, problem))
-        raise RuntimeError("no search backend is available")
+        raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in passed))
     if name not in BACKENDS:
         raise ValueError(f"unknown search backend {name!r}; it must be one of auto, {', '.join(BACKENDS)}")
     kind = BACKENDS[name]
-    if lists and not kind.lists:
-        able = ", ".join(other for other, one in BACKENDS.items() if one.lists)
-        raise ValueError(f"search backend {name!r} has no lists of vectors; this corpus needs {able}, or auto")
+    if problem := _lacks(kind, lists, numbers):
+        able = ", ".join(other for other, one in BACKENDS.items() if not _lacks(one, lists, numbers))
+        what = "corpus" if lists else "precision"
+        needs = f"this {what} needs {able}, or auto" if able else "leave --precision at float32"
+        raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; {needs}")
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or take xla")
-    return kind.open("as asked")
+    return _open(kind, "as asked", numbers)
+
+
+def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
+    """Why a backend cannot do what is asked."""
+    if lists and not kind.lists:
+        return "it has no lists of vectors"
+    if lists and precision != FLOAT32:
+        return f"it has no lists of vectors in {precision.name}"
+    if precision != FLOAT32 and not kind.precisions:
+        return f"it computes in float32, not in {precision.name}"
+    return None
+
+
+def _open(kind: Any, reason: str, precision: Precision) -> Backend:
+    found: Backend = kind.open(reason, precision) if kind.precisions else kind.open(reason)
+    return found

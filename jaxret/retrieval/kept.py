@@ -37,25 +37,40 @@ class Stored(Protocol):
 
 
 class Kept:
-    """A corpus as search wants it, for one backend: one shard, in memory. `blocks` is filled by the first search, for
-    each depth at which the backend cuts blocks (0: it does not look at that)."""
+    """A corpus as search wants it, for one backend: one shard, in memory; or, without `vectors`, the shards on disk of
+    what is on devices alone. `blocks` is filled by the first search, for each depth at which the backend cuts blocks
+    (0: it does not look at that)."""
 
-    def __init__(self, corpus: Stored, vectors: np.ndarray | Ragged) -> None:
+    def __init__(self, corpus: Stored, vectors: np.ndarray | Ragged | None) -> None:
         self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
         self.describe = corpus.describe
         self.vectors = vectors
         self.blocks: dict[int, list[Block]] = {}
-        self._ids = corpus.ids(np.arange(corpus.total_rows))
+        self._corpus = corpus
+        self._ids = [] if vectors is None else corpus.ids(np.arange(corpus.total_rows))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        yield 0, self.vectors
+        if self.vectors is None:
+            yield from self._corpus
+        else:
+            yield 0, self.vectors
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        return [self._ids[row] for row in indices]
+        return self._corpus.ids(indices) if self.vectors is None else [self._ids[row] for row in indices]
 
 
-def keep(corpus: Stored) -> Kept | Stored:
-    """The corpus in memory, if its vectors are few enough."""
+def require_finite(corpus: Any, rows: np.ndarray, norms: np.ndarray) -> None:
+    """Raises ValueError, naming the row, where a norm of `rounding.upper_norms` is not finite."""
+    if not np.isfinite(norms).all():
+        row = int(rows[np.argmin(np.isfinite(norms))])
+        raise ValueError(
+            f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
+            "the checkpoint or the encoding went wrong; encode again"
+        )
+
+
+def keep(corpus: Stored, on_devices: bool = False) -> Kept | Stored:
+    """The corpus in memory, if its vectors are few enough; else, with `on_devices`, what the backend makes of it."""
     shards: list[Any] = []
     left = KEPT_BYTES - 4 * corpus.total_rows * corpus.dimension  # a row has one vector at least
     for _, shard in corpus if left >= 0 else ():
@@ -66,7 +81,7 @@ def keep(corpus: Stored) -> Kept | Stored:
         rows = shard.take(np.arange(len(shard))) if corpus.ragged else shard[: len(shard)]
         shards.append(rows.astype(np.float32))
     if left < 0:
-        return corpus
+        return Kept(corpus, None) if on_devices else corpus
     if not corpus.ragged:
         return Kept(corpus, np.concatenate(shards))
     lengths = np.concatenate([shard.lengths for shard in shards])

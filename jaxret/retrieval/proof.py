@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MARGIN = 32  # candidates beyond k (and beyond k / 8): enough for nearly every query to be proven in one round
+MARGIN = 32  # candidates beyond k at least: enough for nearly every query to be proven in one round
 GROUP = 16  # scores of a long row, of which the best ones are looked for among groups by their maxima
 PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more queries, the corpus is read again
 
@@ -22,6 +22,7 @@ class SearchResult:
     rows: np.ndarray  # [Q,k] int64, global rows
     backend: str  # its description
     rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
+    scored: int = 0  # (query, document) pairs that were scored exactly
 
 
 class Found(NamedTuple):
@@ -83,27 +84,31 @@ def empty_candidates(queries: int, depth: int) -> Candidates:
 
 
 def search_until_proven(
-    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray]],
+    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray, int]],
     queries: int,
     total_rows: int,
     k: int,
     description: str,
+    more: float = 1 / 8,
 ) -> SearchResult:
-    """Looks for `k` and some more candidates of every query, and deeper where that proves nothing.
+    """Looks for `k` and some more candidates of every query (MARGIN, or `more` as a share of k), and deeper where that
+    proves nothing.
 
-    look(queries, depth): the best candidates with exact scores, in the order of the tie rule; how high documents that
-    are not among them may score by the backend (`bound`), and how far such a score may be from the exact one.
+    look(queries, depth): the best candidates with exact scores, in the order of the tie rule, where `bound` is how high
+    documents that are not among them may score by the backend; how far such a score may be from the exact one, or
+    below it, where scores are upper bounds; and how many pairs were scored exactly.
     """
     wanted = min(k, total_rows)
     scores = np.empty((queries, wanted), np.float32)
     rows = np.empty((queries, wanted), np.int64)
-    todo, depth, rounds = np.arange(queries), k + max(MARGIN, k // 8), []
+    todo, depth, rounds, scored = np.arange(queries), k + max(MARGIN, int(k * more)), [], 0
     while todo.size:
         rounds.append(len(todo))
         depth = min(depth, total_rows)
         unproven = []
         for part in _parts(todo, max(1, PASS_CANDIDATES // depth)):
-            candidates, error = look(part, depth)
+            candidates, error, count = look(part, depth)
+            scored += count
             scores[part], rows[part] = candidates.scores[:, :wanted], candidates.rows[:, :wanted]
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
@@ -111,7 +116,7 @@ def search_until_proven(
         if todo.size and depth == total_rows:
             raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
         depth *= 2
-    return SearchResult(scores, rows, description, tuple(rounds))
+    return SearchResult(scores, rows, description, tuple(rounds), scored)
 
 
 def _parts(indices: np.ndarray, size: int) -> Iterable[np.ndarray]:

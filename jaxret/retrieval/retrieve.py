@@ -18,6 +18,7 @@ from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.kept import Kept, keep, vectors_of
 from jaxret.retrieval.metadata import matching
 from jaxret.retrieval.passages import Passages
+from jaxret.retrieval.pieces import on_devices
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
@@ -96,13 +97,20 @@ class Searcher:
     shards (verified when it is opened) with the backend, and the index of the passages' texts."""
 
     def __init__(
-        self, run: Run, folder: Path, backend: str = "auto", filters: Sequence[str] = (), many: bool = False
+        self,
+        run: Run,
+        folder: Path,
+        backend: str = "auto",
+        filters: Sequence[str] = (),
+        many: bool = False,
+        precision: str = "float32",
     ) -> None:
         """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
         metadata (`metadata.py`). many: there will be many searches, so that vectors are held in memory if they are few
-        enough (`kept.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is
-        not and where there is no passage to search, and RuntimeError if the backend disagrees with a float64
-        product."""
+        enough, and on the devices if they fit there (`kept.py`). precision: in which candidates are found
+        (`precision.py`); what is found is the same. Raises what `open_corpus` and `matching` raise, ValueError for a
+        backend that there is not and where there is no passage to search, and RuntimeError if the backend disagrees
+        with a float64 product."""
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
@@ -112,8 +120,8 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
-        self._corpus = keep(self.shards) if many else self.shards
-        self.backend = select_backend(backend, self.shards.ragged)
+        self.backend = select_backend(backend, self.shards.ragged, precision)
+        self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
@@ -224,6 +232,7 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
         "corpus": retrieved.corpus,
         "search": {
             "backend": retrieved.result.backend,
+            "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
             "k": k,
             "exact": True,
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),

@@ -11,19 +11,23 @@ What differs between one query vector on V vectors a document (`dense.py`) and l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.backends import Backend, Padded, Xla
 from jaxret.retrieval.dense import SingleVectors
-from jaxret.retrieval.kept import Block, Kept
+from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.late import VectorLists
+from jaxret.retrieval.pieces import pieces
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
-from jaxret.retrieval.rounding import UNIT, WIDE_UNIT, exact_score
+from jaxret.retrieval.rounding import WIDE_UNIT, exact_score
 from jaxret.types import Ragged
 
 
@@ -145,13 +149,14 @@ def search(
         query = asked.owner(int(np.argmin(np.isfinite(asked.norms))))
         raise ValueError(f"query {query} has a NaN, an infinity or a number too large")
 
-    def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray]:
+    def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         chosen = asked.take(part)
         candidates, largest_norm = _candidates(chosen, there, depth, backend, progress)
-        _score_exactly(candidates, chosen, largest_norm, there)
-        return candidates, chosen.errors(largest_norm, UNIT)
+        error = chosen.errors(largest_norm, backend.precision.unit(there.dimension))
+        scored = _score_exactly(candidates, chosen, largest_norm, there, k, error)
+        return candidates, error, scored
 
-    return search_until_proven(look, len(asked), there.total_rows, k, backend.description)
+    return search_until_proven(look, len(asked), there.total_rows, k, backend.description, backend.precision.more)
 
 
 def _query_vectors(queries: np.ndarray | Ragged, corpus: Corpus, backend: Backend) -> QueryVectors:
@@ -197,41 +202,64 @@ def _blocks(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend)
 
 
 def _loaded(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend) -> Iterator[Block]:
+    if isinstance(backend, Xla) and not corpus.ragged:
+        yield from pieces(corpus, backend)
+        return
     for first_row, shard in corpus:
         for rows, block, norms in queries.blocks(shard, corpus.total_rows, depth, backend):
-            if not np.isfinite(norms).all():
-                row = first_row + int(rows[np.argmin(np.isfinite(norms))])
-                raise ValueError(
-                    f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
-                    "the checkpoint or the encoding went wrong; encode again"
-                )
+            require_finite(corpus, first_row + rows, norms)
             yield Block(first_row + rows, backend.load(block), float(norms.max()))
 
 
-def _score_exactly(candidates: Candidates, queries: QueryVectors, largest_norm: float, corpus: Corpus) -> None:
-    """Replaces the backend's scores by exact ones and sorts the candidates by the tie rule, in place.
+def _score_exactly(
+    candidates: Candidates, queries: QueryVectors, largest_norm: float, corpus: Corpus, k: int, error: np.ndarray
+) -> int:
+    """Replaces the backend's scores, which may be `error` [Q] below the exact ones, by these, and sorts the candidates
+    by the tie rule, in place; returns how many it scored. Those that cannot be among the best k are not: the k that
+    the backend likes best come first, then what may reach the lowest of them; others have -inf."""
+    n_queries, depth = candidates.scores.shape
+    scores = np.full((n_queries, depth), -np.inf, np.float32)
+    first = np.ones(scores.shape, bool)
+    if k < depth:
+        first[:] = False
+        np.put_along_axis(first, np.argpartition(-candidates.scores, k - 1, axis=1)[:, :k], True, axis=1)
+    errors = queries.errors(largest_norm, WIDE_UNIT)
+    _score(scores, first, candidates.rows, queries, errors, corpus)
+    lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
+    at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
+    second = ~first & (at_most >= lowest)
+    _score(scores, second, candidates.rows, queries, errors, corpus)
+    by_rule = np.lexsort((candidates.rows, -scores), axis=1)
+    candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
+    candidates.rows[:] = np.take_along_axis(candidates.rows, by_rule, axis=1)
+    return int(first.sum() + second.sum())
+
+
+def _score(
+    scores: np.ndarray, which: np.ndarray, rows: np.ndarray, queries: QueryVectors, errors: np.ndarray, corpus: Corpus
+) -> None:
+    """Writes the exact scores of some (query, row) pairs of [Q,depth]. errors: how far a float64 one may be from them.
 
     A float64 sum may be off by a little. Where that leaves two float32 numbers possible, the products (exact in
     float64) are summed by math.fsum, so that the result is a function of the vectors alone.
     """
-    depth = candidates.rows.shape[1]
-    flat_rows = candidates.rows.ravel()
-    flat_scores = np.full(flat_rows.shape, -np.inf, np.float32)
-    order = np.argsort(flat_rows, kind="stable")  # corpus order: each shard is read once
-    sorted_rows = flat_rows[order]
-    errors = queries.errors(largest_norm, WIDE_UNIT)
-    for first_row, shard in corpus:
-        begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
-        step = queries.pairs_at_once(shard)
-        for start in range(begin, end, step):
-            pairs = slice(start, min(start + step, end))
-            query, rows = order[pairs] // depth, sorted_rows[pairs] - first_row
-            score, error = queries.scores(query, shard, rows), errors[query]
-            exact = (score + error).astype(np.float32)
-            for i in np.flatnonzero(exact != (score - error).astype(np.float32)):
-                exact[i] = exact_score(queries[query[i]], shard[rows[i]].astype(np.float64))
-            flat_scores[order[pairs]] = exact + np.float32(0)  # -0 becomes 0
-    scores = flat_scores.reshape(candidates.rows.shape)
-    by_rule = np.lexsort((candidates.rows, -scores), axis=1)
-    candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
-    candidates.rows[:] = np.take_along_axis(candidates.rows, by_rule, axis=1)
+    query_of, column_of = np.nonzero(which)
+    order = np.argsort(rows[query_of, column_of], kind="stable")  # corpus order: each shard is read once
+    query_of, column_of = query_of[order], column_of[order]
+    sorted_rows = rows[query_of, column_of]
+
+    def score(first_row: int, shard: Any, pairs: slice) -> None:
+        query, there = query_of[pairs], sorted_rows[pairs] - first_row
+        found, error = queries.scores(query, shard, there), errors[query]
+        exact = (found + error).astype(np.float32)
+        for i in np.flatnonzero(exact != (found - error).astype(np.float32)):
+            exact[i] = exact_score(queries[query[i]], shard[there[i]].astype(np.float64))
+        scores[query, column_of[pairs]] = exact + np.float32(0)  # -0 becomes 0
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy gives the interpreter lock back
+        for first_row, shard in corpus:
+            begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
+            step = queries.pairs_at_once(shard)
+            parts = [slice(start, min(start + step, end)) for start in range(begin, end, step)]
+            for _ in threads.map(partial(score, first_row, shard), parts):
+                pass  # an error is raised here

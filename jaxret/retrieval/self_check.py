@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.precision import compress, losses
 from jaxret.retrieval.proof import Found
-from jaxret.retrieval.rounding import rounding_error, sum_error, upper_norms
+from jaxret.retrieval.rounding import UNIT, rounding_error, sum_error, upper_norms
 from jaxret.types import Ragged
 
 
@@ -14,8 +15,9 @@ def self_check(backend: Backend, lists: bool = False) -> None:
     """Searches small random blocks (with `lists`, of lists) and compares with float64. Raises RuntimeError if anything
     is off.
 
-    What must hold is what the proof needs: every score within the rounding error of the exact one, no document twice,
-    and no document left out above the bound. Some numbers have last bits that TF32 or bfloat16 would lose.
+    What must hold is what the proof needs: every score within the rounding error of the exact one (below float32: above
+    it, by no more than what was lost explains), no document twice, and no document left out above the bound. Some
+    numbers have last bits that TF32 or bfloat16 would lose.
     """
     random = np.random.default_rng(0)
     (_check_lists if lists else _check_vectors)(backend, random)
@@ -29,10 +31,13 @@ def _check_vectors(backend: Backend, random: np.random.Generator) -> None:
         vectors[n // 2 :] = vectors[: n - n // 2]  # every document twice
         vectors[7], queries[0] = 1 + 2.0**-12, 1 + 2.0**-12
         exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
-        norms = upper_norms(vectors.reshape(-1, dimension))
-        error = rounding_error(dimension, upper_norms(queries), float(norms.max()))
+        flat = vectors.reshape(-1, dimension)
+        error = rounding_error(dimension, upper_norms(queries), float(upper_norms(flat).max()))
+        error *= backend.precision.unit(dimension) / UNIT
+        lost = losses(compress(queries, backend.precision), compress(flat, backend.precision))
+        lost = 2 * lost.reshape(n_queries, n, n_vectors).max(axis=-1)
         case = f"{n_queries} queries, {n} documents of {n_vectors} x {dimension}, k = {k}"
-        _compare(backend, backend.load(vectors)(queries, k), exact, error, k, case)
+        _compare(backend, backend.load(vectors)(queries, k), exact, error, lost, k, case)
 
 
 def _check_lists(backend: Backend, random: np.random.Generator) -> None:
@@ -50,12 +55,17 @@ def _check_lists(backend: Backend, random: np.random.Generator) -> None:
         norms = upper_norms(queries.flat).reshape(n_queries, users)
         error = np.array([sum_error(dimension, row, largest) for row in norms])
         case = f"{n_queries} x {users} query vectors, {n} documents of {n_vectors} x {dimension}"
-        _compare(backend, found, exact, error, n, case)
+        _compare(backend, found, exact, error, np.zeros_like(exact), n, case)
 
 
-def _compare(backend: Backend, found: Found, exact: np.ndarray, error: np.ndarray, k: int, case: str) -> None:
-    """exact: scores of all documents, float64 [Q,N]; error: how far float32 may be from them [Q]."""
+def _compare(
+    backend: Backend, found: Found, exact: np.ndarray, error: np.ndarray, lost: np.ndarray, k: int, case: str
+) -> None:
+    """exact: scores of all documents, float64 [Q,N]; error: how far what is computed may be from them [Q]; lost: how
+    far above them, too [Q,N]."""
     n_queries, n = exact.shape
+    low = exact - error[:, None]
+    high = exact + error[:, None] + lost
     wrong = ""
     if found.documents.shape != (n_queries, k) or found.documents.min() < 0 or found.documents.max() >= n:
         wrong = f"returned documents of shape {found.documents.shape} outside 0 to {n - 1}"
@@ -63,8 +73,11 @@ def _compare(backend: Backend, found: Found, exact: np.ndarray, error: np.ndarra
         wrong = "returned a document twice"
     elif (np.diff(found.scores, axis=1) > 0).any():
         wrong = "returned scores that are not descending"
-    elif (np.abs(found.scores - np.take_along_axis(exact, found.documents, axis=1)) > error[:, None]).any():
-        wrong = "is less exact than float32: is TF32 or bfloat16 forced (NVIDIA_TF32_OVERRIDE)?"
+    elif not all(
+        (sign * found.scores <= sign * np.take_along_axis(limit, found.documents, axis=1)).all()
+        for sign, limit in ((1, high), (-1, low))
+    ):
+        wrong = f"is less exact than {backend.precision.name}: is another precision forced (NVIDIA_TF32_OVERRIDE)?"
     else:
         left_out = exact.copy()
         np.put_along_axis(left_out, found.documents, -np.inf, axis=1)

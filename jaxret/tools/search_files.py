@@ -18,6 +18,7 @@ from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
 from jaxret.retrieval.latency import measure, told
+from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.retrieve import Retrieved, Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
@@ -62,6 +63,7 @@ def search_files(
     latency: int = 0,
     dpr_results: bool = False,
     match: str = "string",
+    precision: str = "float32",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
@@ -86,7 +88,7 @@ def search_files(
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision)
     remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
     retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
@@ -143,6 +145,7 @@ def searched_once(searcher: Searcher, asked: Asked, k: int, remove: bool, progre
         f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
         f"queries by {retrieved.result.backend}"
     )
+    print(proven(retrieved.result))
     own = found_themselves(retrieved.rankings)
     if not remove:
         first = [query for query in own if retrieved.rankings[query][0][0] == query]
@@ -225,9 +228,18 @@ def answer(
     backend: str = "auto",
     progress: bool = True,
     filters: Sequence[str] = (),
+    precision: str = "float32",
 ) -> None:
     """Prints the k best passages for a question."""
-    show_answer(Searcher(run, choose_corpus(run, corpus), backend, filters), question, k, progress)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision)
+    show_answer(searcher, question, k, progress)
+
+
+def proven(result: SearchResult) -> str:
+    """What it took to prove a result, in a line."""
+    queries, width = result.rows.shape
+    deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
+    return f"proven: {result.scored / queries:,.0f} candidates a query scored exactly for the best {width}{deeper}"
 
 
 def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:

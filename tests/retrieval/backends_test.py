@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from jaxret.retrieval import backends, proof, rounding
 from jaxret.retrieval.backends import BACKENDS, Padded, Searcher, select_backend
+from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.proof import Found
 from jaxret.retrieval.self_check import self_check
 
@@ -53,6 +55,7 @@ class Faulty:
     description: str = "faulty backend"
     max_rows: int | None = None
     lists: bool = False
+    precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | Padded) -> Searcher:
         assert isinstance(vectors, np.ndarray)
@@ -138,9 +141,13 @@ class FakeGpuFaiss:
     def StandardGpuResources(self) -> object:  # noqa: N802
         return object()
 
-    def GpuIndexFlatIP(self, resources: object, dimension: int) -> Any:  # noqa: N802
+    def GpuIndexFlatConfig(self) -> Any:  # noqa: N802
+        return SimpleNamespace(device=0)
+
+    def GpuIndexFlatIP(self, resources: object, dimension: int, config: Any) -> Any:  # noqa: N802
         import faiss
 
+        assert 0 <= config.device < 2
         return faiss.IndexFlatIP(dimension)
 
 
@@ -154,8 +161,8 @@ def test_lists_of_vectors_go_to_a_backend_that_has_them() -> None:
 def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(backends.Xla):
         @classmethod
-        def open(cls, reason: str) -> Mine:
-            return cls(f"mine ({reason})", "mine")
+        def open(cls, reason: str, precision: Precision = FLOAT32) -> Mine:
+            return cls(f"mine ({reason})", "mine", precision)
 
     monkeypatch.setitem(BACKENDS, "mine", Mine)
     backend = select_backend("mine")
@@ -165,9 +172,10 @@ def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) ->
         select_backend("yours")
 
 
-@pytest.mark.parametrize(("n", "n_vectors", "k"), [(300, 1, 20), (300, 3, 40), (1500, 2, 1500)])
-def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int) -> None:
-    backend = backends.FaissGpu(FakeGpuFaiss(), object(), "fake")
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(("n", "n_vectors", "k"), [(300, 1, 20), (300, 3, 40), (3000, 2, 1500)])
+def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int, gpus: int) -> None:
+    backend = backends.FaissGpu(FakeGpuFaiss(), (object(),) * gpus, "fake")
     self_check(backend)
     queries, vectors = data(n, n_vectors)
     found = backend.load(vectors)(queries, k)
@@ -182,7 +190,7 @@ def test_auto_prefers_a_gpu_that_faiss_sees(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backends, "_import_faiss", lambda: (FakeGpuFaiss(), None))
     backend = select_backend("auto")
     assert backend.name == "faiss-gpu"
-    assert "GPU 0 of 2" in backend.description
+    assert "on 2 GPUs (auto" in backend.description
 
 
 @pytest.mark.parametrize("dimension", [1, 8, 768])
@@ -236,3 +244,15 @@ def test_keep_best_says_what_was_left_out() -> None:
     columns, left_out = proof.keep_best(scores, 4)
     assert columns.shape == (2, 4)
     assert (left_out == -np.inf).all()
+
+
+def test_the_best_of_all_gpus_are_those_of_one() -> None:
+    """The best lie on both GPUs."""
+    queries, vectors = data(90, 2)
+    vectors[30:60] *= 9
+    one, two = (backends.FaissGpu(FakeGpuFaiss(), (object(),) * gpus, "fake") for gpus in (1, 2))
+    expected, found = (backend.load(vectors)(queries, 12) for backend in (one, two))
+    np.testing.assert_array_equal(found.documents, expected.documents)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+    assert (found.bound <= found.scores[:, -1]).all()
+    assert not np.array_equal(found.documents, np.sort(found.documents, axis=1)), "control"

@@ -39,7 +39,7 @@ class Counting:
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.loaded = backend, 0
-        self.name, self.lists = backend.name, backend.lists
+        self.name, self.lists, self.precision = backend.name, backend.lists, backend.precision
         self.max_rows, self.description = backend.max_rows, backend.description
 
     def load(self, block: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from jaxret.retrieval import backends, dense, proof, rounding
 from jaxret.retrieval.backends import Backend, Padded, Searcher, select_backend
+from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.proof import Candidates, Found, SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.shard_set import open_shards
@@ -67,6 +68,7 @@ class Limited:
     name: str = "limited"
     description: str = "limited"
     lists: bool = False
+    precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | Padded) -> Searcher:
         assert isinstance(vectors, np.ndarray)
@@ -90,6 +92,7 @@ class Noisy:
     name: str = "noisy"
     description: str = "noisy"
     lists: bool = False
+    precision: Precision = FLOAT32
 
     def load(self, vectors: np.ndarray | Padded) -> Searcher:
         assert isinstance(vectors, np.ndarray)
@@ -336,3 +339,13 @@ def test_wrong_shapes_are_errors() -> None:
         search(gaussian(5, 8), [], 3, backend)
     with pytest.raises(ValueError, match="40 vectors a document are more than the 16"):
         search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
+
+
+@pytest.mark.parametrize("k", [1, 5, 80])
+def test_what_cannot_be_among_the_best_is_not_scored_exactly(k: int) -> None:
+    """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
+    queries, documents = data("random", 1)
+    result = search(queries, [documents], k, select_backend("faiss-cpu"))
+    assert result.scored == len(queries) * k
+    queries, documents = data("all equal", 1)
+    assert search(queries, [documents], k, select_backend("faiss-cpu")).scored > len(queries) * k or k == 80

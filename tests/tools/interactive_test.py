@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from jaxret.data.records import Query
-from jaxret.retrieval import backends
+from jaxret.retrieval import devices
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import Searcher, choose_corpus
 from jaxret.runs.run import Run
@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_question_ends_nothing(
 
 def compiled() -> int:
     """Programs of the search."""
-    return int(backends._xla_top._cache_size())  # type: ignore[attr-defined]
+    return int(devices.search_cells._cache_size())  # type: ignore[attr-defined]
 
 
 def test_after_the_first_nothing_is_compiled_and_few_bytes_are_read(run: Run) -> None:

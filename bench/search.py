@@ -1,0 +1,111 @@
+"""Exact search beside a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000
+
+Random vectors, opened once by both sides; each round runs the peer and then every backend of ours, so that all see the
+same machine. Ids are compared, and what differs must tie within float32. Prints medians and ratios to the peer. On a
+machine with GPUs the peer is a flat index on GPU 0, and XLA's precisions are worth their rows:
+--backends=xla,xla:bfloat16,xla:int8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+
+def peer(documents: Any) -> Any:
+    """FAISS's flat index, with everything at its default but where it leaves BLAS: at that, it is at its best."""
+    import faiss
+
+    faiss.cvar.distance_compute_blas_threshold = 20
+    index: Any = faiss.IndexFlatIP(documents.shape[1])
+    if getattr(faiss, "get_num_gpus", int)():
+        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+    index.add(documents)
+    return index
+
+
+def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
+    """A backend, or backend:precision, with the documents in memory, as an Index has them."""
+    from jaxret.retrieval.backends import select_backend
+    from jaxret.retrieval.kept import Kept
+    from jaxret.retrieval.search import InMemory, search
+    from jaxret.retrieval.self_check import self_check
+
+    class Named(InMemory):
+        def ids(self, indices: Any) -> list[str]:
+            return [str(row) for row in indices]
+
+    where, _, precision = name.partition(":")
+    backend = select_backend(where, precision=precision or "float32")
+    self_check(backend)
+    vectors = documents[:, None]
+    kept = Kept(Named([vectors]), vectors)
+    print(f"{name}: {backend.description}", flush=True)
+    return lambda queries, k: search(queries, kept, k, backend)
+
+
+def agree(found: Any, scores: Any, rows: Any) -> None:
+    """The peer's ranking is ours but for what its float32 cannot tell apart."""
+    import numpy as np
+
+    np.testing.assert_allclose(found.scores, scores, atol=1e-5 * np.abs(scores).max())
+    differ = found.rows != rows
+    if differ.mean() > 0.01:
+        raise AssertionError(f"{differ.mean():.1%} of the ids differ from the peer's")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--queries", type=int, default=512)
+    parser.add_argument("--k", default="10,100,1000")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--backends", default="faiss-cpu,xla")
+    arguments = parser.parse_args()
+    import numpy as np
+
+    from jaxret.memory import keep_freed_memory
+
+    keep_freed_memory()
+    random = np.random.default_rng(0)
+    documents = random.standard_normal((arguments.rows, arguments.dimension), dtype=np.float32)
+    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    queries = random.standard_normal((arguments.queries, arguments.dimension), dtype=np.float32)
+    index = peer(documents)
+    systems = {name: ours(name, documents) for name in arguments.backends.split(",")}
+    print(f"{arguments.queries} queries on {arguments.rows:,} x {arguments.dimension}, {arguments.rounds} rounds")
+    for k in map(int, arguments.k.split(",")):
+        seconds: dict[str, list[float]] = {"peer": [], **{name: [] for name in systems}}
+        told = {}
+        for number in range(arguments.rounds + 1):
+            begin = time.perf_counter()
+            scores, rows = index.search(queries, k)
+            taken = {"peer": time.perf_counter() - begin}
+            for name, run in systems.items():
+                begin = time.perf_counter()
+                found = run(queries, k)
+                taken[name] = time.perf_counter() - begin
+                agree(found, scores, rows)
+                told[name] = f"{found.scored / len(queries):.0f} scored exactly, rounds {found.rounds}"
+            if number:  # the first round compiles
+                for name, value in taken.items():
+                    seconds[name].append(value)
+        medians = {name: float(np.median(values)) for name, values in seconds.items()}
+        print(f"k={k}: FAISS flat {medians['peer']:.3f} s")
+        for name in systems:
+            ratio = medians[name] / medians["peer"]
+            print(f"  {name:<14} {medians[name]:.3f} s, {ratio:.2f} times the peer ({told[name]})", flush=True)
+    print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""A corpus on the devices of this machine, searched by one program: queries go in, k results come out.
+
+Rows are dealt out to cells, row r to cell r % C, and each device holds as many cells: so the best rows of a query,
+wherever the corpus has them, lie in all cells alike, and each needs to give back few more than its share. What a cell
+leaves out is in the bound that the proof (`proof.py`) asks for: a share that was too small costs a query a second look,
+never a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxret.retrieval.precision import Compressed, Precision, compress
+from jaxret.retrieval.proof import Found
+
+CELL = 32_768  # vectors of a cell at most: its scores of 1,024 queries are 128 MiB
+CHUNK_BYTES = 2**26  # of float32 vectors that are on their way to the devices at a time
+DEVIATIONS = 6  # of a share's size that a cell gives back beyond it
+SMALLEST = 8  # and so many more
+ROWS = "rows"  # the axis of the mesh
+
+
+class Layout(NamedTuple):
+    """Where rows lie: row r is place r // cells of cell r % cells. size: places of a cell, of which some of the last
+    may be empty. width: vectors of a row."""
+
+    cells: int
+    size: int
+    width: int
+
+    def chunk(self, dimension: int) -> int:
+        """Places of every cell that are filled at a time; divides `size`."""
+        places = self.size
+        while places % 2 == 0 and places * self.cells * self.width * dimension * 4 > CHUNK_BYTES:
+            places //= 2
+        return places
+
+
+def local_mesh() -> Mesh:
+    return Mesh(np.array(jax.local_devices()), (ROWS,), axis_types=(AxisType.Auto,))
+
+
+def lay_out(rows: int, width: int, devices: int) -> Layout:
+    cells = devices * math.ceil(rows * width / (devices * CELL))
+    return Layout(cells, few_sizes(math.ceil(rows / cells)), width)
+
+
+def power_of_two(count: int) -> int:
+    """The next one: few sizes, so few programs are compiled."""
+    return 1 << (count - 1).bit_length()
+
+
+def few_sizes(count: int) -> int:
+    """The next size in steps of a sixteenth of a power of two: blocks from which rows were left out are all of other
+    sizes, and each size is a program."""
+    step = max(1, power_of_two(count) // 16)
+    return -(-count // step) * step
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows on the devices of a mesh, the first `rows` places of a layout. vectors: numbers [cells, size * width, D],
+    the rest [cells, size * width], split by cells."""
+
+    mesh: Mesh
+    layout: Layout
+    rows: int
+    precision: Precision
+    vectors: Compressed
+
+    def __call__(self, queries: np.ndarray, k: int) -> Found:
+        """The k rows with the highest scores of queries [Q,D] float32."""
+        count, k = len(queries), min(k, self.rows)
+        padded = np.pad(queries, ((0, power_of_two(count) - count), (0, 0)))
+        wanted = min(few_sizes(k), self.rows)
+        asked = compress(padded, self.precision)
+        found = search_cells(asked, self.vectors, self.rows, self.layout, wanted, self.mesh)
+        scores, rows, bound = (np.asarray(x)[:count] for x in found)
+        if k < wanted:
+            bound = np.maximum(bound, scores[:, k])
+        return Found(scores[:, :k], rows[:, :k].astype(np.int64), bound)
+
+
+def hold(chunks: Iterable[np.ndarray], layout: Layout, precision: Precision, mesh: Mesh) -> Held:
+    """Puts rows on the devices. chunks: [places * cells, width, D] float32, `layout.chunk` places each; the last may be
+    shorter."""
+    where = NamedSharding(mesh, P(ROWS))
+    vectors, rows = None, 0
+    for chunk in chunks:
+        dimension = chunk.shape[-1]
+        places = layout.chunk(dimension)
+        whole = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
+        some = compress(whole.reshape(-1, dimension), precision)
+        dealt = jax.device_put(jax.tree.map(partial(_deal, layout=layout, places=places), some), where)
+        if places == layout.size:
+            vectors = dealt
+        else:
+            vectors = _empty(dealt, layout, where) if vectors is None else vectors
+            vectors = _fill(vectors, dealt, rows // layout.cells * layout.width)
+        rows += len(chunk)
+    assert vectors is not None, "there are no rows"
+    return Held(mesh, layout, rows, precision, vectors)
+
+
+def _deal(x: np.ndarray, layout: Layout, places: int) -> np.ndarray:
+    """[places * cells * width, ...] -> [cells, places * width, ...]."""
+    by_place = x.reshape(places, layout.cells, layout.width, *x.shape[1:])
+    return np.ascontiguousarray(by_place.swapaxes(0, 1)).reshape(layout.cells, places * layout.width, *x.shape[1:])
+
+
+def _empty(like: Compressed, layout: Layout, where: NamedSharding) -> Compressed:
+    def zeros(x: jax.Array) -> jax.Array:
+        return jnp.zeros((layout.cells, layout.size * layout.width, *x.shape[2:]), x.dtype, device=where)
+
+    return jax.tree.map(zeros, like)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _fill(vectors: Compressed, chunk: Compressed, at: jax.Array | int) -> Compressed:
+    return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, at, axis=1), vectors, chunk)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def search_cells(
+    queries: Compressed, vectors: Compressed, rows: jax.Array | int, layout: Layout, k: int, mesh: Mesh
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Scores and places [Q,k] of the k best of the first `rows` rows, descending, and what no other row's score is
+    above [Q].
+
+    Each device goes through its cells, one product after another, and gives back the k best of them: these are all that
+    travels. Where there are fewer than k, others fill up with -inf.
+    """
+    per_cell = share(k, layout)
+
+    def device(
+        queries: Compressed, rows: jax.Array, cells: jax.Array, vectors: Compressed
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def one(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            number, held = cell
+            there = jnp.arange(layout.size) * layout.cells + number
+            scores = upper_bounds(queries, held, jnp.repeat(there < rows, layout.width))
+            top, places, bound = best(scores.reshape(-1, layout.size, layout.width).max(axis=-1), per_cell)
+            return top, there[places], bound
+
+        tops, found, bounds = jax.lax.map(one, (cells, vectors))  # [cells of the device, Q, ...]
+        return jax.tree.map(lambda x: x[None], merge(tops, found, bounds.max(axis=0), k))
+
+    specs = (P(), P(), P(ROWS), P(ROWS))
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS))
+    found = mapped(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
+    tops, places, bounds = jax.lax.with_sharding_constraint(found, NamedSharding(mesh, P()))
+    return merge(tops, places, bounds.max(axis=0), k)
+
+
+def share(k: int, layout: Layout) -> int:
+    """Rows that a cell gives back: what it has of the best k, if these lie anywhere, and some more."""
+    expected = k / layout.cells
+    return min(layout.size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
+
+
+def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
+    """What the products of [Q,D] and [N,D] are at most, float32 [Q,N] (`precision.py`); -inf where none exists [N]."""
+    kind = queries.numbers.dtype
+    exact = jax.lax.Precision.HIGHEST if kind in (jnp.float32, jnp.float16) else None
+    product = jnp.einsum(
+        "qd,nd->qn",
+        queries.numbers,
+        vectors.numbers,
+        precision=exact,
+        preferred_element_type=jnp.int32 if kind == jnp.int8 else jnp.float32,
+    ).astype(jnp.float32)
+    if queries.scale is not None:
+        product = product * queries.scale[:, None] * vectors.scale
+    # Before anything is added: a GPU's product would start from a matrix [Q,N] of what is added to it.
+    product = jnp.where(exists, product, -jnp.inf)
+    if queries.error is not None:
+        product = product + queries.norm[:, None] * vectors.error + queries.error[:, None] * vectors.norm
+    return product
+
+
+def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The `count` highest scores of each row of [Q,n], their columns, and what no other is above [Q].
+
+    They lie in the `count` groups of columns with the highest maxima: no row is sorted whole.
+    """
+    n_queries, n = scores.shape
+    group = power_of_two(max(1, math.isqrt(n // count)))
+    if group < 4:
+        top, places = jax.lax.top_k(scores, count)
+    else:
+        groups = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, -1, group)
+        _, chosen = jax.lax.top_k(groups.max(axis=-1), count)
+        inside = jnp.take_along_axis(groups, chosen[..., None], axis=1).reshape(n_queries, -1)
+        top, at = jax.lax.top_k(inside, count)
+        places = jnp.take_along_axis(chosen, at // group, axis=1) * group + at % group
+    return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
+
+
+def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The k best of what several found, [several,Q,n], and the bound [Q] with what that leaves out."""
+    n_queries = tops.shape[1]
+    all_tops, all_rows = (jnp.moveaxis(x, 0, 1).reshape(n_queries, -1) for x in (tops, rows))
+    if all_tops.shape[1] <= k and len(tops) == 1:
+        return all_tops, all_rows, bound
+    top, places = jax.lax.top_k(all_tops, min(k + 1, all_tops.shape[1]))
+    bound = jnp.maximum(bound, top[:, k:].max(axis=1, initial=-jnp.inf))
+    return top[:, :k], jnp.take_along_axis(all_rows, places[:, :k], axis=1), bound

@@ -1,0 +1,29 @@
+"""What corpora need, by arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxret.chips import parse_topology
+from jaxret.plan.sizes import families, markdown
+from tests.pipeline import REPOSITORY
+
+
+def test_every_family_has_its_vectors() -> None:
+    found = {name: (vectors, dimension) for name, vectors, dimension in families(REPOSITORY / "configs")}
+    assert found["base"] == (1, 768)
+    assert found["mvr"] == (8, 768)
+    assert found["colbert:late"] == (80, 128)
+
+
+def test_bytes_and_seconds_of_a_row() -> None:
+    """1,024 queries on 8,841,823 vectors of 768 numbers, over 8 GPUs."""
+    rows = [line.split(" | ") for line in markdown(REPOSITORY / "configs", parse_topology("h100:8"))]
+    (row,) = [row for row in rows if row[0].startswith("| base ") and row[1] == "8,841,823"]
+    numbers = 8_841_823 * 768
+    assert row[2:4] == [f"{numbers * 4 / 2**30:.1f} GiB", f"{numbers * 2 / 2**30:.1f} GiB"]
+    memory, time = row[5].split(", ")
+    assert float(memory.removesuffix(" GiB")) == pytest.approx(numbers * 2 / 8 / 2**30, rel=0.05)
+    assert int(time.removesuffix(" ms")) == pytest.approx(2 * 1024 * numbers / 8 / 989.4e12 * 1e3, abs=0.6)
+    (large,) = [row for row in rows if row[0].startswith("| mvr ") and row[1] == "100,000,000"]
+    assert "in pieces" in large[4]

@@ -1,0 +1,239 @@
+"""A corpus on eight devices, in every precision: the results of FAISS, to the last bit; and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import faiss
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.retrieval import devices, pieces, precision
+from jaxret.retrieval.backends import Xla, select_backend
+from jaxret.retrieval.devices import Layout, best, hold, lay_out, local_mesh, share
+from jaxret.retrieval.kept import Kept
+from jaxret.retrieval.pieces import ahead
+from jaxret.retrieval.precision import PRECISIONS, compress
+from jaxret.retrieval.proof import SearchResult
+from jaxret.retrieval.search import InMemory, search
+from jaxret.retrieval.self_check import self_check
+
+K = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    """Cells of 32 vectors, chunks of a few rows, pieces of 400 rows or fewer."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "CELL", 32)
+        patch.setattr(devices, "CHUNK_BYTES", 2**15)
+        patch.setattr(pieces, "HOST_BYTES", 400 * 16 * 4)
+        yield
+    faiss.omp_set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def texts() -> tuple[np.ndarray, np.ndarray]:
+    """Queries, and documents of which many are near a query, one after the other, and some twice."""
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((9, 16), dtype=np.float32)
+    documents = random.standard_normal((1500, 1, 16), dtype=np.float32)
+    documents[300:500, 0] = queries[2] + 0.3 * documents[300:500, 0]
+    documents[900:960] = documents[300]
+    nearly = 1 + 1e-3 * random.standard_normal((140, 1), dtype=np.float32)
+    documents[1000:1140, 0] = nearly * queries[4]  # bfloat16 has three digits
+    return queries, documents
+
+
+@pytest.fixture(scope="module")
+def expected(texts: tuple[np.ndarray, np.ndarray]) -> SearchResult:
+    queries, documents = texts
+    return search(queries, [documents], K, select_backend("faiss-cpu"))
+
+
+class Named(InMemory):
+    """A corpus with ids, as those on disk."""
+
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        return [f"p{row}" for row in indices]
+
+
+def assert_same_bits(found: SearchResult, expected: SearchResult) -> None:
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores.view(np.int32), expected.scores.view(np.int32))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_results_of_faiss_in_every_precision(
+    name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult
+) -> None:
+    queries, documents = texts
+    backend = select_backend("xla", precision=name)
+    found = search(queries, [documents[:333], documents[333:]], K, backend)
+    assert_same_bits(found, expected)
+    assert len(queries) * K <= found.scored < sum(found.rounds) * 6 * K
+    assert ("candidates in" in found.backend) == (name != "float32")
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_control_without_what_was_lost_results_are_wrong(
+    name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
+    queries, documents = texts
+    monkeypatch.setattr("jaxret.retrieval.proof.MARGIN", 0)
+    backend = select_backend("xla", precision=name)
+    eager = replace(backend, precision=replace(PRECISIONS[name], more=0.0))  # type: ignore[type-var]
+    assert_same_bits(search(queries, [documents], K, eager), expected)
+
+    def lossless(vectors: np.ndarray, of: precision.Precision) -> precision.Compressed:
+        found = compress(vectors, of)
+        return found._replace(error=np.zeros_like(found.error))
+
+    monkeypatch.setattr(devices, "compress", lossless)
+    assert (search(queries, [documents], K, eager).rows != expected.rows).any()
+
+
+def test_several_vectors_a_document(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    queries, documents = texts
+    several = documents.reshape(500, 3, 16)
+    one = search(queries, [several], 7, select_backend("faiss-cpu"))
+    assert_same_bits(search(queries, [several], 7, select_backend("xla", precision="int8")), one)
+
+
+def test_one_device_finds_what_eight_find(
+    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, documents = texts
+    first = jax.local_devices()[:1]
+    monkeypatch.setattr(devices.jax, "local_devices", lambda: first)
+    backend = select_backend("xla")
+    assert isinstance(backend, Xla)
+    assert backend.mesh.size == 1
+    assert_same_bits(search(queries, [documents], K, backend), expected)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_self_check_passes(name: str) -> None:
+    self_check(select_backend("xla", precision=name))
+
+
+def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "upper_bounds", lambda q, d, _: (q.numbers @ d.numbers.T).astype(jnp.float32))
+    jax.clear_caches()
+    with pytest.raises(RuntimeError, match=r"candidates in bfloat16 .* is less exact than bfloat16"):
+        self_check(select_backend("xla", precision="bfloat16"))
+    jax.clear_caches()
+
+
+def test_every_row_lies_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 rows of two vectors in 16 cells, in chunks of two places."""
+    rows = np.arange(200, dtype=np.float32).reshape(100, 2, 1) * np.ones(4, np.float32)
+    layout = Layout(cells=16, size=8, width=2)
+    monkeypatch.setattr(devices, "CHUNK_BYTES", 2 * 16 * 2 * 4 * 4)
+    step = layout.chunk(4) * layout.cells
+    assert step == 32
+    held = hold(
+        (rows[start : start + step] for start in range(0, 100, step)), layout, PRECISIONS["float32"], local_mesh()
+    )
+    numbers = np.asarray(held.vectors.numbers).reshape(16, 8, 2, 4)
+    there = np.stack([numbers[row % 16, row // 16] for row in range(100)])
+    np.testing.assert_array_equal(there, rows)
+    assert held.rows == 100
+    assert {len(part.data) for part in held.vectors.numbers.addressable_shards} == {2}
+
+
+def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
+    for rows in (1, 9, 255, 257, 10_000, 123_456):
+        for width in (1, 3):
+            layout = lay_out(rows, width, 8)
+            assert layout.cells % 8 == 0
+            assert layout.size * width <= 32 + 2 * width
+            assert rows <= layout.cells * layout.size
+            assert layout.size % layout.chunk(16) == 0
+
+
+def test_a_share_is_enough_for_all_and_for_the_best_wherever_they_are() -> None:
+    layout = lay_out(3000, 1, 8)
+    assert share(3000, layout) == layout.size
+    for k in (1, 40, 1000):
+        assert share(k, layout) * layout.cells >= k
+    random = np.random.default_rng(0)
+    worst = max(np.bincount(random.permutation(3000)[:40] % layout.cells).max() for _ in range(200))
+    assert worst <= share(40, layout) < 40
+
+
+@pytest.mark.parametrize(("n", "count"), [(300, 3), (301, 7), (40, 40), (64, 20)])
+def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> None:
+    scores = np.random.default_rng(n).integers(0, 50, (5, n)).astype(np.float32)
+    top, places, bound = (np.asarray(x) for x in best(jnp.asarray(scores), count))
+    np.testing.assert_array_equal(top, -np.sort(-scores, axis=1)[:, :count])
+    np.testing.assert_array_equal(np.take_along_axis(scores, places, axis=1), top)
+    assert all(len(set(row)) == count for row in places.tolist())
+    np.testing.assert_array_equal(bound, top[:, -1] if count < n else np.full(5, -np.inf))
+
+
+def test_what_is_too_large_comes_in_pieces_alike(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    _, documents = texts
+    backend = select_backend("xla")
+    assert isinstance(backend, Xla)
+    corpus = InMemory([documents[:400], documents[400:]])
+    found = list(pieces.pieces(corpus, backend))
+    assert [len(block.documents) for block in found] == [375, 375, 375, 375]
+    assert np.concatenate([block.documents for block in found]).tolist() == list(range(1500))
+    assert len({block.top.layout for block in found}) == 1, "one program for all"  # type: ignore[attr-defined]
+    documents = documents.copy()
+    documents[1234, 0, 3] = np.nan
+    with pytest.raises(ValueError, match=r"document row 1234 has a NaN"):
+        list(pieces.pieces(InMemory([documents]), backend))
+
+
+def test_what_fits_is_kept_on_the_devices_without_a_copy(
+    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on devices with a memory of their own, which have room for 1,700 rows in int8, and for fewer in float32."""
+    queries, documents = texts
+    backend = select_backend("xla", precision="int8")
+    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # a sixteenth of it may stay empty
+    stored = Named([documents[:400], documents[400:]])
+    assert pieces.on_devices(stored, backend)
+    assert not pieces.on_devices(stored, select_backend("xla"))
+    assert not pieces.on_devices(stored, select_backend("faiss-cpu"))
+    kept = Kept(stored, None)
+    for _ in range(2):
+        assert_same_bits(search(queries, kept, K, backend), expected)
+    ((block,),) = kept.blocks.values()
+    assert block.top.vectors.numbers.dtype == jnp.int8  # type: ignore[attr-defined]
+
+
+def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> None:
+    made = []
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            made.append(number)
+            yield number
+        raise ValueError("the fifth")
+
+    found = ahead(items())
+    assert next(found) == 0
+    with pytest.raises(ValueError, match="the fifth"):
+        list(found)
+    assert made == [0, 1, 2, 3]
+
+
+def test_lists_and_faiss_are_searched_in_float32_alone() -> None:
+    with pytest.raises(
+        ValueError, match=r"'faiss-cpu' computes in float32, not in int8; this precision needs xla, or auto"
+    ):
+        select_backend("faiss-cpu", precision="int8")
+    with pytest.raises(ValueError, match=r"no lists of vectors in int8; leave --precision at float32"):
+        select_backend("xla", lists=True, precision="int8")
+    chosen = select_backend("auto", precision="bfloat16")
+    assert chosen.name == "xla"
+    assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description
