@@ -62,7 +62,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
         ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
-        ("-m", ("jaxret",), "what is to be done? jaxret VERB, one of train, encode,"),
+        ("-m", ("jaxret",), "what is to be done? jaxret VERB, one of train, "),
         ("-m", ("jaxret", "demmo"), "'demmo' is no verb; did you mean demo?"),
         ("-m", ("jaxret", "--config=mlr"), "'--config=mlr' is no verb (jaxret -h lists them)"),
         ("-m", ("jaxret", "data"), "'data' is no verb: it is data check or data "),
