@@ -35,7 +35,7 @@ _TEACHER = flags.DEFINE_string(
 _FROM_RETRIEVAL = flags.DEFINE_bool(
     "positives_from_retrieval",
     False,
-    "retrieved passages with an answer string are the positives, the first one the target, as the reference recipe has it",
+    "retrieved passages with an answer string are the positives, the first one the target, as in the reference recipe",
 )
 _CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records follow")
 _SUBSET = flags.DEFINE_integer(

@@ -36,7 +36,7 @@ def test_every_variant_of_every_file_is_read() -> None:
         found = [n for n in names if n.partition(":")[0] == name]
         assert found == ([f"{name}:{suffix}" for suffix in module.SUFFIXES] if takes else [name])
     left_out = {name.partition(":")[0] for name in set(names) - {name for name, _ in for_accelerators(CONFIGS)}}
-    assert left_out == {"cross_encoder", "demo", "minilm"}
+    assert {name for name in left_out if not name.startswith("pretraining/")} == {"cross_encoder", "demo", "minilm"}
 
 
 def test_programs_are_alike_that_differ_in_constants() -> None:
