@@ -16,7 +16,7 @@ from jaxret.retrieval.backends import Xla, select_backend
 from jaxret.retrieval.devices import Layout, best, hold, lay_out, local_mesh, share
 from jaxret.retrieval.kept import Kept
 from jaxret.retrieval.pieces import ahead
-from jaxret.retrieval.precision import PRECISIONS, compress
+from jaxret.retrieval.precision import PRECISIONS, Compressed, compress
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import InMemory, search
 from jaxret.retrieval.self_check import self_check
@@ -124,7 +124,10 @@ def test_the_self_check_passes(name: str) -> None:
 
 
 def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "upper_bounds", lambda q, d, _: (q.numbers @ d.numbers.T).astype(jnp.float32))
+    def products(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
+        return jnp.where(exists, (queries.numbers @ vectors.numbers.T).astype(jnp.float32), -jnp.inf)
+
+    monkeypatch.setattr(devices, "upper_bounds", products)
     jax.clear_caches()
     with pytest.raises(RuntimeError, match=r"candidates in bfloat16 .* is less exact than bfloat16"):
         self_check(select_backend("xla", precision="bfloat16"))
