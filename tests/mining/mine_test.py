@@ -251,6 +251,7 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     assert "2 of 5  the positive again" in str(found)
 
 
+@pytest.mark.exhaustive
 def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same negatives and scores as from the run file of a search; positives are scored by the model too."""
     write_encoder(tmp_path / "encoder")

@@ -98,6 +98,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
+@pytest.mark.exhaustive
 def test_the_losses_fall(run: Path) -> None:
     for name in ("loss", "mlm_loss", "head_loss"):
         values = logged(run, name)
@@ -184,6 +185,7 @@ def test_logits_are_those_of_transformers(run: Path) -> None:
     assert np.abs(np.asarray(jax.jit(logits)(moved)) - theirs)[mask].max() > 1e-3  # control
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: Path) -> None:
     halves = {"pretraining__method": "cocondenser", "encoder__checkpoint": str(run / "start")}
     pretrain(config_of(data, train__steps=12, **halves), tmp_path / "run", False)

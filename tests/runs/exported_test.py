@@ -53,6 +53,7 @@ def test_the_reader_makes_the_runs_vectors(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(numpys["vectors"](states, *arguments), expected, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no jaxret.json; `jaxret export --to=hf` writes it"):
         read_export(tmp_path)

@@ -54,7 +54,8 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -
         assert np.abs(found - stored[f"{'cls' if name != 'cls' else 'mean'}/{side}"]).max() > 0.1, "control"
 
 
-@pytest.mark.parametrize("token", ["", pytest.param("mean", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("token", ["", "mean"])
 def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     folder = write_bert(tmp_path / "encoder")

@@ -67,6 +67,7 @@ def test_ids_that_are_others_are_found(run: Path, tmp_path: Path, monkeypatch: p
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_a_corpus_that_is_not_there(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no corpus 'other'; it has data"):
         export(run, "pyserini", tmp_path / "out", corpus="other")

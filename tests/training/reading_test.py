@@ -131,14 +131,11 @@ ENCODERS: dict[str, Any] = {
 }
 
 
-SHORT = (("bert", "cheap"),)
 CASES = [(encoder, policy) for encoder in ENCODERS for policy in ("none", "cheap", "layer")]
 
 
-@pytest.mark.parametrize(
-    ("encoder", "policy"),
-    [pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.exhaustive]) for case in CASES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("encoder", "policy"), CASES)
 def test_split_and_recomputed_is_neither(encoder: str, policy: str) -> None:
     """Loss and gradient, with dropout: on eight devices, parameters split over four, as on one device."""
     overrides = tiny.MLR | {"head.token": "mean", "encoder.recompute": policy}

@@ -145,6 +145,7 @@ def workdir(root: Path) -> Path:
     return root / "run"
 
 
+@pytest.mark.exhaustive
 def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) -> None:
     """Among all that its query has, not those of a batch; by a brute force over the reranker's scores."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -202,6 +203,7 @@ def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
     assert reranked(run, scores, 3) == {"q": expected}
 
 
+@pytest.mark.exhaustive
 def test_scores_that_are_written_teach_a_retriever(
     root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

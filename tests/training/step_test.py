@@ -119,7 +119,7 @@ def test_parameters_are_split_over_fsdp(family: str) -> None:
     assert encoder["layers"]["intermediate"]["bias"].sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_in_batch_negatives_span_all_devices(family: str) -> None:
     """The loss over eight devices is that of the whole batch, not the mean of its halves' losses."""
     trainer, first, _ = trained(family, "8x1")
@@ -214,6 +214,7 @@ def test_an_unhealthy_state_stays_as_it_is_even_on_sound_batches() -> None:
     assert distance(host(control.params), before.params) > 1e-4, "control: a healthy state moves"
 
 
+@pytest.mark.exhaustive
 def test_what_may_be_skipped_changes_nothing_but_the_count() -> None:
     """Twice; the third time the state is no longer healthy and stays as it is."""
     trainer = Trainer("dual_encoder", "8x1", Rule(ema=0.5, skip_nonfinite=2))
@@ -324,6 +325,7 @@ def test_an_accumulated_gradient_is_the_mean_of_its_batches(family: str, mesh: s
             assert relative_error(control, expected) > 1e-2, "control: another batch, other masks"
 
 
+@pytest.mark.exhaustive
 def test_accumulated_batches_share_no_negatives() -> None:
     """One batch of all their queries has another loss."""
     objective = make_objective(DUAL_ENCODER, mesh_of("1"), WITHOUT_DROPOUT)
