@@ -22,6 +22,7 @@ _TRAIN = flags.DEFINE_string("train", "", "instead of a run: training data, all 
 _NEGATIVES_RUN = flags.DEFINE_string("negatives_run", "", "of a folder of training data: as data.negatives_run")
 _SPLIT = flags.DEFINE_string("split", "", "split, where a folder is given; default: test, of --train train")
 _K = flags.DEFINE_integer("k", 100, "passages of a query that are scored; the others stay behind", lower_bound=1)
+_TAIL = flags.DEFINE_bool("tail", True, "write those that were not scored, too, behind; --notail for a teacher's run")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training, or 128")
 _PASSAGE_LENGTH = flags.DEFINE_integer(
@@ -65,4 +66,5 @@ def main() -> None:
             qrels=_QRELS.value,
             split=_SPLIT.value or "test",
             on_error=_ON_ERROR.value,
+            tail=_TAIL.value,
         )

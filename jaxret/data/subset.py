@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxret.data.batches import TrainingSet
 from jaxret.data.formats import hash_id
+from jaxret.data.teacher import Teacher
 from jaxret.storage import sha256_json
 
 
@@ -25,6 +26,7 @@ def take_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet:
     """The examples of `count` of the queries. The passages stay as they are; the digest says which they are."""
     chosen = subset_of(data.query_ids, count, seed)
     rows = np.array([row for row, key in enumerate(data.query_ids) if key in chosen])
+    teacher = data.teacher
     return replace(
         data,
         queries=data.queries.take(rows),
@@ -32,5 +34,6 @@ def take_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet:
         known_positives=data.known_positives[rows],
         negatives=data.negatives.take(rows),
         query_ids=[data.query_ids[row] for row in rows],
+        teacher=teacher and Teacher(teacher.positives[rows], teacher.negatives.take(rows)),
         digest=sha256_json([data.digest, count, seed]),
     )

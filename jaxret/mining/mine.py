@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from jaxret.data.files import Policy, write_text
-from jaxret.data.formats import absolute, describe, exists, read_corpus, scan_corpus
+from jaxret.data.formats import absolute, describe, exists, read_corpus, scan_corpus, source_path
 from jaxret.data.formats.example_writers import tevatron_record
 from jaxret.data.formats.readers import keeps_first
 from jaxret.data.records import Example, Passage
@@ -117,7 +117,10 @@ def require_settings(job: Job) -> None:
         raise ValueError(
             "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
         )
-    if any(Path(file).absolute() == Path(job.out).absolute() for file in job.concat):
+    for file in job.concat:
+        if not source_path(file).is_file():
+            raise ValueError(f"--concat={file} is no file; give one of training records")
+    if any(source_path(file).absolute() == Path(job.out).absolute() for file in job.concat):
         raise ValueError(f"{job.out} would be written while it is read; give --out another name")
 
 
@@ -192,7 +195,10 @@ def write_examples(job: Job, path: Path, examples: Iterator[Example], every: boo
 
 def parents_path(path: Path) -> Path:
     """What a mined file was made of: written beside it."""
-    return path.with_name(f"{path.name.split('.')[0]}.parents.json")
+    name = path.name
+    for ending in (".gz", ".zst", ".jsonl", ".json"):
+        name = name.removesuffix(ending)
+    return path.with_name(f"{name}.parents.json")
 
 
 def write_parents(
@@ -211,7 +217,7 @@ def write_parents(
         "corpus": dict(corpus),
         "pools": [pool.parent() for pool in pools],
         "teacher": job.teacher,
-        "concat": [{"source": source, "sha256": sha256_file(source)} for source in job.concat],
+        "concat": [{"source": source, "sha256": sha256_file(source_path(source))} for source in job.concat],
         "settings": asdict(job.settings),
         "left_out": dict(tally.left_out),
         "audit": found.to_json(),

@@ -227,7 +227,7 @@ def _score_exactly(
     _score(scores, first, candidates.rows, queries, errors, corpus)
     lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
     at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
-    second = ~first & (at_most >= lowest)
+    second = ~first & (at_most >= lowest) & (candidates.rows >= 0)
     _score(scores, second, candidates.rows, queries, errors, corpus)
     by_rule = np.lexsort((candidates.rows, -scores), axis=1)
     candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
@@ -244,6 +244,8 @@ def _score(
     float64) are summed by math.fsum, so that the result is a function of the vectors alone.
     """
     query_of, column_of = np.nonzero(which)
+    if not len(query_of):
+        return  # nothing to read the corpus for
     order = np.argsort(rows[query_of, column_of], kind="stable")  # corpus order: each shard is read once
     query_of, column_of = query_of[order], column_of[order]
     sorted_rows = rows[query_of, column_of]
@@ -261,5 +263,6 @@ def _score(
             begin, end = np.searchsorted(sorted_rows, [first_row, first_row + len(shard)])
             step = queries.pairs_at_once(shard)
             parts = [slice(start, min(start + step, end)) for start in range(begin, end, step)]
-            for _ in threads.map(partial(score, first_row, shard), parts):
+            at_once = threads.map if len(parts) > 1 else map  # no thread is started for a single one
+            for _ in at_once(partial(score, first_row, shard), parts):
                 pass  # an error is raised here

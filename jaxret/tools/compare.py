@@ -112,7 +112,8 @@ def read_result(given: str, data: str) -> Result:
     values = stored["per_query"] | stored.get("answers", {}).get("per_query", {})
     config = flatten(upgrade(made["config"]))
     system = {key: value for key, value in config.items() if not re.fullmatch(_NOT_THE_SYSTEM, key)}
-    trained = {name: one.get("sha256") for name, one in (made.get("training_data") or {}).items()}
+    sets = (made.get("training_data") or {}).items()
+    trained = {name: [one.get("sha256"), one.get("scores")] for name, one in sets}
     run = path.resolve().parent.parent if path.resolve().parent.name == "eval" else path.with_suffix("")
     return Result(
         path=path,
@@ -123,6 +124,7 @@ def read_result(given: str, data: str) -> Result:
             "corpus": made["corpus"]["sha256"],
             "filter": made["search"].get("filter", []),
             "self_matches": dataset["self_matches"],
+            "match": dataset.get("match", "string"),
         },
         k=made["search"]["k"],
         system=sha256_json([system, trained]),

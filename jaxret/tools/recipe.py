@@ -127,7 +127,8 @@ class _Recipe:
             mined = {"data.train": str(self.mined(stage.name)), "data.negatives_run": "", "data.subset": 0}
             config = changed(config, mined, stage.name)
         self._do(f"{stage.name}.train", self._training(stage, config), lambda: self._train(stage, config))
-        encoding = {"corpus": self._corpus, "run": self._made[f"{stage.name}.train"]}
+        made = self._made[f"{stage.name}.train"]
+        encoding = {"corpus": self._corpus, "run": made, "dtype": config.encode.dtype}
         self._do(f"{stage.name}.encode", encoding, lambda: self._encode(stage))
         self._do(f"{stage.name}.search", self._searching(stage), lambda: self._search(stage))
         return self._in_order(read_evaluation(self._result(stage)))
@@ -198,7 +199,8 @@ class _Recipe:
         keys = {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"}
         start = config.train.start_from
         earlier = self._made.get(f"{start}.train", {}) if start in self.stages else {}
-        return {"config": keys, "train": train, "dev": self._digest(dev), "start_from": earlier}
+        named = self._digest(_named_files(config, start not in self.stages))
+        return {"config": keys, "train": train, "dev": self._digest(dev), "start_from": earlier, "named": named}
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
@@ -248,3 +250,19 @@ def _training_files(source: str, split: str) -> list[Path]:
     if path.is_file() and not is_named(path):
         return [path]
     return example_files(source, split)
+
+
+def _named_files(config: ConfigDict, start: bool) -> list[Path]:
+    """The files on this machine that training reads beside its data: a config has their names alone. start: also those
+    of the run that it starts from."""
+    data, found = config.data, []
+    for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
+        if source and source_path(source).is_file():
+            found.append(source_path(source))
+    if config.validation.corpus:
+        found += files_of(corpus_file(config.validation.corpus))
+    model = Path(config.encoder.checkpoint)
+    found += [model / name for name in ("config.json", "model.safetensors") if (model / name).is_file()]
+    if start and config.train.start_from:
+        found += sorted(Workdir(config.train.start_from).checkpoints.glob("*/_CHECKPOINT_METADATA"))
+    return found

@@ -18,7 +18,8 @@ from jaxret.data.formats import (
     source_path,
     write_run,
 )
-from jaxret.data.formats.example_writers import flag_examples
+from jaxret.data.formats.example_writers import tevatron_examples, tevatron_first
+from jaxret.data.formats.readers import keeps_first
 from jaxret.data.records import Example, Passage, Rankings
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_text
@@ -28,16 +29,17 @@ from jaxret.storage import require_writable
 MEASURES = ("nDCG@10", "RR@10", "R@100")
 
 
-def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int) -> Rankings:
+def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
     """Every ranking with its first `depth` passages by their new scores, ties as they were; the others follow in their
-    order, each 1 below the one before, from the lowest new score on."""
+    order, each 1 below the one before, from the lowest new score on. These are no scores of a model: without a `tail`
+    they are left out."""
     found: Rankings = {}
     for query, ranking in rankings.items():
         top = [(passage, scores[query, passage]) for passage, _ in ranking[:depth]]
         top.sort(key=lambda pair: -pair[1])
         lowest = top[-1][1] if top else 0.0
         rest = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
-        found[query] = top + rest
+        found[query] = top + rest * tail
     return found
 
 
@@ -52,9 +54,11 @@ def rerank_run(
     split: str = "test",
     on_error: str = "error",
     progress: bool = True,
+    tail: bool = True,
 ) -> tuple[Evaluation, Evaluation] | None:
-    """Writes a TREC run with the first `depth` passages of each query by their scores. With judgements: measures of the
-    run as it was and as it is. Raises DataError for a query or a passage that has no text here."""
+    """Writes a TREC run with the first `depth` passages of each query by their scores, and with a `tail` the others
+    behind them. With judgements: measures of the run as it was and as it is. Raises DataError for a query or a passage
+    that has no text here."""
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
     rankings = read_run(run, policy)
@@ -75,10 +79,11 @@ def rerank_run(
             "give its corpus",
         )
     pairs = [(query, passage) for query, ranking in rankings.items() for passage, _ in ranking[:depth]]
-    print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others stay behind them")
+    where = "stay behind them" if tail else "are left out"
+    print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others {where}")
     scores, cut = reranker(asked, passages, pairs, progress)
     print(*cut, sep="\n")
-    after = reranked(rankings, dict(zip(pairs, map(float, scores))), depth)
+    after = reranked(rankings, dict(zip(pairs, map(float, scores))), depth, tail)
     write_run(out, after, tag="jaxret-rerank")
     print(f"run: {out}")
     if not qrels:
@@ -98,11 +103,11 @@ def score_examples(
     on_error: str = "error",
     progress: bool = True,
 ) -> int:
-    """Writes training examples with the scores of all their passages, in FlagEmbedding's format, which any training
-    here reads (docs/training.md); how many pairs there are."""
+    """Writes training examples with the scores of all their passages, in Tevatron's format, which any training here
+    reads (docs/training.md), with the same targets; how many pairs there are."""
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
-    examples = read_examples(source, split, policy, negatives_run=negatives_run or None)
+    examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
     queries = {example.query.id: example.query for example in examples}
     passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
     pairs = dict.fromkeys((e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives))
@@ -117,7 +122,8 @@ def score_examples(
 
         return replace(example, positive_scores=side(example.positives), negative_scores=side(example.negatives))
 
-    lost = flag_examples(Path(out), map(scored, examples))
+    first_alone = not negatives_run and keeps_first(source, split)
+    lost = (tevatron_first if first_alone else tevatron_examples)(Path(out), map(scored, examples))
     told = ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)
     print(f"training data with scores: {out}" + (f" (its format does not hold: {told})" if told else ""))
     return len(pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from jaxret.data.batches import tokenize_examples
 from jaxret.data.formats import read_examples
 from jaxret.data.subset import subset_of, take_queries
+from jaxret.data.teacher import Teacher
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.training.examples import data_record, load_examples
+from jaxret.types import Ragged
 from tests.pipeline import tiny_config, write_data, write_encoder
 
 IDS = [f"q{i}" for i in range(1000)]
@@ -42,7 +45,14 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     assert set(part.query_ids) == chosen
     assert len(part) == len(rows) > 10, "some have two positives"
     assert len(part.passages) == len(data.passages)
+    assert part.teacher is None
+    negatives = Ragged(np.arange(len(data.negatives.flat), dtype=np.float32), data.negatives.offsets)
+    taught = replace(data, teacher=Teacher(np.arange(len(data), dtype=np.float32), negatives))
+    scores = take_queries(taught, 10, 7).teacher
+    assert scores is not None
+    assert scores.positives.tolist() == rows != list(range(len(rows)))
     for place, row in enumerate(rows):
+        np.testing.assert_array_equal(scores.negatives[place], negatives[row])
         assert part.positives[place] == data.positives[row]
         for name in ("queries", "negatives"):
             np.testing.assert_array_equal(getattr(part, name)[place], getattr(data, name)[row])

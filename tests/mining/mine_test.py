@@ -107,6 +107,15 @@ def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path:
     assert parents["queries"]["count"] == 40
 
 
+def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
+    names = [parents_path(tmp_path / name).name for name in ("nq.stage1.jsonl", "nq.stage2.jsonl.gz", "a.json", "b")]
+    assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
+    (tmp_path / "a.jsonl").touch()
+    out = tmp_path / "a.jsonl"
+    with pytest.raises(ValueError, match="would be written while it is read"):
+        mine(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
+
+
 def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Path) -> None:
     scores = {}
     for depth in (1, 1000):
@@ -141,8 +150,11 @@ def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -
     mine(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)
     first = list(stream_examples(tmp_path / "first.jsonl", Policy()))
     settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
-    given = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(str(tmp_path / "first.jsonl"),))
+    concat = f"tevatron.examples:{tmp_path / 'first.jsonl'}"
+    given = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(concat,))
     mine(given, progress=False)
+    (followed_by,) = read_sealed(parents_path(tmp_path / "a.jsonl"))["concat"]
+    assert followed_by == {"source": concat, "sha256": sha256_file(tmp_path / "first.jsonl")}
     examples = read_examples(tmp_path / "a.jsonl")
     targets = sum(len(e.positives) for e in first)
     mined, followed = examples[:-targets], examples[-targets:]
@@ -192,7 +204,7 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
             lambda j: replace(j, pools=("bm25", *j.pools), settings=Settings(positives_from_retrieval=True)),
             "takes the positives of one pool",
         ),
-        (lambda j: replace(j, concat=(j.out,)), "would be written while it is read"),
+        (lambda j: replace(j, concat=(j.data,)), "is no file; give one of training records"),
         (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
     ],
 )

@@ -36,7 +36,8 @@ def result(
         "training_data": {"train": {"sha256": "3"}},
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
         "search": {"k": k, **({"filter": changed["filter"]} if "filter" in changed else {})},
-        "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")},
+        "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")}
+        | {key: changed[key] for key in ("match",) if key in changed},
     }
     accuracy = Evaluation({"Accuracy@5": 0.5}, {"Accuracy@5": dict.fromkeys(QUERIES, 0.5)}, 10, 10)
     evaluation = Evaluation({m: float(np.mean(list(v.values()))) for m, v in values.items()}, values, 10, 10)
@@ -66,13 +67,20 @@ def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"queries": "7"}, {"qrels": "7"}, {"corpus": "7"}, {"filter": ["section:x"]}, {"self_matches": "removed"}],
+    [
+        {"queries": "7"},
+        {"qrels": "7"},
+        {"corpus": "7"},
+        {"filter": ["section:x"]},
+        {"self_matches": "removed"},
+        {"match": "regex"},
+    ],
     ids=lambda changed: next(iter(changed)),
 )
 def test_results_on_other_data_are_refused_with_both_digests(changed: dict[str, Any], tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2, **changed)
     (key, value), before = next(iter(changed.items())), {"queries": "1", "qrels": "2", "corpus": "4"}
-    expected = before.get(key, "kept" if key == "self_matches" else [])
+    expected: Any = (before | {"self_matches": "kept", "match": "string"}).get(key, [])
     with pytest.raises(ContractError) as refused:
         compare_runs([one, other])
     assert f"  {key}: {expected!r} in {one}/eval/scifact.test.json, {value!r} in {other}/eval/scifact.test.json" in str(

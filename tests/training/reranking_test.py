@@ -201,6 +201,7 @@ def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
     scores = {("q", "a"): -3.0, ("q", "b"): 1.0, ("q", "c"): 1.0}
     expected = [("b", 1.0), ("c", 1.0), ("a", -3.0), ("d", -4.0), ("e", -5.0)]
     assert reranked(run, scores, 3) == {"q": expected}
+    assert reranked(run, scores, 3, tail=False) == {"q": expected[:3]}, "for a teacher: no score that no model gave"
 
 
 @pytest.mark.exhaustive
@@ -214,7 +215,9 @@ def test_scores_that_are_written_teach_a_retriever(
     pairs = score_examples(reranker, source, out, negatives_run=str(root / "train.trec"), progress=False)
     examples = read_examples(out)
     assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
-    original = read_examples(source, "train", negatives_run=root / "train.trec")[0]
+    originals = read_examples(source, "train", negatives_run=root / "train.trec")
+    assert [(e.query.id, e.positives[0].id) for e in examples] == [(e.query.id, e.positives[0].id) for e in originals]
+    original = originals[0]
     scores, _ = reranker(
         {"q": original.query}, {p.id: p for p in original.positives}, [("q", p.id) for p in original.positives]
     )
