@@ -40,12 +40,13 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
 
 
 def begin(config: ConfigDict, folder: Workdir, say: Say) -> Path:
-    """The directory of a BERT that knows nothing, made if it is not there, and if it is needed: a run with a checkpoint
-    goes on without."""
+    """The directory of a BERT that knows nothing, if it is needed: a run with a checkpoint goes on without. Before that
+    it is made each time, always the same of the same settings and corpus: a job that failed may have had others."""
     check(config)
     method_of(config)
     start, there = folder / "start", folder.path.exists()
-    if jax.process_index() == 0 and not start.exists() and not any(folder.checkpoints.glob("[0-9]*")):
+    if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
+        shutil.rmtree(start, ignore_errors=True)
         try:
             with new_folder(start) as made:
                 write_start(config, made, say)

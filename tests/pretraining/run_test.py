@@ -31,8 +31,9 @@ from jaxret.models.pretraining import HEAD
 from jaxret.pretraining.task import build
 from jaxret.pretraining.wordpiece import train_wordpiece
 from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
-from jaxret.tools.pretrain import pretrain
+from jaxret.tools.pretrain import begin, pretrain
 from jaxret.training.loop import train
 from jaxret.types import Tokens
 from tests.config_test import SHIPPED, Reads, shipped
@@ -259,6 +260,16 @@ def test_settings_that_cannot_be(data: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(told)):
             pretrain(config_of(data, **overrides), tmp_path / "run", False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_is_made_anew_until_there_is_a_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
+    """A job that failed may have had other settings."""
+    folder = Workdir(tmp_path / "run")
+    for layers in (2, 3):
+        start = begin(config_of(data, pretraining__scratch__layers=layers), folder, lambda _: None)
+        assert read_json(start / "config.json")["num_hidden_layers"] == layers
+    begin(config_of(data, pretraining__scratch__layers=3), Workdir(run), lambda _: None)
+    assert read_json(run / "start" / "config.json")["num_hidden_layers"] == 2, "a run that goes on keeps its own"
 
 
 def test_the_same_corpus_gives_the_same_words(data: Path, tmp_path: Path) -> None:
