@@ -29,7 +29,8 @@ def test_values_without_a_compiler() -> None:
     (values,) = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert values["parameters"]["total"] == 2 * 108_891_648
-    assert values["memory"]["by_kind"]["moments"] == 2 * values["memory"]["by_kind"]["parameters"] + 8
+    counters = values["memory"]["by_kind"]["moments"] - 2 * values["memory"]["by_kind"]["parameters"]
+    assert counters == (2 * 512 if "collectives" in values else 8), "a TPU gives 512 bytes to a number"
     assert values["checkpoint_bytes"] == 3 * 4 * 2 * 108_891_648 + 13  # two counters, the step, whether it is healthy
     assert values["data"]["steps"] == 1000
     seconds = values["lower_bound"]["arithmetic"]
