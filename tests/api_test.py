@@ -145,6 +145,7 @@ def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Pa
         jaxret.Index.open(mine)
 
 
+@pytest.mark.exhaustive
 def test_a_model_as_it_comes(tmp_path: Path) -> None:
     """Without a workdir everything is in a temporary folder, which goes with the retriever; with one it stays."""
     model = write_modules(tmp_path / "model", normalize=True)

@@ -297,7 +297,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_processes_of_one_job_are_one_owner(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     write_lock(tmp_path / "taken", host="elsewhere")

@@ -45,6 +45,7 @@ def rows(told: str, header: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in lines[2:]]
 
 
+@pytest.mark.exhaustive
 def test_late_interaction_shows_which_token_matched_which(make: Callable[..., Run]) -> None:
     run = make("late", head__name="all_tokens", head__all_tokens__late=True, normalize=True)
     passage, score = best(run)

@@ -558,6 +558,7 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_a_checkpoint_goes_on_with_the_weights_that_it_began_with(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
