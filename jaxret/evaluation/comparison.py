@@ -3,6 +3,7 @@ the first, corrected for their number."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -84,7 +85,7 @@ class Comparisons:
                 {
                     "system": one.system,
                     "measure": one.measure,
-                    **asdict(one.found),
+                    **{key: value if math.isfinite(value) else None for key, value in asdict(one.found).items()},
                     "ties": one.found.ties,
                     "holm_t": one.holm_t,
                     "holm_permutation": one.holm_permutation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ def compare(
         batch=_rows_at_once(differences),
         rng=bootstrap_rng,
     )
-    with np.errstate(divide="ignore"):  # equal differences, all but impossible
+    with np.errstate(divide="ignore"), warnings.catch_warnings():  # of equal differences, all but impossible
+        warnings.simplefilter("ignore", RuntimeWarning)
         test = stats.ttest_1samp(differences, 0.0)
     low, high = map(float, bootstrap.confidence_interval)
     return Comparison(

@@ -4,7 +4,7 @@ sequence classification have, with one label (Nogueira & Cho 2019)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.attention import ACTIVATIONS
 from jaxret.models.encoders.keep import Keep
@@ -28,7 +27,7 @@ from jaxret.models.encoders.pretrained import canonical, save_pretrained
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.stored import Classifier
 from jaxret.models.heads.head import one_token
-from jaxret.models.model import Params
+from jaxret.models.model import LinenModel, Params
 from jaxret.models.retriever import check_compute
 from jaxret.storage import atomic_write, read_json, write_json
 from jaxret.types import HiddenStates, Tokens
@@ -81,28 +80,10 @@ class CrossEncoderModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class CrossEncoder:
+class CrossEncoder(LinenModel):
     """How a pair of texts becomes a score. Holds no parameters."""
 
     module: CrossEncoderModule
-
-    @property
-    def compute(self) -> Compute:
-        return self.module.compute
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a pair may have."""
-        return self.module.config.longest
-
-    @property
-    def plain(self) -> CrossEncoder:
-        """The same with plain attention."""
-        return CrossEncoder(self.module.clone(compute=replace(self.compute, attention="plain")))
-
-    def reading(self, read: Reader) -> CrossEncoder:
-        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
-        return CrossEncoder(self.module.clone(compute=replace(self.compute, read=read)))
 
     def score(
         self, params: Params, pairs: Tokens, train: bool = False, dropout_key: jax.Array | None = None
@@ -126,9 +107,6 @@ class CrossEncoder:
         dtype = jnp.dtype(self.compute.dtype).name
         return {"encoder": {**asdict(self.module.config), "dtype": dtype}, "head": {"name": "cross_encoder"}}
 
-    def text_options(self) -> dict[str, Any]:
-        return {}
-
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Raises ValueError for a tokenizer that has no first token to score from."""
         if tokenizer.cls_id is None:
@@ -137,12 +115,6 @@ class CrossEncoder:
     def stored_head(self, root: Path) -> Params:
         """What of the head a model's directory has: all of it, the pooler of a BERT alone, or nothing."""
         return load_head(encoder_folder(root), self.module.config)
-
-    def reference_options(self) -> tuple[str, ...]:
-        return ()
-
-    def differences(self) -> tuple[str, ...]:
-        return ()
 
 
 def classifier(config: EncoderConfig) -> Classifier:

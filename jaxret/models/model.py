@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
@@ -12,6 +13,7 @@ from jaxret.distributed import Reader
 from jaxret.models.encoders.layers import Compute
 
 Params = dict[str, Any]
+M = TypeVar("M", bound="LinenModel")
 
 
 @runtime_checkable
@@ -68,3 +70,42 @@ class Model(Protocol):
     def differences(self) -> tuple[str, ...]:
         """What is computed otherwise than the reference does, by default; to be printed."""
         ...
+
+
+@dataclass(frozen=True)
+class LinenModel:
+    """What models have in common: a Linen module with `config`, the encoder's, and `compute`. Holds no parameters."""
+
+    module: Any
+
+    @property
+    def compute(self) -> Compute:
+        return self.module.compute
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a text may have."""
+        return self.module.config.longest
+
+    @property
+    def plain(self: M) -> M:
+        """The same with plain attention: XLA can split it over devices by itself, and its shapes and products are known
+        everywhere."""
+        return self.computed(attention="plain")
+
+    def reading(self: M, read: Reader) -> M:
+        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
+        return self.computed(read=read)
+
+    def computed(self: M, **changes: Any) -> M:
+        """The same with changes of `compute`."""
+        return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))
+
+    def text_options(self) -> dict[str, Any]:
+        return {}
+
+    def reference_options(self) -> tuple[str, ...]:
+        return ()
+
+    def differences(self) -> tuple[str, ...]:
+        return ()

@@ -22,14 +22,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder
 from jaxret.models.encoders.bert import ACTIVATIONS, Attention, BertConfig, BertLayer, dense, layer_norm
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute, dropout, dropout_rows
 from jaxret.models.encoders.layout import Layout, Rows
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.model import Params
+from jaxret.models.model import LinenModel, Params
 from jaxret.types import HiddenStates, Masked, Tokens
 
 METHODS = ("mlm", "condenser", "cocondenser", "retromae")
@@ -201,28 +200,10 @@ def _at(states: Float[jax.Array, "B T H"], places: Int[jax.Array, "B M"]) -> Flo
 
 
 @dataclass(frozen=True)
-class Pretrainer:
+class Pretrainer(LinenModel):
     """An encoder with what it is pre-trained with. Holds no parameters. A `models.model.Model`."""
 
     module: PretrainingModule
-
-    @property
-    def compute(self) -> Compute:
-        return self.module.compute
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a text may have."""
-        return self.module.config.longest
-
-    @property
-    def plain(self) -> Pretrainer:
-        """The same with plain attention."""
-        return Pretrainer(self.module.clone(compute=replace(self.compute, attention="plain")))
-
-    def reading(self, read: Reader) -> Pretrainer:
-        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
-        return Pretrainer(self.module.clone(compute=replace(self.compute, read=read)))
 
     def learn(self, params: Params, batch: Masked, train: bool, dropout_key: jax.Array) -> Learned:
         """What the texts of a batch say of the parameters."""
@@ -250,9 +231,6 @@ class Pretrainer:
             "head": asdict(self.module.method) | {"name": f"pretraining.{self.module.method.name}"},
         }
 
-    def text_options(self) -> dict[str, Any]:
-        return {}
-
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Raises ValueError for a tokenizer without [CLS] or [MASK]."""
         for name in ("cls", "mask"):
@@ -271,9 +249,3 @@ class Pretrainer:
         shapes = jax.eval_shape(self.init, jax.random.key(0)).get("head", {})
         same = kind == self.module.method.head and jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
         return found if same else {}
-
-    def reference_options(self) -> tuple[str, ...]:
-        return ()
-
-    def differences(self) -> tuple[str, ...]:
-        return ()

@@ -15,7 +15,6 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import Reader
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.fused import PLATFORMS
 from jaxret.models.encoders.keep import Keep
@@ -23,6 +22,7 @@ from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import HEADS, make_head, stored_parameters
 from jaxret.models.heads.head import Head, Side, Text
+from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
@@ -74,7 +74,7 @@ class RetrieverModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class Retriever:
+class Retriever(LinenModel):
     """A retrieval family: how text becomes vectors. Holds no parameters."""
 
     module: RetrieverModule
@@ -97,16 +97,6 @@ class Retriever:
     def unpooled(self) -> Retriever:
         """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
         return Retriever(self.module.clone(pooled=False))
-
-    @property
-    def plain(self) -> Retriever:
-        """The same with plain attention: XLA can split it over devices by itself, and its shapes and products are known
-        everywhere."""
-        return Retriever(self.module.clone(compute=replace(self.module.compute, attention="plain")))
-
-    def reading(self, read: Reader) -> Retriever:
-        """The same retriever for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
-        return Retriever(self.module.clone(compute=replace(self.module.compute, read=read)))
 
     def vector_counts(self, texts: Ragged, side: Side) -> np.ndarray:
         """How many vectors texts (token ids) have at inference."""
@@ -134,15 +124,6 @@ class Retriever:
             "pooling": names[type(module.pooling)],
             "normalize": module.normalize,
         }
-
-    @property
-    def compute(self) -> Compute:
-        return self.module.compute
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a text may have."""
-        return self.module.config.longest
 
     def text_options(self) -> dict[str, Any]:
         """What else than in every family a tokenizer does: fields of TextTokenizer."""

@@ -50,7 +50,7 @@ def measure(
         "batch": 1,
         "k": k,
         "percentiles": "nearest rank",
-        "vectors": "memory" if searcher.in_memory else "disk",
+        "vectors": searcher.where,
         "backend": searcher.backend.description,
         "device": str(searcher.run.mesh.devices.flat[0].device_kind),
         "processors": os.cpu_count(),
@@ -69,5 +69,6 @@ def told(latency: dict[str, Any]) -> str:
         f"{name} p50 {latency[key]['p50']:.2f} ms, p99 {latency[key]['p99']:.2f} ms"
         for name, key in (("encoding", "encode_ms"), ("search", "search_ms"))
     )
-    where = "in memory" if latency["vectors"] == "memory" else "read from disk each time"
+    places = {"memory": "in memory", "devices": "on the devices", "disk": "read from disk each time"}
+    where = places[latency["vectors"]]
     return f"one question at a time ({latency['questions']} asked, vectors {where}): {'; '.join(halves)}"

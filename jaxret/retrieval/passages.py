@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import weakref
+from array import array
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -121,13 +122,15 @@ class Passages:
     def _make(self) -> Index:
         source = f"{self._format}:{self._file}" if self._copied else self.path
         lines, size = _line_starts(self._file)
-        located = [(hash_id(passage.id), int(where.line or 0)) for where, passage in read_located(source)]
-        columns = zip(*located) if located else ((), ())
-        hashes, numbers = (np.array(column, dtype) for column, dtype in zip(columns, (np.uint64, np.int64)))
+        columns = array("Q"), array("q")  # 16 bytes a passage
+        for where, passage in read_located(source):
+            columns[0].append(hash_id(passage.id))
+            columns[1].append(int(where.line or 0))
+        hashes, numbers = np.array(columns[0], np.uint64), np.array(columns[1], np.int64)
         starts = lines[numbers - 1]
         ends = np.append(starts, np.uint64(size))[1:]
         order = np.argsort(hashes, kind="stable")
-        table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0]) if located else 0
+        table, head = np.stack([hashes[order], starts[order], ends[order]]), int(starts[0]) if len(starts) else 0
         path = self.folder / "passages.npy"
         try:
             with atomic_write(path, "wb") as file:

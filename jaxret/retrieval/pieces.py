@@ -16,6 +16,7 @@ from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.rounding import upper_norms
 
 HOST_BYTES = 2**28  # of a piece, where the devices' memory is the host's
+FEWEST = 64  # rows of a piece
 AT_A_TIME = 3  # pieces that are on the devices at worst: one that is searched, the last one, the next one
 
 T = TypeVar("T")
@@ -28,14 +29,20 @@ def row_bytes(shape: tuple[int, ...], precision: Precision) -> int:
 
 
 def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free: int | None) -> int:
-    """How many rows of `shape` [V,D] are on the devices at a time, of `total`. free: bytes of a memory of their own."""
+    """How many rows of `shape` [V,D] are on the devices at a time, of `total`. free: bytes of a memory of their own.
+    Raises ValueError where these are so few that a search would take days."""
     each = row_bytes(shape, precision)
     if free is not None:
         each = each * 17 // 16  # `few_sizes` leaves places empty
         if total * each <= free:
             return total
     room = HOST_BYTES if free is None else free // AT_A_TIME
-    return math.ceil(total / math.ceil(total / max(1, room // each)))  # all alike: one program
+    if room // each < min(total, FEWEST):
+        raise ValueError(
+            f"the devices have {free or 0:,} bytes left for vectors of {each:,} bytes: end what else runs there, or "
+            "search with --backend=faiss-cpu"
+        )
+    return math.ceil(total / math.ceil(total / (room // each)))  # all alike: one program
 
 
 def on_devices(corpus: Any, backend: Backend) -> bool:

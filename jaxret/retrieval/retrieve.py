@@ -168,9 +168,11 @@ class Searcher:
         return found
 
     @property
-    def in_memory(self) -> bool:
-        """Whether the vectors are held there for the next search."""
-        return isinstance(self._corpus, Kept)
+    def where(self) -> str:
+        """Where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read."""
+        if not isinstance(self._corpus, Kept):
+            return "disk"
+        return "devices" if self._corpus.vectors is None else "memory"
 
     def winners(self, found: Retrieved) -> list[list[tuple[int, ...]]]:
         """For each passage of each ranking: which of its vectors has the highest product with each of the query's."""

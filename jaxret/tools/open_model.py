@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
-
 from jaxret.models.encoders.architectures import read_config
 from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.encoders.sentence_transformers import LENGTHS
@@ -41,15 +39,12 @@ def make_run(model: str, workdir: str | Path, token: str = "", download: bool = 
     """
     directory = find(model, download)
     config = load("base")
-    devices = jax.device_count()
     config.update_from_flattened_dict(
         {
             "encoder.checkpoint": model,
             "encoder.download": download,
             "encoder.tied": True,
             "train.steps": 0,
-            "train.batch_size": devices,  # not trained with, but it must fit the devices
-            "validation.batch_size": devices,
         }
     )
     says = stated(directory)

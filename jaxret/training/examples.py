@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import AnyExamples, TrainingSet
+from jaxret.data.batches import AnyExamples, BatchPlan, TrainingSet
 from jaxret.data.formats import Policy, describe, read_judgements, scan_corpus
 from jaxret.data.records import Judgement
 from jaxret.data.store import store_root
@@ -103,3 +103,18 @@ def load_corpus(
 def data_record(train: AnyExamples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
     """What data.json holds: of each set that there is, what it says of itself."""
     return {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
+
+
+def plan_of(config: ConfigDict, batch_size: int, devices: int, pseudo_length: int = 0) -> BatchPlan:
+    """How a config makes batches of examples."""
+    return BatchPlan(
+        batch_size=batch_size,
+        devices=devices,
+        negatives=config.data.negatives,
+        length_multiple=config.tokens.length_multiple,
+        max_query_length=config.tokens.query_length,
+        max_passage_length=config.tokens.passage_length,
+        pseudo_length=pseudo_length,
+        data_seed=config.seed.data,
+        negatives_seed=config.seed.negatives,
+    )

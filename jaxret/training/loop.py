@@ -96,7 +96,8 @@ def _train(job: Job) -> TrainResult:
     if step < length.total:
         job.say(f"stopped by SIGTERM after step {step}; the same command continues")
     programs = trainer.train_step.count
-    job.say(f"{step} of {length.total} steps done; the training step was compiled to {programs} program(s)")
+    if length.total:
+        job.say(f"{step} of {length.total} steps done; the training step was compiled to {programs} program(s)")
     return TrainResult(step, length.total, start, programs, trainer.recorder.metrics)
 
 
@@ -177,7 +178,7 @@ class Trainer:
             self.recorder.save(state, step, validate=True)
         stopping, alone = False, jax.process_count() == 1
         self.speed.restart()
-        bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not self.job.progress)
+        bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not (self.job.progress and total))
         with stop_on_sigterm() as stop, bar, Feed(self.batch, step, total) as feed:
             while step < total and not stopping:
                 batch = feed.take(step, state)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import BatchPlan, TrainingSet
+from jaxret.data.batches import TrainingSet
 from jaxret.data.pairs import PairPlan
 from jaxret.distributed import by_row
 from jaxret.models.cross_encoder import CrossEncoder, build_cross_encoder, head_names
@@ -24,6 +24,7 @@ from jaxret.models.retriever import DTYPES
 from jaxret.runs.reranker import make_scorer
 from jaxret.runs.scorer import PairScorer
 from jaxret.training.begin import Job, Texts, read_texts
+from jaxret.training.examples import plan_of
 from jaxret.training.grad_cache import encode_in_chunks
 from jaxret.training.group_losses import loss_keys
 from jaxret.training.losses import LossSettings, LossTerms, Scores, total_loss
@@ -145,17 +146,7 @@ def _read(job: Job) -> Texts:
 
 
 def _plan(job: Job, texts: Texts, objective: Objective) -> PairPlan:
-    config = job.config
-    plan = BatchPlan(
-        batch_size=config.train.batch_size,
-        devices=job.mesh.size,
-        negatives=config.data.negatives,
-        length_multiple=config.tokens.length_multiple,
-        max_query_length=config.tokens.query_length,
-        max_passage_length=config.tokens.passage_length,
-        data_seed=config.seed.data,
-        negatives_seed=config.seed.negatives,
-    )
+    plan = plan_of(job.config, job.config.train.batch_size, job.mesh.size)
     return PairPlan(plan, _scorer(job, texts, {}).joiner)
 
 

@@ -22,7 +22,7 @@ from jaxret.runs.run import make_embedder
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.begin import Job, Texts, read_texts
 from jaxret.training.check import check_model
-from jaxret.training.examples import TRAINING_PASSAGES
+from jaxret.training.examples import TRAINING_PASSAGES, plan_of
 from jaxret.training.grad_cache import encode_in_chunks
 from jaxret.training.losses import LossTerms, Scores, candidates, loss_settings, total_loss
 from jaxret.training.objective import Objective, numbered
@@ -112,17 +112,7 @@ def make_objective(
 
 
 def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int, devices: int) -> BatchPlan:
-    return BatchPlan(
-        batch_size=batch_size,
-        devices=devices,
-        negatives=config.data.negatives,
-        length_multiple=config.tokens.length_multiple,
-        max_query_length=config.tokens.query_length,
-        max_passage_length=config.tokens.passage_length,
-        pseudo_length=retriever.module.head.pseudo_query_length(),
-        data_seed=config.seed.data,
-        negatives_seed=config.seed.negatives,
-    )
+    return plan_of(config, batch_size, devices, retriever.module.head.pseudo_query_length())
 
 
 def packed(plan: BatchPlan, data: TrainingSet, retriever: Retriever, bins: int) -> BatchPlan:

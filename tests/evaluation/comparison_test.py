@@ -92,3 +92,13 @@ def test_runs_on_other_queries_are_refused() -> None:
     other = {"R@5": {**run(5)["R@5"], "extra": 1.0}}
     with pytest.raises(ValueError, match="query 'extra' has a value in some runs of a system only"):
         compare_systems({"dual": SYSTEMS["dual"], "x": [run(5), other]}, ["R@5"])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_differences_that_are_all_equal_are_numbers_that_json_has(shift: float) -> None:
+    values = {query: 0.5 for query in QUERIES}
+    other = {query: 0.5 + shift for query in QUERIES}
+    found = compare_systems({"a": [{"R@5": values}], "b": [{"R@5": other}]}, ["R@5"], resamples=100)
+    (row,) = json.loads(json.dumps(found.to_json(), allow_nan=False))["tests"]
+    assert row["difference"] == shift

@@ -240,3 +240,11 @@ def test_lists_and_faiss_are_searched_in_float32_alone() -> None:
     chosen = select_backend("auto", precision="bfloat16")
     assert chosen.name == "xla"
     assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description
+
+
+def test_devices_without_memory_are_named_before_a_search_of_days() -> None:
+    each = pieces.row_bytes((1, 16), precision.FLOAT32)
+    few = 100 * each * pieces.AT_A_TIME
+    assert pieces.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100
+    with pytest.raises(ValueError, match=r"have 64 bytes left for vectors of .* bytes: .*--backend=faiss-cpu"):
+        pieces.rows_at_once(10_000, (1, 16), precision.FLOAT32, 64)
