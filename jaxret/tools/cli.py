@@ -87,7 +87,7 @@ def sentence(error: Exception) -> str:
 
 def _lost_a_process(error: Exception) -> bool:
     """Whether a collective operation broke because the other end of a connection is no longer there."""
-    return bool(re.search(r"Gloo \w+ failed: .*(closed by peer|reset by peer|refused)", _first_line(error)))
+    return bool(re.search(r"Gloo [\w -]+ failed: .*(closed by peer|reset by peer|refused)", _first_line(error)))
 
 
 def _end_at_once() -> None:

@@ -191,6 +191,13 @@ def test_what_fits_nothing_is_told_the_nearest(text: str, role: str, message: st
         recognise(tmp_path / "a", role)
 
 
+def test_a_broken_line_makes_no_binary_file(tmp_path: Path) -> None:
+    """Such a line is counted or named where it is read."""
+    broken = '{"_id": "b", "text": "a"}'.encode("utf-16") + b"\n"
+    (tmp_path / "a").write_bytes(records({"_id": "a", "text": "x"}).encode() + broken)
+    assert str(recognise(tmp_path / "a", "passages")).startswith("BEIR corpus")
+
+
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"premise_text": "a", "other": "b"}))

@@ -179,7 +179,8 @@ def test_signals(number: int, status: int, told: str) -> None:
 def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
     """JAX would, when Python ends: what is registered for then does not run."""
     gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
-    for message, more in ((gone, ""), ("UNKNOWN: another error", "registered\n")):
+    reset = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:60141: Connection reset by peer"
+    for message, more in ((gone, ""), (reset, ""), ("UNKNOWN: another error", "registered\n")):
         register = "import atexit, jax; atexit.register(print, 'registered')"
         process = program(f"{register}; print('said'); raise jax.errors.JaxRuntimeError({message!r})")
         said, errors = process.communicate(timeout=60)

@@ -110,8 +110,8 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Whether what it begins with is no text that a byte or two of damage would make: a 0, and no UTF-8."""
-    begin = data[:256]
+    """Whether its first line is no text that a byte or two of damage would make: zeros, and no UTF-8."""
+    begin = data[:256].split(b"\n", 1)[0]
     return begin.count(0) > 2 and "\ufffd" in begin.decode("utf-8", "replace")
 
 
