@@ -2,24 +2,48 @@
 
 Encodes the first passages of a corpus in a process of its own for each size and prints its peak resident memory. The
 encoder is a small random BERT (2 layers, 64 wide) with MiniLM's tokenizer, because what could grow is the data, not the
-model; --weights=minilm takes the real one.
+model; --weights=minilm takes the real one. Without --corpus passages are drawn, as many as asked for: a .jsonl.gz that
+is read as a stream (--sizes=50000,5000000 takes hours on two cores).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from jaxret.data.records import Passage  # noqa: E402
+
 SHARD_ROWS = 2500
+
+
+def drawn(size: int) -> Iterator[Passage]:
+    """Passages of 5 to 60 words, the same ones every time."""
+    words = np.array([f"word{i}" for i in range(5000)])
+    for start in range(0, size, 1000):
+        random = np.random.default_rng(start)
+        for number in range(start, min(start + 1000, size)):
+            yield Passage(f"p{number}", " ".join(random.choice(words, int(random.integers(5, 61)))))
+
+
+def write_stream(path: Path, passages: Iterable[Passage]) -> Path:
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        for passage in passages:
+            file.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}) + "\n")
+    return path
 
 
 def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
@@ -29,7 +53,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
     import jax
 
     from configs.minilm import get_config
-    from jaxret.data.formats import read_corpus, write_beir
+    from jaxret.data.formats import read_corpus
     from jaxret.data.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve, save_pretrained
@@ -48,8 +72,9 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
         save_pretrained(workdir / "small", bert, build_retriever(config, bert).init(jax.random.key(0))["encoder"])
         for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
             shutil.copyfile(source / name, workdir / "small" / name)
-    write_beir(workdir / "corpus", islice(read_corpus(corpus), size), [], {})
-    passage = next(read_corpus(workdir / "corpus"))
+    passages = islice(read_corpus(corpus), size) if corpus else drawn(size)
+    texts = write_stream(workdir / "corpus.jsonl.gz", passages)
+    passage = next(read_corpus(texts))
     from jaxret.data.formats import write_dpr_examples
     from jaxret.data.records import Example, Query
 
@@ -58,7 +83,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
     train(config, workdir / "run", progress=False)
     run = open_run(workdir / "run")
     begin = time.perf_counter()
-    result = encode_corpus(run, workdir / "corpus", progress=False)
+    result = encode_corpus(run, texts, progress=False, store=str(workdir / "tokens"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{result.passages:,} passages in {result.shards} shards: peak {peak:.0f} MiB", end="")
     print(f", {time.perf_counter() - begin:.0f} s")
@@ -66,7 +91,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
+    parser.add_argument("--corpus", default="", help="BEIR folder, corpus.jsonl or psgs.tsv; default: drawn")
     parser.add_argument("--sizes", default="5000,50000")
     parser.add_argument("--weights", default="random", choices=["random", "minilm"])
     parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)  # the inner process

@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,9 @@ class LockFile:
     make the file must do, and no other host's is taken over."""
 
     def __init__(self, path: Path, job: str) -> None:
-        pid = os.getpid()
         self.path, self.made = path, False
         self.owner = {
-            "host": socket.gethostname(),
-            "process": pid,
-            "started": _started(pid),
+            **this_process(),
             "job": job,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "id": secrets.token_hex(8),
@@ -58,7 +56,7 @@ class LockFile:
             if not self._is_at_path(descriptor):
                 return False  # its owner went away in between
             found = _read(descriptor)
-            gone = self._is_gone(found)
+            gone = is_gone(found)
             if flocked is not False and (gone or (not found and (self.made or last))):
                 if gone and flocked is None:  # nothing decides between two that both find it so
                     raise LockedError(f"{_sentence(found, self.path)}; that process is gone: remove {self.path}")
@@ -101,12 +99,6 @@ class LockFile:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False
 
-    def _is_gone(self, found: dict[str, Any]) -> bool:
-        """Whether the owner was a process of this host that runs no more; its number may be another's by now."""
-        if not found or found["host"] != self.owner["host"]:
-            return False
-        return _started(found["process"]) != found["started"]
-
     def _refusal(self, found: dict[str, Any]) -> str:
         sentence = _sentence(found, self.path)
         if found.get("host") == self.owner["host"]:
@@ -120,6 +112,20 @@ class LockFile:
             if self._is_at_path(self.descriptor):
                 self.path.unlink()
         os.close(self.descriptor)
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from any other, on any host, at any time."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "process": pid, "started": _started(pid)}
+
+
+def is_gone(found: Mapping[str, Any]) -> bool:
+    """Whether `this_process` was written by a process of this host that runs no more; its number may be another's by
+    now."""
+    if found.get("host") != socket.gethostname() or type(found.get("process")) is not int:
+        return False
+    return _started(found["process"]) != found.get("started")
 
 
 def _started(pid: int) -> str:

@@ -38,13 +38,15 @@ class StorageError(OSError):
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of writing `path` in the block become StorageErrors; those of other files stay what they are."""
+    """Errors of writing `path`, or what is in it, in the block become StorageErrors; those of other files stay as they
+    are."""
     path = Path(path)
     try:
         yield
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
-        ours = named is None or named in (path, *path.parents) or _TEMPORARY.fullmatch(named.name)
+        ours = named is None or named in (path, *path.parents) or path in named.parents
+        ours = ours or bool(_TEMPORARY.fullmatch(named.name))
         if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):  # np.save: no file, no cause
             full = shutil.disk_usage(path.parent).free < 1 << 20
             cause = _CAUSES[errno.ENOSPC] if full else "the disk took only a part of it: full, or a quota or limit"
@@ -58,15 +60,16 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a temporary file beside `path`; on success flushes it to disk and renames it to `path`.
+def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | None = None) -> Iterator[IO[Any]]:
+    """Opens a temporary file beside `path`, or in the folder `work`, which must be there; on success flushes it to disk
+    and renames it to `path`.
 
     A reader therefore sees the old file or the new one, never half of one. Text is UTF-8 with "\\n" line ends.
     If the block raises, `path` is untouched and the temporary file is removed. Raises StorageError if the disk is full
     or will not take the file.
     """
     path = Path(path)
-    temporary = _beside(path)
+    temporary = _beside(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +123,9 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
             probe.unlink(missing_ok=True)
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as indented JSON with sorted keys, atomically; NaN and infinity are errors."""
-    with atomic_write(path) as file:
+def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = None) -> None:
+    """Writes `value` as indented JSON with sorted keys, by `atomic_write`; NaN and infinity are errors."""
+    with atomic_write(path, work=work) as file:
         json.dump(value, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
         file.write("\n")
 

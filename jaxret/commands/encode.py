@@ -4,8 +4,9 @@ jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
 jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
 jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
-Run the same command again to continue an interrupted job. On several hosts with a shared folder run it on each, with
---coordinator: each encodes its own shards, and the last to finish completes the folder.
+Run the same command again to continue an interrupted job, and as often as you like at the same time, on any hosts that
+share the run's folder: each job takes shards that no other has, those of jobs that died too, and ends when all are
+there.
 """
 
 from typing import Any
@@ -30,7 +31,12 @@ _TOKENS_PER_BATCH = flags.DEFINE_integer("tokens_per_batch", None, "default: the
 _STORE = flags.DEFINE_string(
     "store", "", "folder of token stores; default: the run's data.store, else the user's cache"
 )
-_COORDINATOR = flags.DEFINE_string("coordinator", "", 'several hosts: "auto" on a TPU pod or under Slurm, or host:port')
+_LEASE = flags.DEFINE_integer(
+    "lease", 300, "seconds until a job on another host that does not stir is held to be dead", lower_bound=1
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", 'only where hosts must start together, as those of a TPU slice: "auto", or host:port'
+)
 _PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
 _PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
 _TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that several processes wait for each other")
@@ -80,17 +86,15 @@ def encode() -> None:
         "shard_rows": _SHARD_ROWS.value,
         "shard_mb": _SHARD_MB.value,
         "store": _STORE.value,
+        "lease": float(_LEASE.value),
     }
     if _APPEND.value:
         folder = corpus_folder(run.workdir, _NAME.value, "--name")
         result = append_corpus(run, _CORPUS.value, folder, **settings)
     else:
         result = encode_corpus(run, _CORPUS.value, _NAME.value, **settings)
-    if result.finished:
-        whole = f", a part of {result.folder.parent}" if _APPEND.value else ""
-        print(f"{result.passages:,} passages are in {result.folder}{whole}")
-    else:  # one of several processes: where there is one, this is an error
-        print(f"this process is done; others still write to {result.folder}")
+    whole = f", a part of {result.folder.parent}" if _APPEND.value else ""
+    print(f"{result.passages:,} passages are in {result.folder}{whole}")
 
 
 def delete() -> None:

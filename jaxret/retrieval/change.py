@@ -16,6 +16,7 @@ from jaxret.contract import require_equal
 from jaxret.data.files import Where, decode, read_lines
 from jaxret.data.formats import hash_id
 from jaxret.data.store import Strings
+from jaxret.leases import BOUND
 from jaxret.retrieval.encode import EncodeResult, Source, encode_source, look_at, speaker
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.parts import Part, part_name, read_parts, write_parts
@@ -39,11 +40,13 @@ def append_corpus(
     shard_rows: int = 0,
     store: str = "",
     shard_mb: int = 0,
+    lease: float = BOUND,
 ) -> EncodeResult:
     """Encodes the passages of another folder or file, and adds them to the corpus that was encoded into `folder`. The
     result counts these passages alone. A file that was appended before is not appended again.
 
-    dtype, shard_rows, shard_mb: as for `encode_corpus`, but the dtype is the corpus's. Several processes as there.
+    dtype, shard_rows, shard_mb, lease: as for `encode_corpus`, but the dtype is the corpus's, and one job at a time
+    appends; its processes share the work.
 
     Raises ValueError for an id that the corpus has (one that was deleted may come again) and for another dtype,
     ContractError if another checkpoint or other lengths encoded the corpus, ShardError if it is damaged, and what
@@ -58,13 +61,12 @@ def append_corpus(
         if before:
             gone = int((~before.kept).sum())
             say(f"{corpus} was appended before{f'; {gone:,} of its passages were deleted since' if gone else ''}")
-            return encode_source(run, folder / before.name, source, progress, dtype)  # writes what is damaged
+            return encode_source(run, folder / before.name, source, progress, dtype, lease=lease)  # what is damaged
         there = open_encoded(folder)
         _require_new(source.tokenized(run, progress, say).ids, there, source)
         new = Part(part_name(len(there.parts), sha256), sha256, source.scan.passages)
-        result = encode_source(run, folder / new.name, source, progress, dtype, shard_rows, shard_mb)
-        if result.finished:
-            write_parts(folder, [*there.parts, new])
+        result = encode_source(run, folder / new.name, source, progress, dtype, shard_rows, shard_mb, lease)
+        write_parts(folder, [*there.parts, new])
     return result
 
 

@@ -1,9 +1,14 @@
-"""A checkpoint and a corpus -> shards of vectors; resumable, and the same bytes whether interrupted or not."""
+"""A checkpoint and a corpus -> shards of vectors, by any number of jobs; resumable, and the same bytes however many
+there were and however often they were killed."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +16,27 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxret import distributed
 from jaxret.data.formats import CorpusScan, Policy, absolute, called, describe, is_named, scan_corpus, source_path
 from jaxret.data.store import store_root
 from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
+from jaxret.leases import BOUND, Lease, Leases
+from jaxret.retrieval.collapse import alarm
 from jaxret.retrieval.passages import place
+from jaxret.retrieval.shard_set import ShardSet
 from jaxret.retrieval.shards import DTYPES, Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.runs.embedder import Embedder
-from jaxret.runs.lock import hold, locked
 from jaxret.runs.run import Run
-from jaxret.storage import sealed, write_json
-from jaxret.types import VECTOR_DTYPES
+from jaxret.storage import sealed, sweep, write_json
+from jaxret.types import VECTOR_DTYPES, Ragged
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
 # minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
 SHARD_ROWS = 8192
 COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
+WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
+PAUSE = 0.5  # seconds between two looks at what other jobs do
+OLD = 86_400  # seconds after which what a killed job of another kind left in the folder is nobody's
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,10 @@ class EncodeResult:
     folder: Path
     passages: int
     shards: int
-    shards_written: int  # the others were there already
+    shards_written: int  # by this job: others were there already, or other jobs wrote them
     padding_ratio: float  # tokens computed for each real one
     programs: int  # compiled
     truncation: str
-    finished: bool  # every shard is there, those of other processes too
 
 
 def corpus_name(path: str | Path) -> str:
@@ -101,24 +109,27 @@ def encode_corpus(
     shard_rows: int = 0,
     store: str = "",
     shard_mb: int = 0,
+    lease: float = BOUND,
 ) -> EncodeResult:
     """Encodes every passage of a folder or file into `<workdir>/embeddings/<name>/`.
 
-    The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard at a time is
-    encoded, so memory does not grow with the corpus. With several processes, each writes its own shards.
+    The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard after another is
+    encoded, so memory does not grow with the corpus. Any number of jobs may do so at the same time, on any hosts that
+    share the folder: each claims shards that nobody has (`leases.py`), takes over those of jobs that died, and returns
+    when all shards are there.
 
     dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows, shard_mb: passages per shard, and MB of
     vectors (10^6 bytes), whichever is less; 0: as the folder's shards have it, else the run's encode.shard_rows, but no
     more than SHARD_ROWS, and encode.shard_mb. store: the folder of token stores; "": the run's data.store, else the
-    user's cache.
+    user's cache. lease: seconds after which a job on another host that does not stir is held to be dead.
 
     Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
-    VectorError for a passage whose vectors are not finite, and ShardError if shards are missing in the end although no
-    other process is to write them.
+    VectorError for a passage whose vectors are not finite, and ShardError if shards that were written are changed or
+    removed meanwhile.
     """
     folder = run.workdir.embeddings(name or corpus_name(corpus))
     source = look_at(run, corpus, on_error, store, speaker(progress))
-    return encode_source(run, folder, source, progress, dtype, shard_rows, shard_mb)
+    return encode_source(run, folder, source, progress, dtype, shard_rows, shard_mb, lease)
 
 
 def encode_source(
@@ -129,6 +140,7 @@ def encode_source(
     dtype: str = "",
     shard_rows: int = 0,
     shard_mb: int = 0,
+    lease: float = BOUND,
 ) -> EncodeResult:
     """As `encode_corpus`, of a corpus that was looked at, into a folder."""
     say, scan = speaker(progress), source.scan
@@ -138,34 +150,129 @@ def encode_source(
         rows = rows_per_shard(run, source, dtype, shard_rows, shard_mb, progress)
     produced_by = made_from(run, scan.sha256, scan.passages, dtype, rows, contract_begun(run, folder))
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
-    embedder, mine = run.embedder(), []
-    left = writer.pending() or read_entry(folder / "manifest.json") is None or locked(folder)
-    if distributed.any_process(bool(left)):
-        with hold(folder, "encoding"):
-            mine = [s for s in writer.pending() if s.index % jax.process_count() == jax.process_index()]
-            note_corpus(folder, source.corpus, scan)
-            if mine:
-                texts = source.tokenized(run, progress, say)
-                say(f"{scan.passages:,} passages in {mine[0].count} shard(s), {len(mine)} to encode")
-                say(str(texts.truncation))
-                write_shards(run, embedder, writer, mine, texts, source.corpus, progress)
-            distributed.wait_for_all()
-            finished = finish(writer, say)
-    else:
-        note_corpus(folder, source.corpus, scan)
-        finished = finish(writer, say)
-    if mine:
+    with Leases(folder, lease) as leases:
+        job = Job(run, source, writer, leases, run.embedder(), progress)
+        job.fill()
+        complete(writer, leases, source)
+    embedder = job.embedder
+    manifest = writer.manifest()
+    made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
+    if len(made_on) > 1:
+        say(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
+    if told := alarm(ShardSet(folder, manifest)):
+        say(f"alarm: {told}")
+    if job.written:
         say(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
     return EncodeResult(
         folder=folder,
         passages=scan.passages,
         shards=len(writer.shards),
-        shards_written=len(mine),
+        shards_written=len(job.written),
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
         truncation=str(source.texts.truncation) if source.texts else "",
-        finished=finished,
     )
+
+
+@dataclass
+class Job:
+    """One of the jobs that fill a folder."""
+
+    run: Run
+    source: Source
+    writer: ShardWriter
+    leases: Leases
+    embedder: Embedder
+    progress: bool
+    written: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
+
+    def fill(self) -> None:
+        """Encodes shards that nobody else does, until all of them are there."""
+        say, left = speaker(self.progress), self.writer.pending()
+        if not left:
+            return
+        texts, total = self.source.tokenized(self.run, self.progress, say), self.source.scan.passages
+        say(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
+        say(str(texts.truncation))
+        done = total - sum(shard.rows for shard in left)
+        with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
+            while left:
+                before = len(left)
+                self.encode(left, texts, bar)
+                left = self.writer.pending(verify=False)
+                if changed := [shard for shard in left if shard.index in self.written]:
+                    raise ShardError(
+                        f"{self.writer.folder}: {len(changed)} of {left[0].count} shards, from {changed[0]} on, were "
+                        "changed or removed while others were written. Run encode again"
+                    )
+                bar.update(total - sum(shard.rows for shard in left) - bar.n)
+                if len(left) == before:  # other jobs have them
+                    time.sleep(PAUSE)
+
+    def encode(self, left: list[Shard], texts: TokenizedCorpus, bar: tqdm[Any]) -> None:
+        """Encodes those of the shards that can be claimed, and writes each while the next ones are computed."""
+        claimed: deque[tuple[Shard, Lease]] = deque()
+        writing: deque[Future[None]] = deque()
+
+        def parts() -> Iterator[Ragged]:
+            for shard in left:
+                if lease := self.claim(shard):
+                    claimed.append((shard, lease))
+                    yield texts.passages.part(shard.start, shard.stop)
+
+        with ThreadPoolExecutor(1, "shards") as writers:
+            for vectors in self.embedder.stream(parts(), "passage", bar.update):
+                shard, lease = claimed.popleft()
+                ids = texts.ids[shard.start : shard.stop]
+                writing.append(writers.submit(self.write, shard, lease, vectors, ids))
+                if len(writing) > WRITING:
+                    writing.popleft().result()
+            for written in writing:
+                written.result()
+
+    def claim(self, shard: Shard) -> Lease | None:
+        """The lease of a shard that is neither there nor another job's."""
+        if self.writer.has(shard, verify=False):
+            return None
+        lease = self.leases.claim(shard.suffix)
+        if lease and self.writer.has(shard, verify=False):  # written just before
+            self.leases.release(lease)
+            return None
+        return lease
+
+    def write(self, shard: Shard, lease: Lease, vectors: Ragged, ids: list[str]) -> None:
+        """Writes a shard, unless another job has taken it over."""
+        stored = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
+        fixed = self.run.retriever.vectors_per_passage is not None
+        try:
+            published = lease.publishes(
+                lambda: self.writer.write(shard, stored.stacked() if fixed else stored, ids, lease.work)
+            )
+        except VectorError as error:
+            raise ValueError(f"{place(self.source.corpus, error.passage_id)}{error}") from error
+        finally:
+            self.leases.release(lease)
+        if published:
+            self.written.add(shard.index)
+
+
+def complete(writer: ShardWriter, leases: Leases, source: Source) -> None:
+    """Compares every digest, writes the manifest, and where to find the text again; by whichever job comes first. A
+    finished folder may be read-only."""
+    folder = writer.folder
+    where = {"path": absolute(source.corpus), **source.scan.stat}
+
+    def publish(work: Path) -> None:
+        note_corpus(folder, source.corpus, source.scan, work)
+        writer.finish(work)
+        leases.clear()
+        sweep(folder, OLD)
+
+    while not writer.finished() or read_entry(folder / "corpus.json") != where:
+        lease = leases.claim("manifest")
+        if lease and lease.publishes(partial(publish, lease.work)):
+            break
+        time.sleep(PAUSE)
 
 
 def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_mb: int, progress: bool = False) -> int:
@@ -197,54 +304,9 @@ def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
     return rows
 
 
-def write_shards(
-    run: Run,
-    embedder: Embedder,
-    writer: ShardWriter,
-    shards: list[Shard],
-    texts: TokenizedCorpus,
-    corpus: str | Path,
-    progress: bool,
-) -> None:
-    """Encodes and writes some shards, one at a time. The bar is that of all shards of this process, also of those that
-    an earlier start wrote."""
-    dtype = writer.made_from["fingerprint"]["encode"]["dtype"]
-    fixed = run.retriever.vectors_per_passage is not None
-    own = [shard for shard in writer.shards if shard.index % jax.process_count() == jax.process_index()]
-    total, left = sum(shard.rows for shard in own), sum(shard.rows for shard in shards)
-    with tqdm(total=total, initial=total - left, desc="encode", unit="text", disable=not progress, delay=1) as bar:
-        for done, shard in enumerate(shards, len(own) - len(shards)):
-            bar.set_postfix_str(f"{done} of {len(own)} shards", refresh=False)
-            tokens = texts.passages.part(shard.start, shard.stop)
-            vectors = embedder(tokens, "passage", advance=bar.update).astype(dtype)
-            try:
-                writer.write(shard, vectors.stacked() if fixed else vectors, texts.ids[shard.start : shard.stop])
-            except VectorError as error:
-                raise ValueError(f"{place(corpus, error.passage_id)}{error}") from error
-        bar.set_postfix_str(f"{len(own)} of {len(own)} shards")
-
-
-def finish(writer: ShardWriter, say: Say) -> bool:
-    """Completes the folder, if every shard is there; those of other processes may not be."""
-    missing = writer.pending()
-    if missing and jax.process_count() == 1:
-        raise ShardError(
-            f"{writer.folder}: {len(missing)} of {len(writer.shards)} shards, from {missing[0]} on, were changed or "
-            "removed while others were written: does another job encode into this folder? Run encode again"
-        )
-    if missing:
-        return False
-    made_on = {str(entry.get("made_on", "others")) for entry in writer.finish().shards}
-    if len(made_on) > 1:
-        say(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
-    return True
-
-
-def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan) -> None:
-    """Writes where to find the text again, if that is not written there: a finished folder may be read-only."""
-    where = {"path": absolute(corpus), **scan.stat}
-    if read_entry(folder / "corpus.json") != where:
-        write_json(folder / "corpus.json", sealed(where))
+def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan, work: Path | None = None) -> None:
+    """Writes where to find the text again."""
+    write_json(folder / "corpus.json", sealed({"path": absolute(corpus), **scan.stat}), work)
 
 
 def begun(folder: Path) -> Iterator[dict[str, Any]]:

@@ -126,36 +126,44 @@ class ShardWriter:
             "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # as it will be read back
         }
         self._whole: set[int] = set()  # shards whose digests this process has seen to be right
+        self._damaged: set[int] = set()  # and those that it has seen to be wrong
+        self.require_same()
+
+    def require_same(self) -> None:
+        """Raises ContractError if the folder has shards of something else, also by a job that began meanwhile."""
         for path in [self.folder / "manifest.json", *sorted(self.folder.glob("shard-*.json"))]:
-            found = read_entry(path)
-            if found is not None and found.keys() >= self.made_from.keys():
-                require_equal(
-                    self.made_from,
-                    {key: found[key] for key in self.made_from},
-                    "what is to be encoded now",
-                    str(path),
-                    f"Delete {self.folder} to encode again, or choose another name for this corpus.",
-                )
+            self._require_same(path, read_entry(path))
 
-    def pending(self) -> list[Shard]:
-        """The shards still to write: those without a sidecar, or whose files do not match it."""
-        return [shard for shard in self.shards if not self._is_whole(shard)]
+    def _require_same(self, path: Path, found: Mapping[str, Any] | None) -> None:
+        if found is not None and found.keys() >= self.made_from.keys():
+            require_equal(
+                self.made_from,
+                {key: found[key] for key in self.made_from},
+                "what is to be encoded now",
+                str(path),
+                f"Delete {self.folder} to encode again, or choose another name for this corpus.",
+            )
 
-    def write(self, shard: Shard, vectors: np.ndarray | Ragged, ids: Sequence[str]) -> None:
+    def pending(self, verify: bool = True) -> list[Shard]:
+        """The shards still to write: those without a sidecar, or whose files do not match it. verify: digests are
+        compared too, once."""
+        return [shard for shard in self.shards if not self.has(shard, verify)]
+
+    def write(self, shard: Shard, vectors: np.ndarray | Ragged, ids: Sequence[str], work: Path | None = None) -> None:
         """Writes one shard: `vectors` [rows,V,D] float32 or float16, or a list of vectors for each row; and the passage
-        id of each row."""
+        id of each row. work: the folder of its files until they are whole."""
         layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
         flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
         _check_ids(shard, ids)
         dtype = _check_vectors(shard, vectors, flat, ids)
         (self.folder / "manifest.json").unlink(missing_ok=True)  # it describes the shards that were there before
         self._whole.discard(shard.index)
-        with atomic_write(shard.vectors(self.folder), "wb") as file:
+        with atomic_write(shard.vectors(self.folder), "wb", work) as file:
             np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
         if isinstance(vectors, Ragged):
-            with atomic_write(shard.offsets(self.folder), "wb") as file:
+            with atomic_write(shard.offsets(self.folder), "wb", work) as file:
                 np.save(file, np.ascontiguousarray(vectors.offsets, "<i8"), allow_pickle=False)
-        with atomic_write(shard.ids(self.folder)) as file:
+        with atomic_write(shard.ids(self.folder), "w", work) as file:
             file.writelines(f"{identifier}\n" for identifier in ids)
         entry = {
             "first_row": shard.start,
@@ -166,11 +174,13 @@ class ShardWriter:
             **({"made_on": self.made_on} if self.made_on else {}),
             **{name: _describe(path) for name, path in shard.files(self.folder, layout).items()},
         }
-        write_json(shard.sidecar(self.folder), sealed(entry | self.made_from))
+        write_json(shard.sidecar(self.folder), sealed(entry | self.made_from), work)
         self._whole.add(shard.index)
 
-    def finish(self) -> Manifest:
-        """Writes the manifest. Raises ShardError naming the shards that are missing or differ in shape."""
+    def finish(self, work: Path | None = None) -> Manifest:
+        """Writes the manifest. Raises ShardError naming the shards that are missing or differ in shape, and
+        ContractError for some that are of something else."""
+        self.require_same()
         missing = self.pending()
         if missing:
             names = ", ".join(shard.suffix for shard in missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -178,6 +188,18 @@ class ShardWriter:
                 f"{self.folder}: {len(missing)} of {len(self.shards)} shards are missing or damaged ({names}): "
                 "run encode again to write them"
             )
+        manifest = self.manifest()
+        if not self.finished():
+            write_json(self.folder / "manifest.json", sealed(vars(manifest)), work)
+        return manifest
+
+    def finished(self) -> bool:
+        """Whether the manifest is there, and that of the shards; of these, no digest is compared."""
+        found = read_entry(self.folder / "manifest.json")
+        return found is not None and not self.pending(verify=False) and found == vars(self.manifest())
+
+    def manifest(self) -> Manifest:
+        """That of the shards, which are all there. Raises ShardError for one that differs in shape."""
         entries = [read_sealed(shard.sidecar(self.folder)) for shard in self.shards]
         layout, dtype = entries[0]["layout"], entries[0]["dtype"]
         fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # what all shards share: (V, D) or (D,)
@@ -188,7 +210,7 @@ class ShardWriter:
                     f"{shard.vectors(self.folder)}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
                     f"shard is {dtype} {entries[0]['shape']} {layout}: V, D and dtype must be the same in every shard"
                 )
-        manifest = Manifest(
+        return Manifest(
             vectors_per_row=same[2][0] if layout == "fixed" else None,
             dimension=same[2][-1],
             dtype=dtype,
@@ -196,22 +218,24 @@ class ShardWriter:
             shards=[{key: value for key, value in e.items() if key not in self.made_from} for e in entries],
             **self.made_from,
         )
-        path = self.folder / "manifest.json"
-        if read_entry(path) != vars(manifest):
-            write_json(path, sealed(vars(manifest)))
-        return manifest
 
-    def _is_whole(self, shard: Shard) -> bool:
+    def has(self, shard: Shard, verify: bool = True) -> bool:
+        """Whether a shard is there, whole. verify: digests are compared too, unless they are known to be right; of one
+        that was damaged they always are."""
         sidecar = shard.sidecar(self.folder)
         entry = read_entry(sidecar)
+        self._require_same(sidecar, entry)
         if entry is None or any(entry.get(key) != value for key, value in self.made_from.items()):
             return False
+        verify = (verify or shard.index in self._damaged) and shard.index not in self._whole
         try:
             check_entry(sidecar, shard, entry)
-            check_files(self.folder, shard, entry, verify=shard.index not in self._whole)
+            check_files(self.folder, shard, entry, verify)
         except ShardError:
+            self._damaged.add(shard.index)
             return False  # pending() lists it, and it is written again
-        self._whole.add(shard.index)
+        if verify:
+            self._whole.add(shard.index)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from jaxret.models.retriever import Retriever
 from jaxret.types import Embeddings, Ragged, Tokens
 
 SMALLEST_BATCH = 8
+IN_FLIGHT = 2  # batches on the device while the host has to do with those before and after them
 
 
 def padded_length(length: int) -> int:
@@ -126,33 +128,73 @@ class Embedder:
     ) -> Ragged:
         """The vectors of every text, float32, in the order of `texts`. progress: shows a bar of its own; advance: is
         told how many more texts are done."""
+        if not len(texts):
+            return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
+        with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
+
+            def tell(count: int) -> None:
+                bar.update(count)
+                if advance:
+                    advance(count)
+
+            return next(self.stream(iter([texts]), side, tell))
+
+    def stream(
+        self, parts: Iterator[Ragged], side: Side, advance: Callable[[int], object] = lambda _: None
+    ) -> Iterator[Ragged]:
+        """The same of each part, none of which is empty. The next one is asked for, and its first batches are on the
+        device, before the last vectors of the one before are copied: the device does not wait between two parts."""
+        flight: deque[tuple[_Vectors, np.ndarray, jax.Array]] = deque()
+        program = self.program(side)
+        for texts in parts:
+            vectors = self._room(texts, side)
+            for rows, encoded in self._batches(program, texts, side):
+                flight.append((vectors, rows, encoded))
+                advance(len(rows))
+                if len(flight) > IN_FLIGHT:
+                    yield from _landed(flight)
+        while flight:
+            yield from _landed(flight)
+
+    def _room(self, texts: Ragged, side: Side) -> _Vectors:
         counts = self.retriever.vector_counts(texts, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        result = Ragged(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets)
+        return _Vectors(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets, len(texts))
 
-        def store(rows: np.ndarray, vectors: Any) -> None:
-            there = np.arange(vectors.shape[1]) < counts[rows][:, None]
-            place = (offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
-            result.flat[place] = np.asarray(vectors)[: len(rows)][there]
+    def _batches(self, program: Program, texts: Ragged, side: Side) -> Iterator[tuple[np.ndarray, jax.Array]]:
+        """(rows of the texts, their vectors [size,V,D]), on the device and under way to the host."""
+        for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
+            length = min(length, self.max_lengths[side])
+            padding = np.full(size - len(rows), -1)
+            tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
+            before = program.count
+            encoded = program(self.params, place_rows(self.mesh, tokens))
+            encoded.copy_to_host_async()  # as soon as it is there, while the next batch is computed
+            self.counts.programs += program.count - before
+            self.counts.real_tokens += int(texts.lengths[rows].sum())
+            self.counts.padded_tokens += size * length
+            yield rows, encoded
 
-        program = self.program(side)
-        before = program.count
-        pending: tuple[np.ndarray, Any] | None = None
-        with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
-            for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
-                length = min(length, self.max_lengths[side])
-                padding = np.full(size - len(rows), -1)
-                tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
-                encoded = program(self.params, place_rows(self.mesh, tokens))
-                if pending:  # the device works on this batch while the host stores the one before
-                    store(*pending)
-                pending = rows, encoded
-                self.counts.real_tokens += int(texts.lengths[rows].sum())
-                self.counts.padded_tokens += size * length
-                bar.update(len(rows))
-                if advance:
-                    advance(len(rows))
-            if pending:
-                store(*pending)
-        self.counts.programs += program.count - before
-        return result
+
+@dataclass
+class _Vectors:
+    """Room for the vectors of some texts, `missing` of which are not there yet."""
+
+    flat: np.ndarray  # [R,D]
+    offsets: np.ndarray
+    missing: int
+
+    def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
+        counts = self.offsets[rows + 1] - self.offsets[rows]
+        there = np.arange(vectors.shape[1]) < counts[:, None]
+        place = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
+        self.flat[place] = vectors[: len(rows)][there]
+        self.missing -= len(rows)
+
+
+def _landed(flight: deque[tuple[_Vectors, np.ndarray, jax.Array]]) -> Iterator[Ragged]:
+    """Stores the batch that is longest under way; the vectors of its part, if all of them are there now."""
+    vectors, rows, encoded = flight.popleft()
+    vectors.store(rows, np.asarray(encoded))
+    if not vectors.missing:
+        yield Ragged(vectors.flat, vectors.offsets)

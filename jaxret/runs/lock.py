@@ -43,8 +43,3 @@ def hold(folder: Path, job: str) -> Iterator[None]:
             if made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
-
-
-def locked(folder: Path) -> bool:
-    """Whether a job writes to the folder, or was killed while it did."""
-    return (folder / LOCK).exists()

@@ -10,19 +10,31 @@ from typing import Any, NamedTuple
 from jaxret.checkpoint import CheckpointError
 from jaxret.contract import ContractError
 from jaxret.data.formats import DataError
+from jaxret.retrieval.collapse import alarm
 from jaxret.retrieval.parts import Part, read_parts
 from jaxret.retrieval.passages import unchanged_corpus
-from jaxret.retrieval.shards import ShardError, file_problems, plan_shards, read_manifest, read_sealed
+from jaxret.retrieval.shard_set import ShardSet
+from jaxret.retrieval.shards import (
+    Manifest,
+    ShardError,
+    file_problems,
+    plan_shards,
+    read_entry,
+    read_manifest,
+    read_sealed,
+)
 from jaxret.runs.run import open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import sha256_file
 
 
 class Checked(NamedTuple):
-    """Something that was looked at. problem: what is wrong with it, a sentence; "" if nothing is."""
+    """Something that was looked at. problem: what is wrong with it, a sentence; "" if nothing is. alarm: what is as it
+    was written, and can hardly be meant."""
 
     name: str
     problem: str = ""
+    alarm: str = ""
 
 
 def verify(folder: str | Path) -> Iterator[Checked]:
@@ -54,9 +66,23 @@ def _run(workdir: Workdir) -> Iterator[Checked]:
         for path in sorted(workdir.checkpoints.glob("*")):
             if path.name.isdigit():
                 yield _tried(path, lambda: _checkpoint(workdir, config, int(path.name)))  # noqa: B023
-    for path in sorted(workdir.path.glob("embeddings/*")):
-        if path.is_dir():
-            yield from _corpus(path)
+    corpora = [path for path in sorted(workdir.path.glob("embeddings/*")) if path.is_dir()]
+    for path in corpora:
+        yield from _corpus(path)
+    yield Checked(str(workdir.path / "embeddings"), alarm=_mixed(corpora))
+
+
+def _mixed(corpora: list[Path]) -> str:
+    """A sentence if the corpora of a run were encoded by several of its checkpoints."""
+    made_by: dict[str, str] = {}  # checkpoint -> the last corpus that has it
+    for path in corpora:
+        for manifest in path.rglob("manifest.json"):
+            if checkpoint := (read_entry(manifest) or {}).get("fingerprint", {}).get("checkpoint"):
+                made_by[f"step {checkpoint.get('step')} ({checkpoint.get('digest')})"] = path.name
+    if len(made_by) < 2:
+        return ""
+    each = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in made_by.items())
+    return f"{corpora[0].parent} mixes models: {each}; scores of different models cannot be compared"
 
 
 def _checkpoint(workdir: Workdir, config: Any, step: int) -> None:
@@ -79,15 +105,24 @@ def _shards(folder: Path) -> Iterator[Checked]:
     yield read if manifest.exists() else Checked(str(manifest), f"{manifest} does not exist; run encode again")
     if not read.problem:
         found = read_manifest(manifest)
+        damaged = False
         for shard, entry in zip(plan_shards(found.total_rows, found.rows_per_shard), found.shards, strict=True):
             problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
+            damaged |= bool(problems)
             yield from [Checked(str(shard.vectors(folder)), problem) for problem in problems or [""]]
-            yield _tried(shard.sidecar(folder), lambda: read_sealed(shard.sidecar(folder)))  # noqa: B023
+            yield _tried(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), found))  # noqa: B023
+        if not damaged:
+            yield Checked(f"{folder}: collapse", alarm=alarm(ShardSet(folder, found)))
     yield _tried(folder / "corpus.json", lambda: unchanged_corpus(folder))
     if (folder / "passages.json").exists():
         yield _tried(folder / "passages.npy", lambda: _index(folder))
     if (folder / "metadata").exists():
         yield from _columns(folder / "metadata")
+
+
+def _same_model(sidecar: Path, manifest: Manifest) -> None:
+    if read_sealed(sidecar).get("fingerprint") != manifest.fingerprint:
+        raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
 
 
 def _index(folder: Path) -> None:

@@ -40,6 +40,7 @@ INJECTIONS = {
     23: "several processes: one killed, no coordinator",
     24: "corrupt compilation cache",
     25: "kill -9 in every step of a recipe",
+    26: "several jobs on one folder, killed and stopped",
 }
 
 

@@ -78,7 +78,7 @@ def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, tr
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
 def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
     name = f"stopped{number}"
-    process = encode(tiny, name, delay=["fsync", 40, 60])
+    process = encode(tiny, name, delay=["fsync", 40, 5])  # Ctrl-C waits for what is being written
     wait_for(first_shard(tiny, name), process)
     process.send(number)
     process.wait(30)
@@ -95,32 +95,28 @@ def names_owner(told: str, owner: Script) -> bool:
 
 @pytest.mark.faults(16)
 def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """The second is refused while the first runs, the same job or another; it is not when the first was killed."""
-    other = write_data(tmp_path / "other", seed=1)
-    name = "together"
-    first = encode(tiny, name, delay=["fsync", 60, 4])
-    wait_for(first_shard(tiny, name), first)
+    """One into the folder of another, which is stopped or was killed: the same corpus is completed, another refused."""
+    folder, expected = tiny.run / "embeddings" / "together", vectors(tiny.run / "embeddings" / "data")
+    first = encode(tiny, "together", delay=["fsync", 60, 4])
+    wait_for(first_shard(tiny, "together"), first)
     first.send(signal.SIGSTOP)
-    for corpus in (tiny.data, other):
-        second = encode(tiny, name, corpus)
-        second.wait()
-        told = refusal(second)
-        another = corpus is other and "corpus.sha256" in told  # said before anybody asks who is at work
-        trials.count(another or names_owner(told, first), second.told, detected=True)
+    other = encode(tiny, "together", write_data(tmp_path / "other", seed=1))
+    other.wait()
+    trials.count("corpus.sha256" in refusal(other), other.told, detected=True)
+    second = start("encode.py", f"--workdir={tiny.run}", f"--corpus={tiny.data}", "--name=together", "--lease=2")
+    trials.count(second.wait() == 0 and "silent for" in second.stderr and vectors(folder) == expected, second.told)
     first.send(signal.SIGCONT)
-    trials.count(first.wait() == 0, first.told)
-    folder, expected = tiny.run / "embeddings" / name, vectors(tiny.run / "embeddings" / "data")
-    trials.count(vectors(folder) == expected, "the first is not what it is alone")
+    clean = first.wait() == 0 and vectors(folder) == expected and not leftovers(folder)
+    trials.count(clean, f"what woke up: {first.told}")
 
-    name = "dead"
-    first = encode(tiny, name)
-    wait_for(first_shard(tiny, name), first)
+    first = encode(tiny, "dead")
+    wait_for(first_shard(tiny, "dead"), first)
     first.kill()
     first.wait()
-    second = encode(tiny, name)
+    second = encode(tiny, "dead")
     second.wait()
     trials.count("taken over" in second.stderr and second.returncode == 0, second.told)
-    trials.count(vectors(tiny.run / "embeddings" / name) == expected, "not what it is alone")
+    trials.count(vectors(tiny.run / "embeddings" / "dead") == expected, "not what it is alone")
 
 
 @pytest.mark.faults(16)
@@ -146,21 +142,14 @@ def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> N
 
 
 @pytest.mark.faults(16)
-def test_two_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
-    """Whoever comes first encodes all of it; the other is refused, or comes when all is done."""
-    for turn in range(3):
+def test_several_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
+    for turn in range(2):
         name = f"race{turn}"
-        both = [encode(tiny, name) for _ in range(2)]
-        for process in both:
-            process.wait()
-        ended = sorted(process.returncode or 0 for process in both)
-        clean = all(process.returncode == 0 or names_in_use(refusal(process)) for process in both)
-        same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
-        trials.count(ended in ([0, 0], [0, 1]) and clean and same, "\n".join(process.told for process in both))
-
-
-def names_in_use(told: str) -> bool:
-    return "in use" in told and socket.gethostname() in told
+        jobs = [encode(tiny, name) for _ in range(3)]
+        ended = [job.wait() for job in jobs]
+        folder = tiny.run / "embeddings" / name
+        same = vectors(folder) == vectors(tiny.run / "embeddings" / "data") and not leftovers(folder)
+        trials.count(ended == [0] * 3 and same, "\n".join(job.told for job in jobs))
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {

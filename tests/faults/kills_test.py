@@ -27,7 +27,11 @@ Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a 
 def leftovers(folder: Path) -> list[str]:
     """What only a job that still runs may have there."""
     names = (path.name for path in folder.rglob("*"))
-    return [name for name in names if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name or name == ".lock"]
+    return [
+        name
+        for name in names
+        if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name or name.startswith((".lock", ".lease"))
+    ]
 
 
 def vectors(folder: Path) -> dict[str, bytes]:
@@ -123,10 +127,10 @@ def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable
 
 
 def encoding(tiny: Tiny) -> Begin:
-    def begin(folder: Path, **faults: Any) -> list[Script]:
+    def begin(folder: Path, *more: str, **faults: Any) -> list[Script]:
         store = tiny.root / "stores" / folder.name  # of its own: kills come while it is made, too
         flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", f"--name={folder.name}", f"--store={store}"]
-        return [start("encode.py", *flags, **faults)]
+        return [start("encode.py", *flags, *more, **faults)]
 
     return begin
 
@@ -192,6 +196,36 @@ def trained_together(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Al
 def test_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
     assert len(encoded_alone.result) > 60
     all_chains(encoding(tiny), tiny.run / "embeddings", seed, encoded_alone, vectors, trials)
+
+
+@pytest.mark.faults(26)
+@pytest.mark.parametrize("seed", range(2))
+def test_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
+    """Three jobs, of which one after another is killed, or stopped for longer than its lease; for one that was killed
+    another begins. What comes out is what one job makes alone."""
+    random = np.random.default_rng(seed)
+    for turn in range(4):
+        folder = tiny.run / "embeddings" / f"shared-{seed}-{turn}"
+
+        def begin(folder: Path = folder) -> Script:
+            return encoding(tiny)(folder, "--lease=1", delay=["fsync", int(random.integers(20, 60)), 1.5])[0]
+
+        jobs, killed = [begin() for _ in range(3)], 0
+        while killed < 4 and any(job.poll() is None for job in jobs):
+            time.sleep(random.uniform(0.2, 1.0))
+            place = int(random.integers(3))
+            if random.random() < 0.3:
+                jobs[place].send(signal.SIGSTOP)
+                time.sleep(1.5)
+                jobs[place].send(signal.SIGCONT)
+            else:
+                jobs[place].kill()
+                jobs[place].wait()
+                killed += 1
+                jobs[place] = begin()
+        clean = [job.wait() for job in jobs] == [0] * 3
+        told = "\n".join(job.told for job in jobs)
+        trials.count(clean and vectors(folder) == encoded_alone.result and not leftovers(folder), told)
 
 
 @pytest.mark.faults(1)

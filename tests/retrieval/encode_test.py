@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from jaxret.contract import ContractError
 from jaxret.data.formats import CorpusScan, DataError, read_corpus, read_queries, read_run, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.distributed import make_mesh, replicated
+from jaxret.leases import Leases, _numbers
+from jaxret.lockfile import this_process
 from jaxret.retrieval import encode
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.retrieve import Searcher, retrieve
@@ -128,7 +131,7 @@ def test_interrupted_between_shards_and_resumed(
 
     def dying(self: ShardWriter, shard: Any, *rest: Any) -> None:
         if len(written) == 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # in the thread that writes: that which computes must hear of it
         written.append(shard.index)
         write(self, shard, *rest)
 
@@ -271,16 +274,23 @@ def test_a_finished_folder_is_not_written_to(
     for name in ("fsync", "replace", "unlink"):
         monkeypatch.setattr(f"os.{name}", refused)
     again = encode_corpus(run, root / "data", progress=False)
-    assert (again.finished, again.shards_written) == (True, 0)
+    assert again.shards_written == 0
     assert {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("lost", "half"),
     [
-        ("ids-00001-of-00003.txt", ".vectors-00001-of-00003.npy.0123456789abcdef.tmp"),
-        ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),  # every shard is there
-        ("", ".lock"),  # everything is
+        (
+            "ids-00001-of-00003.txt",
+            ".lease-00001-of-00003/0123456789abcdef/.ids-00001-of-00003.txt.0123456789abcdef.tmp",
+        ),
+        (
+            "manifest.json",
+            ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef.tmp",
+        ),  # every shard is there
+        ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),  # about to be a lease
+        ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),  # of an older version
     ],
 )
 def test_what_a_killed_writer_left_is_cleared(
@@ -289,9 +299,49 @@ def test_what_a_killed_writer_left_is_cleared(
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
     if lost:
         (tmp_path / "embeddings" / "data" / lost).unlink()
-    (tmp_path / "embeddings" / "data" / half).write_bytes(b"" if half == ".lock" else b"half")
+    half_written = tmp_path / "embeddings" / "data" / half
+    half_written.parent.mkdir(parents=True, exist_ok=True)
+    half_written.write_bytes(b"half")
+    if half.startswith(".lease-"):  # by a process of this host, which is gone
+        (half_written.parent / "owner.json").write_text(
+            json.dumps({**this_process(), "numbers": _numbers(), "started": "before"})
+        )
+    os.utime(half_written, (0, 0))
     encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
+
+
+def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    """Its sizes are right, so that digests alone tell."""
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    path = tmp_path / "embeddings" / "data" / "vectors-00001-of-00003.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert encode_corpus(with_run(run, tmp_path), root / "data", progress=False).shards_written == 1
+    assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
+
+
+def test_shards_of_other_jobs_are_waited_for(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
+    afterwards is nothing."""
+    monkeypatch.setattr(encode, "PAUSE", 0.01)
+    folder = tmp_path / "embeddings" / "data"
+    with Leases(folder) as others:
+        lease = others.claim("00000-of-00003")
+        assert lease
+        owner, slept = lease.work / "owner.json", []
+        owner.write_text(json.dumps(this_process() | {"host": "another-host"}))
+
+        def sleep(_: float) -> None:
+            slept.append(len(list(folder.glob("shard-*.json"))))
+            os.utime(owner, (0, 0))
+
+        monkeypatch.setattr("jaxret.retrieval.encode.time.sleep", sleep)
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        assert not lease.publishes(lambda: pytest.fail("it is not asked to"))
+    assert (slept[0], result.shards_written) == (2, 3)
+    assert contents(folder) == contents(encoded)
 
 
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
@@ -305,22 +355,21 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third = json.loads((root / "data" / "corpus.jsonl").read_text().splitlines()[2])["_id"]
-    embed = Embedder.__call__
+    embed = Embedder.stream
 
     def broken(self: Embedder, *rest: Any, **more: Any) -> Any:
-        vectors = embed(self, *rest, **more)
-        vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
-        return vectors
+        for vectors in embed(self, *rest, **more):
+            vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
+            yield vectors
 
-    monkeypatch.setattr(Embedder, "__call__", broken)
+    monkeypatch.setattr(Embedder, "stream", broken)
     with pytest.raises(ValueError, match=rf"corpus\.jsonl:3: passage '{third}' \(row 2\) has a NaN"):
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
 
 
-def test_one_process_that_did_not_finish_is_an_error(
+def test_what_is_taken_away_while_it_is_written_is_an_error(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another job takes away what this one wrote."""
     write = ShardWriter.write
 
     def taken(self: ShardWriter, shard: Any, *rest: Any) -> None:
@@ -329,7 +378,7 @@ def test_one_process_that_did_not_finish_is_an_error(
             shard.sidecar(self.folder).unlink()
 
     monkeypatch.setattr(ShardWriter, "write", taken)
-    with pytest.raises(ShardError, match=r"1 of 3 shards, from rows 50 to 99 on, .*another job.*Run encode again"):
+    with pytest.raises(ShardError, match=r"1 of 3 shards, from rows 50 to 99 on, were changed.*Run encode again"):
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
 
 
@@ -401,11 +450,7 @@ def test_the_bar_is_that_of_the_whole_job(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"file": io.StringIO()})
             self.began = self.n
-            self.told: list[str] = []
             bars.append(self)
-
-        def set_postfix_str(self, text: str = "", refresh: bool = True) -> None:
-            self.told.append(text)
 
     other = with_run(run, tmp_path)
     result = encode_corpus(other, root / "data", progress=False)
@@ -413,12 +458,7 @@ def test_the_bar_is_that_of_the_whole_job(
     monkeypatch.setattr(encode, "tqdm", Bar)
     encode_corpus(other, root / "data")
     bar = bars[-1]
-    assert (bar.began, bar.n, bar.total, bar.told) == (
-        result.passages - ROWS,
-        result.passages,
-        result.passages,
-        ["2 of 3 shards", "3 of 3 shards"],
-    )
+    assert (bar.began, bar.n, bar.total) == (result.passages - ROWS, result.passages, result.passages)
 
 
 def test_shards_made_on_other_devices_are_told(
@@ -441,7 +481,7 @@ def test_a_folder_of_older_code_is_complete_and_searched(tmp_path: Path) -> None
     run = open_run(tmp_path / "run", "4")
     before = contents(tmp_path / "run" / "embeddings")
     result = encode_corpus(run, older / "data", progress=False)
-    assert (result.finished, result.shards_written) == (True, 0)
+    assert result.shards_written == 0
     after = contents(tmp_path / "run" / "embeddings")
     assert {name for name in after if after[name] != before.get(name)} == {"data/corpus.json"}  # it lies elsewhere now
     next(result.folder.glob("vectors-00001*")).unlink()
@@ -457,6 +497,15 @@ def test_names(tmp_path: Path) -> None:
     (tmp_path / "nfcorpus.v1").mkdir()
     assert corpus_name(tmp_path / "nfcorpus.v1") == "nfcorpus.v1"
     assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"
+
+
+def test_vectors_that_have_collapsed_are_told(
+    root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for limit, expected in ((1.1, False), (-1.1, True)):
+        monkeypatch.setattr("jaxret.retrieval.collapse.LIMIT", limit)
+        encode_corpus(run, root / "data")
+        assert ("alarm: " in capsys.readouterr().out) == expected
 
 
 def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:

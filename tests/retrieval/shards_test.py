@@ -531,3 +531,16 @@ def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
     nan = Ragged(np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), np.array([0, 1, 2]))
     with pytest.raises(ValueError, match=r"passage 'b' \(row 1\) has a NaN"):
         writer.write(writer.pending()[0], nan, ["a", "b"])
+
+
+def test_two_that_begin_together_with_other_things(tmp_path: Path) -> None:
+    """Neither has found anything in the folder; who comes second says so, and writes over nothing."""
+    others = {"text": ShardWriter(tmp_path, 7, 3, {"text": "b"}), "rows_per_shard": ShardWriter(tmp_path, 7, 4, {})}
+    first = ShardWriter(tmp_path, 7, 3, {"text": "a"})
+    shard = first.shards[0]
+    first.write(shard, np.ones((3, 1, 4), np.float32), ["a", "b", "c"])
+    with pytest.raises(ContractError, match=r"fingerprint\.text: 'b' in what is to be encoded now, 'a' in"):
+        others["text"].has(others["text"].shards[0], verify=False)
+    with pytest.raises(ContractError, match="rows_per_shard: 4 in what is to be encoded now, 3 in"):
+        others["rows_per_shard"].finish()
+    assert first.has(shard)

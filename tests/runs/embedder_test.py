@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
@@ -178,3 +179,25 @@ def test_padding_is_the_tokenizer_s() -> None:
     tokenizer = TextTokenizer(None, cls_id=2, sep_id=3, pad_id=7, query_length=8, passage_length=8)
     mesh = make_mesh(devices=jax.devices()[:1])
     assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7
+
+
+def test_a_stream_of_parts(model: tuple[Retriever, Params]) -> None:
+    """The vectors of each part are those of the part alone; the next is on the device before they are there."""
+    ours, texts = embedder(model), some_texts()
+    parts = [texts.part(0, 20), texts.part(20, 21), texts.part(21, 45)]
+    alone = [ours(part, "passage") for part in parts]
+    order: list[str] = []
+
+    def asked() -> Iterator[Ragged]:
+        for number, part in enumerate(parts):
+            order.append(f"asked {number}")
+            yield part
+
+    for number, found in enumerate(ours.stream(asked(), "passage")):
+        order.append(f"got {number}")
+        np.testing.assert_array_equal(found.flat, alone[number].flat)
+        np.testing.assert_array_equal(found.offsets, alone[number].offsets)
+        assert not np.array_equal(found.flat[:1], alone[number - 1].flat[:1])  # control
+    assert all(order.index(f"asked {number + 1}") < order.index(f"got {number}") for number in range(2))
+    assert len(ours(texts.part(3, 3), "passage")) == 0
+    assert list(ours.stream(iter([]), "passage")) == []

@@ -11,6 +11,7 @@ import pytest
 from jaxret.retrieval.change import append_corpus, delete_passages
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import Searcher
+from jaxret.storage import read_sealed, sealed, write_json
 from jaxret.tools.verify import verify
 from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
 
@@ -74,6 +75,26 @@ def test_each_of_several_is_named(run: Path, tmp_path: Path) -> None:
     found = problems(tmp_path / "corpus")
     assert len(found) == 3
     assert all(any(str(path) in problem for problem in found) for path in wrong)
+
+
+def test_a_run_that_mixes_models(run: Path, tmp_path: Path) -> None:
+    """Another corpus by another checkpoint is an alarm; a shard by another in the same folder is wrong."""
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "embeddings" / "corpus"
+    assert not [one.alarm for one in verify(tmp_path / "run") if "mixes models" in one.alarm]
+    shutil.copytree(folder, folder.with_name("again"))
+    assert not [one.alarm for one in verify(tmp_path / "run") if "mixes models" in one.alarm]
+    for path in [folder / "shard-00001-of-00002.json", folder / "manifest.json"]:
+        entry = read_sealed(path)
+        entry["fingerprint"]["checkpoint"] = {"step": 9, "digest": "0123"}
+        write_json(path, sealed(entry))
+        if path.name != "manifest.json":
+            assert problems(folder) == [
+                f"{path}: made from something else than the manifest says; run encode again",
+            ]
+    told = [one.alarm for one in verify(tmp_path / "run") if "mixes models" in one.alarm]
+    assert len(told) == 1
+    assert "by step 9 (0123)" in told[0]
 
 
 def test_a_store_of_tokens(run: Path) -> None:

@@ -1,0 +1,111 @@
+"""Encoding from text to verified shards, against the model alone:
+
+python bench/encode_pipeline.py --workdir=RUN --corpus=FOLDER_OR_FILE --passages=4096
+
+The model alone: the same batches of tokens that are in memory, vectors copied to the host. From text: the corpus is
+read, checked, tokenised into a new store, encoded and written into a new folder, every digest of which is compared
+again. Both have their programs; rounds are interleaved; a ratio is that of a round. A quarter of the corpus is encoded
+too: time should grow as the corpus does. Exact float32 on a CPU, the run's own settings elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+
+def seconds(act: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
+    """All that `jaxret encode` does, and then all that search does to believe it."""
+    from jaxret.retrieval.encode import encode_source, look_at
+    from jaxret.retrieval.shard_set import open_shards
+
+    source = look_at(run, corpus, "error", str(folder / "tokens"), lambda _: None)
+    encode_source(run, folder / "shards", source, progress=False, shard_rows=shard_rows)
+    open_shards(folder / "shards")
+    shutil.rmtree(folder)
+
+
+def alone(run: Any, corpus: Path, shard_rows: int) -> Callable[[], None]:
+    """The model, on tokens in memory, by the same shards."""
+    import numpy as np
+
+    from jaxret.data.formats import read_corpus
+
+    tokens = run.tokenizer.passages(read_corpus(corpus))
+    parts = [
+        tokens.take(np.arange(start, min(start + shard_rows, len(tokens))))
+        for start in range(0, len(tokens), shard_rows)
+    ]
+    embedder = run.embedder()
+
+    def encode() -> None:
+        for _ in embedder.stream(iter(parts), "passage"):
+            pass
+
+    return encode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="a run, as `jaxret open` makes one")
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--passages", type=int, default=4096)
+    parser.add_argument("--shard_rows", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+
+    import numpy as np
+
+    from jaxret.data.formats import read_corpus, write_beir
+    from jaxret.memory import keep_freed_memory
+    from jaxret.runs.run import open_run
+
+    keep_freed_memory()
+    run, rows = open_run(arguments.workdir), arguments.shard_rows
+    with tempfile.TemporaryDirectory() as place:
+        folder, sizes = Path(place), (arguments.passages, arguments.passages // 4)
+        whole, quarter = (folder / str(size) for size in sizes)
+        for path, size in zip((whole, quarter), sizes):
+            write_beir(path, islice(read_corpus(arguments.corpus), size), [], {})
+        acts = {
+            "the model alone": alone(run, whole, rows),
+            "from text to verified shards": lambda: from_text(run, whole, folder / "out", rows),
+            "a quarter of it": lambda: from_text(run, quarter, folder / "out", rows),
+        }
+        for act in acts.values():  # compiles
+            act()
+        took: dict[str, list[float]] = {name: [] for name in acts}
+        for _ in range(arguments.rounds):
+            for name, act in acts.items():
+                took[name].append(seconds(act))
+    print(
+        f"{arguments.passages:,} passages of {arguments.corpus}, {rows} a shard, medians of {arguments.rounds} rounds"
+    )
+    for name, each in took.items():
+        print(f"{name}: {np.median(each):.2f} s, from {min(each):.2f} to {max(each):.2f}")
+    model, text, part = (np.array(each) for each in took.values())
+    for what, ratio, limit in (
+        ("the model alone / from text", model / text, "at least 0.9"),
+        ("all of it / a quarter", text / part, "at most 4.1"),
+    ):
+        print(f"{what}: median {np.median(ratio):.3f}, from {ratio.min():.3f} to {ratio.max():.3f} ({limit})")
+
+
+if __name__ == "__main__":
+    main()
