@@ -46,7 +46,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
         ours = named is None or named in (path, *path.parents) or path in named.parents
-        ours = ours or bool(_TEMPORARY.fullmatch(named.name))
+        ours |= named is not None and bool(_TEMPORARY.fullmatch(named.name))
         if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):  # np.save: no file, no cause
             full = shutil.disk_usage(path.parent).free < 1 << 20
             cause = _CAUSES[errno.ENOSPC] if full else "the disk took only a part of it: full, or a quota or limit"

@@ -106,7 +106,7 @@ def test_no_clock_of_a_host_counts(leases: Leases, others: Leases, monkeypatch: 
 def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
     leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = {"process": 4, "started": "before"}
+    gone: dict[str, Any] = {"process": 4, "started": "before"}
     say(claimed(others), **gone, numbers="of another container")
     assert leases.claim("a") is None
     say(claimed(others, "b"), **gone)

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxret.data.formats import CorpusScan, Policy, absolute, called, describe, is_named, scan_corpus, source_path
-from jaxret.data.store import store_root
+from jaxret.data.store import Strings, store_root
 from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
 from jaxret.leases import BOUND, Lease, Leases
 from jaxret.retrieval.collapse import alarm
@@ -223,8 +223,7 @@ class Job:
         with ThreadPoolExecutor(1, "shards") as writers:
             for vectors in self.embedder.stream(parts(), "passage", bar.update):
                 shard, lease = claimed.popleft()
-                ids = texts.ids[shard.start : shard.stop]
-                writing.append(writers.submit(self.write, shard, lease, vectors, ids))
+                writing.append(writers.submit(self.write, shard, lease, vectors, texts.ids))
                 if len(writing) > WRITING:
                     writing.popleft().result()
             for written in writing:
@@ -240,8 +239,9 @@ class Job:
             return None
         return lease
 
-    def write(self, shard: Shard, lease: Lease, vectors: Ragged, ids: list[str]) -> None:
-        """Writes a shard, unless another job has taken it over."""
+    def write(self, shard: Shard, lease: Lease, vectors: Ragged, every: Strings) -> None:
+        """Writes a shard, unless another job has taken it over. every: the ids of the corpus."""
+        ids = every[shard.start : shard.stop]
         stored = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
         fixed = self.run.retriever.vectors_per_passage is not None
         try:
