@@ -67,7 +67,7 @@ class Leases:
         self.folder, self.bound = Path(folder), bound
         self._held: list[Lease] = []
         self._spare: Path | None = None  # .lease.ID: a directory to be renamed
-        self._made = False  # the folder
+        self._begun = self._made = False  # the folder is there; by this job
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
 
@@ -127,10 +127,15 @@ class Leases:
     def _prepared(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
-            self._made |= not self.folder.exists()
-            self._spare = self.folder / f".lease.{token}"
-            (self._spare / token).mkdir(parents=True)
-            (self._spare / token / _OWNER).write_text(json.dumps({**this_process(), "numbers": _numbers()}))
+            if not self._begun:  # one that vanishes later is not made again: that is an error
+                self._made = not self.folder.exists()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._begun = True
+            spare = self.folder / f".lease.{token}"
+            spare.mkdir()
+            (spare / token).mkdir()
+            (spare / token / _OWNER).write_text(json.dumps({**this_process(), "numbers": _numbers()}))
+            self._spare = spare
         return self._spare
 
     def _bury(self, work: Path) -> None:

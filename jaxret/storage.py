@@ -72,7 +72,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
     temporary = _beside(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not work:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
                 yield file

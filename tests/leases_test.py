@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,16 @@ def test_what_is_left(tmp_path: Path) -> None:
         assert (theirs.held, ours.held) == (False, True)
         assert others.claim("c") or others.claim("c")  # what it had ready may have been cleared away too
     assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+def test_a_folder_that_vanishes(leases: Leases) -> None:
+    """Is not made again, neither by what is published nor by the next lease."""
+    lease = claimed(leases)
+    shutil.rmtree(leases.folder)
+    assert not write(leases.folder / "file", lease)
+    with pytest.raises(StorageError, match="shared cannot be written: its folder is gone"):
+        leases.claim("b")
+    assert not leases.folder.exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
