@@ -16,11 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +46,13 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether no other job has taken it over."""
-        return self.work.is_dir()
+        try:
+            os.close(os.open(self.work, os.O_RDONLY | os.O_DIRECTORY))  # opened: NFS asks the server then
+        except OSError as error:
+            if error.errno not in (*_GONE, errno.ENOTDIR):
+                raise
+            return False
+        return True
 
     def publishes(self, write: Callable[[], object]) -> bool:
         """Calls `write`, which publishes files out of `work`; False if the lease was lost, which must not be told as
@@ -67,6 +75,7 @@ class Leases:
         self.folder, self.bound = Path(folder), bound
         self._held: list[Lease] = []
         self._spare: Path | None = None  # .lease.ID: a directory to be renamed
+        self._time, self._looked = 0.0, -math.inf  # the shared disk's, and when it was asked for
         self._begun = self._made = False  # the folder is there; by this job
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
@@ -88,23 +97,29 @@ class Leases:
 
     def claim(self, name: str) -> Lease | None:
         """The lease, or None while another job has it. Raises StorageError if the folder cannot be written."""
-        place = self.folder / f".lease-{name}"
         with naming(self.folder):
-            if owner := _owner(place):
-                told = self._why_free(owner)
-                if not told:
-                    return None
-                print(f"{self.folder}: {name} was claimed by {told}: taken over", file=sys.stderr)
-                self._bury(owner.parent)
-            spare = self._prepared()
             try:
-                os.rename(spare, place)
+                return self._claim(name, self.folder / f".lease-{name}")
             except OSError as error:
-                if error.errno in _GONE:
-                    self._spare = None  # who completed the folder has cleared it away
-                elif error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in _GONE or not self.folder.is_dir():
                     raise
+                self._spare = None  # who completed the folder has cleared it away
                 return None
+
+    def _claim(self, name: str, place: Path) -> Lease | None:
+        if owner := _owner(place):
+            told = self._why_free(owner)
+            if not told:
+                return None
+            print(f"{self.folder}: {name} was claimed by {told}: taken over", file=sys.stderr)
+            self._bury(owner.parent)
+        spare = self._prepared()
+        try:
+            os.rename(spare, place)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another job was faster
+                return None
+            raise
         self._spare = None
         lease = Lease(place / spare.suffix[1:])
         self._held.append(lease)
@@ -117,6 +132,17 @@ class Leases:
         with contextlib.suppress(OSError):
             self._bury(lease.work)
             lease.work.parent.rmdir()  # fails where another job has it by now
+
+    def holder(self, name: str) -> str:
+        """Who has a lease, for a person to read."""
+        with contextlib.suppress(OSError):
+            if owner := _owner(self.folder / f".lease-{name}"):
+                return _who(_parsed(owner.read_text()))
+        return "nobody any more"
+
+    def others(self) -> bool:
+        """Whether other jobs have leases; also some that died."""
+        return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._held})
 
     def clear(self) -> None:
         """Removes what jobs left that were killed, when all work is done: one that is alive has nothing to lose."""
@@ -133,8 +159,12 @@ class Leases:
                 self._begun = True
             spare = self.folder / f".lease.{token}"
             spare.mkdir()
-            (spare / token).mkdir()
-            (spare / token / _OWNER).write_text(json.dumps({**this_process(), "numbers": _numbers()}))
+            try:
+                (spare / token).mkdir()
+                (spare / token / _OWNER).write_text(json.dumps({**this_process(), "numbers": _numbers()}))
+            except BaseException:  # a full disk takes a directory and nothing in it
+                shutil.rmtree(spare, ignore_errors=True)
+                raise
             self._spare = spare
         return self._spare
 
@@ -150,14 +180,15 @@ class Leases:
 
     def _why_free(self, owner: Path) -> str:
         """Whose lease may be taken over, and why; "" if it may not."""
+        found: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opened, NFS looks at the file's time again
                 touched, found = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
         except OSError as error:
-            if error.errno in _GONE:
-                return ""  # it is being given back
-            raise
-        who = f"process {found.get('process')} on {found.get('host')}"
+            if error.errno not in _GONE:
+                raise
+            touched = owner.parent.stat().st_mtime  # gone as well: it is given back
+        who = _who(found)
         if found.get("numbers") == _numbers() and is_gone(found):
             return f"{who}, which is gone"
         silent = self._now() - touched
@@ -165,11 +196,14 @@ class Leases:
         return f"{who}, silent for {abs(silent):.0f} s" if abs(silent) > self.bound else ""
 
     def _now(self) -> float:
-        """The shared disk's time: that of a file touched now."""
-        spare = self._prepared()
-        file = spare / spare.suffix[1:] / _OWNER
-        os.utime(file)
-        return file.stat().st_mtime
+        """The shared disk's time: that of a file touched now, or not long ago: then nobody seems more silent than he
+        is."""
+        if time.monotonic() > self._looked + self.bound / _BEATS:
+            spare = self._prepared()
+            file = spare / spare.suffix[1:] / _OWNER
+            os.utime(file)
+            self._time, self._looked = file.stat().st_mtime, time.monotonic()
+        return self._time
 
     def _beat(self) -> None:
         while not self._ended.wait(self.bound / _BEATS):
@@ -185,10 +219,14 @@ def _owner(place: Path) -> Path | None:
     return None
 
 
+def _who(found: dict[str, Any]) -> str:
+    return f"process {found.get('process', '?')} on {found.get('host', 'an unknown host')}"
+
+
 def _numbers() -> str:
-    """Among which processes a number means one: containers may have a host's name, and numbers of their own."""
+    """Among which processes a number means one: hosts may share a name, and containers have numbers of their own."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # a system without
         return ""
 

@@ -115,6 +115,50 @@ def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
     assert "b was claimed by process 4 on" in capsys.readouterr().err
 
 
+def test_a_host_of_the_same_name_is_another(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have the same numbers, and it was started at another time; nothing says that they are gone."""
+    read = Path.read_text
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path, *_, **__: "boot" if path.name == "boot_id" else read(path))
+        lease = claimed(others)
+    assert leases.claim("a") is None
+    say(lease, process=4)  # control: nor would it be if it had none of that number
+    assert leases.claim("a") is None
+    say(lease, leases.bound + 20)
+    assert leases.claim("a")
+
+
+def test_a_lease_without_an_owner_has_its_time(leases: Leases, others: Leases) -> None:
+    """As one that was cleared away by halves."""
+    lease = claimed(others)
+    (lease.work / "owner.json").unlink()
+    assert leases.claim("a") is None
+    os.utime(lease.work, (0, 0))
+    assert leases.claim("a")
+
+
+@pytest.mark.parametrize("when", ["mkdir", "utime", "rename"])
+def test_what_is_cleared_away_meanwhile_is_made_again(
+    when: str, leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the job that completes the folder, while another is about to have a lease."""
+    claimed(others, "b")
+    had = claimed(others) if when == "utime" else None  # then the time is asked for
+    act = getattr(os, when)
+
+    def after_clearing(path: Any, *rest: Any, **more: Any) -> None:
+        if when != "mkdir" or Path(path).parent.name.startswith(".lease."):
+            others.clear()
+        act(path, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, when, after_clearing)
+        assert leases.claim("a") is None
+    if had:
+        others.release(had)
+    assert leases.claim("a")
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"process": []}', "{" * 9999])
 def test_an_owner_that_says_nothing_has_its_time(text: str, leases: Leases, others: Leases) -> None:
     lease = claimed(others)
@@ -214,6 +258,28 @@ def test_a_folder_that_vanishes(leases: Leases) -> None:
     with pytest.raises(StorageError, match="shared cannot be written: its folder is gone"):
         leases.claim("b")
     assert not leases.folder.exists()
+
+
+def test_a_lease_that_cannot_be_prepared_leaves_nothing(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            leases.claim("a")
+    assert not list(leases.folder.iterdir())
+
+
+def test_the_disk_is_asked_for_the_time_once_in_a_while(
+    leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed(others)
+    asked: list[Path] = []
+    touch = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, *rest: asked.append(path) or touch(path, *rest))
+    assert [leases.claim("a") for _ in range(20)] == [None] * 20
+    assert len(asked) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

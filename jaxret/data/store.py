@@ -2,7 +2,8 @@
 
 <folder>/NAME.npy        one file a column; a Ragged is two, NAME.flat.npy and NAME.offsets.npy
          manifest.json   written last: the recipe, and digests of the files read and of the columns
-         .lock           while one process makes them
+
+One process makes it, by a lease (`leases.py`), and the others wait; of one that died the work is taken over.
 
 Opening a store compares the manifest with its own digest, the files it was made from by size and time (and by digest,
 where these differ: a file that was copied or touched is the same), and every column with its digest: all of it is read
@@ -18,13 +19,14 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxret.data.files import Where
-from jaxret.lockfile import LOCK, LockedError, LockFile
+from jaxret.leases import Lease, Leases
 from jaxret.storage import (
     StorageError,
     atomic_write,
@@ -40,6 +42,7 @@ from jaxret.storage import (
 from jaxret.types import Ragged
 
 FORMAT = 1  # of the folder, and of what code makes of text: with another number every store is made again
+PAUSE = 0.2  # seconds between two looks at what another process does
 Say = Callable[[str], None]
 
 
@@ -133,9 +136,10 @@ class Store:
 
 @dataclass
 class Writer:
-    """Writes columns into a folder, and remembers what they are."""
+    """Writes columns into a folder, and remembers what they are. work: where a file is until it is whole."""
 
     folder: Path
+    work: Path | None = None
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def array(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -164,7 +168,7 @@ class Writer:
         """Writes NAME.npy, whose rows come in blocks: the header is written again when their number is known."""
         path, rows = self.folder / f"{name}.npy", 0
         dtype = dtype.newbyteorder("<")  # the bytes are the same on every machine
-        with atomic_write(path, "wb") as file:
+        with atomic_write(path, "wb", self.work) as file:
             start = _write_header(file, dtype, (0, *shape))
             for block in blocks:
                 file.write(np.ascontiguousarray(block, dtype).data)
@@ -226,32 +230,58 @@ def stored(origin: Origin, root: Path, make: Callable[[Writer], dict[str, Any]],
     """
     with contextlib.suppress(StaleError):
         return open_store(origin, root)
-    with _alone(origin.folder(root), say):
-        try:
-            return open_store(origin, root)
-        except StaleError as stale:
-            if str(stale):
-                say(f"{stale}: its tokens are made again")
-        _make(origin, root, make)
+    with Leases(root) as leases:
+        while True:
+            lease = _lease(leases, origin, root, say)
+            try:
+                return open_store(origin, root)
+            except StaleError as stale:
+                if str(stale):
+                    say(f"{stale}: its tokens are made again")
+            if lease.publishes(partial(_make, origin, root, make, lease)):
+                break
+            leases.release(lease)
         store = open_store(origin, root)
     say(f"tokens of {origin.name} are kept in {store.folder} ({store.size / 1e6:,.1f} MB)")
     return store
 
 
-def _make(origin: Origin, root: Path, make: Callable[[Writer], dict[str, Any]]) -> None:
-    folder = origin.folder(root)
-    _clear(folder)
-    state, writer = origin.state(), Writer(folder)
+def _lease(leases: Leases, origin: Origin, root: Path, say: Say) -> Lease:
+    """That of a store; waits for who has it, which is said once."""
+    name = origin.folder(root).name
     try:
+        with naming(root):
+            root.mkdir(parents=True, exist_ok=True)
+        while not (lease := leases.claim(name)):
+            say(f"  waiting for another process: the tokens of {origin.name} are made by {leases.holder(name)}")
+            say = _silent
+            time.sleep(PAUSE)
+    except StorageError as error:
+        remedy = "tokens are kept there; name another folder with data.store (jaxret encode: --store)"
+        raise StorageError(f"{error}; {remedy}") from error
+    return lease
+
+
+def _make(origin: Origin, root: Path, make: Callable[[Writer], dict[str, Any]], lease: Lease) -> None:
+    folder = origin.folder(root)
+    made = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        _clear(folder)
+        state, writer = origin.state(), Writer(folder, lease.work)
         facts = make(writer)
         if changed := origin.changed(state):
             remedy = "leave it alone, and start again"
             raise Where(changed).error("changed file", "the file changed while it was read", remedy)
+        found = {"format": FORMAT, "recipe": origin.recipe, "files": state, "columns": writer.columns, "facts": facts}
+        write_json(folder / "manifest.json", sealed(found), lease.work)
     except BaseException:
-        _clear(folder)
+        if lease.held:  # else it is another's
+            _clear(folder)
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing was written
         raise
-    made = {"format": FORMAT, "recipe": origin.recipe, "files": state, "columns": writer.columns, "facts": facts}
-    write_json(folder / "manifest.json", sealed(made))
 
 
 def _clear(folder: Path) -> None:
@@ -259,32 +289,6 @@ def _clear(folder: Path) -> None:
     sweep(folder)
     for path in [folder / "manifest.json", *folder.glob("*.npy")]:
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, say: Say) -> Iterator[None]:
-    """Holds the folder's lock; waits for who has it, which is said once."""
-    lock, made = None, not folder.exists()
-    try:
-        while not lock:
-            try:
-                with naming(folder):  # who had it may have failed, and taken the folder away
-                    folder.mkdir(parents=True, exist_ok=True)
-                lock = LockFile(folder / LOCK, "tokenising")
-            except LockedError as error:
-                say(f"  waiting for another process: {error}")
-                say = _silent
-                time.sleep(0.2)
-    except StorageError as error:
-        remedy = "tokens are kept there; name another folder with data.store (jaxret encode: --store)"
-        raise StorageError(f"{error}; {remedy}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-        if made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # nothing was written
 
 
 def _silent(_: str) -> None:

@@ -23,7 +23,7 @@ from jaxret.leases import BOUND, Lease, Leases
 from jaxret.retrieval.collapse import alarm
 from jaxret.retrieval.passages import place
 from jaxret.retrieval.shard_set import ShardSet
-from jaxret.retrieval.shards import DTYPES, Shard, ShardError, ShardWriter, VectorError, read_entry
+from jaxret.retrieval.shards import DTYPES, Shard, ShardError, ShardWriter, VectorError, begun, read_entry
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.storage import sealed, sweep, write_json
@@ -152,8 +152,13 @@ def encode_source(
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     with Leases(folder, lease) as leases:
         job = Job(run, source, writer, leases, run.embedder(), progress)
-        job.fill()
-        complete(writer, leases, source)
+        try:
+            job.fill()
+            complete(writer, leases, source)
+        except BaseException:
+            if not leases.others():
+                writer.withdraw()
+            raise
     embedder = job.embedder
     manifest = writer.manifest()
     made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
@@ -194,20 +199,21 @@ class Job:
         texts, total = self.source.tokenized(self.run, self.progress, say), self.source.scan.passages
         say(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
         say(str(texts.truncation))
-        done = total - sum(shard.rows for shard in left)
+        done, pause = total - sum(shard.rows for shard in left), PAUSE
         with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
             while left:
                 before = len(left)
                 self.encode(left, texts, bar)
-                left = self.writer.pending(verify=False)
+                left = [shard for shard in left if not self.writer.has(shard, verify=False)]
                 if changed := [shard for shard in left if shard.index in self.written]:
                     raise ShardError(
                         f"{self.writer.folder}: {len(changed)} of {left[0].count} shards, from {changed[0]} on, were "
                         "changed or removed while others were written. Run encode again"
                     )
                 bar.update(total - sum(shard.rows for shard in left) - bar.n)
-                if len(left) == before:  # other jobs have them
-                    time.sleep(PAUSE)
+                pause = PAUSE if len(left) < before else min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
+                if left and len(left) == before:  # other jobs have them
+                    time.sleep(pause)
 
     def encode(self, left: list[Shard], texts: TokenizedCorpus, bar: tqdm[Any]) -> None:
         """Encodes those of the shards that can be claimed, and writes each while the next ones are computed."""
@@ -233,6 +239,7 @@ class Job:
         """The lease of a shard that is neither there nor another job's."""
         if self.writer.has(shard, verify=False):
             return None
+        begin(self.writer, self.leases)
         lease = self.leases.claim(shard.suffix)
         if lease and self.writer.has(shard, verify=False):  # written just before
             self.leases.release(lease)
@@ -256,6 +263,17 @@ class Job:
             self.written.add(shard.index)
 
 
+def begin(writer: ShardWriter, leases: Leases) -> None:
+    """Says what the folder is to hold, unless it does: one job does so, before any of them has a shard."""
+    while not writer.begun():
+        lease = leases.claim("begun")
+        if lease:
+            lease.publishes(partial(writer.begin, lease.work))
+            leases.release(lease)
+        else:
+            time.sleep(PAUSE)
+
+
 def complete(writer: ShardWriter, leases: Leases, source: Source) -> None:
     """Compares every digest, writes the manifest, and where to find the text again; by whichever job comes first. A
     finished folder may be read-only."""
@@ -265,7 +283,6 @@ def complete(writer: ShardWriter, leases: Leases, source: Source) -> None:
     def publish(work: Path) -> None:
         note_corpus(folder, source.corpus, source.scan, work)
         writer.finish(work)
-        leases.clear()
         sweep(folder, OLD)
 
     while not writer.finished() or read_entry(folder / "corpus.json") != where:
@@ -273,6 +290,7 @@ def complete(writer: ShardWriter, leases: Leases, source: Source) -> None:
         if lease and lease.publishes(partial(publish, lease.work)):
             break
         time.sleep(PAUSE)
+    leases.clear()
 
 
 def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_mb: int, progress: bool = False) -> int:
@@ -309,20 +327,19 @@ def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan, work: Path |
     write_json(folder / "corpus.json", sealed({"path": absolute(corpus), **scan.stat}), work)
 
 
-def begun(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the shards that are in a folder were made from."""
-    for path in [folder / "manifest.json", *sorted(folder.glob("shard-*.json"))]:
-        yield read_entry(path) or {}
+def entries_begun(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the shards that are in a folder were made from, or are to be."""
+    return (read_entry(path) or {} for path in begun(folder))
 
 
 def rows_begun(folder: Path) -> int:
     """The rows per shard of a folder that has some; 0 if none has."""
-    return next((rows for entry in begun(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
+    return next((rows for entry in entries_begun(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
 
 
 def contract_begun(run: Run, folder: Path) -> dict[str, Any]:
     """The run's contract, as an older version wrote it if the folder has shards of that version."""
-    for entry in begun(folder):
+    for entry in entries_begun(folder):
         made_by = entry.get("fingerprint")
         contract = made_by.get("contract") if isinstance(made_by, dict) else None
         if isinstance(contract, dict) and run.understands(contract):

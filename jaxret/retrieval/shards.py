@@ -4,14 +4,16 @@ vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D
 offsets-00000-of-00064.npy   layout "ragged" alone: int64 [rows + 1], where the vectors of each row begin and end
 ids-00000-of-00064.txt       the passage id of each row
 shard-00000-of-00064.json    written last: sizes and digests of the files, what they were made from, and on what
+begun.json                   written first: what the shards are to be made from; goes when the manifest comes
 manifest.json                written when every shard is there
 
-Both kinds of JSON file carry a digest of themselves ("sha256", of their other keys); those of older code do not.
+All kinds of JSON file carry a digest of themselves ("sha256", of their other keys); those of older code do not.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from jaxret.contract import require_equal
 from jaxret.storage import atomic_write, sealed, sha256_file, write_json
 from jaxret.types import VECTOR_DTYPES, Ragged
 
+BEGUN = "begun.json"
 LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
 # Little-endian, so that the bytes are the same on every machine.
 DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
@@ -130,12 +133,29 @@ class ShardWriter:
         self.require_same()
 
     def require_same(self) -> None:
-        """Raises ContractError if the folder has shards of something else, also by a job that began meanwhile."""
-        for path in [self.folder / "manifest.json", *sorted(self.folder.glob("shard-*.json"))]:
-            self._require_same(path, read_entry(path))
+        """Raises ContractError if a file of the folder is of something else."""
+        for path in begun(self.folder):
+            self._is_same(path)
 
-    def _require_same(self, path: Path, found: Mapping[str, Any] | None) -> None:
-        if found is not None and found.keys() >= self.made_from.keys():
+    def begun(self) -> bool:
+        """Whether the folder says what its shards are made from. Raises ContractError if it is something else."""
+        return any(self._is_same(path) for path in begun(self.folder))
+
+    def begin(self, work: Path | None = None) -> None:
+        """Says so before the first shard is written, so that jobs that are asked for different things never mix."""
+        if not self.begun():
+            write_json(self.folder / BEGUN, sealed(self.made_from), work)
+
+    def withdraw(self) -> None:
+        """Has the folder say nothing again if it has no shard; for a job that fails where there is no other."""
+        if read_entry(self.folder / BEGUN) == self.made_from and not any(self.folder.glob("shard-*.json")):
+            _retire(self.folder / BEGUN, None)
+
+    def _is_same(self, path: Path) -> bool:
+        """Whether a file says what the shards are made from."""
+        found = read_entry(path) or {}
+        said = found.keys() >= self.made_from.keys()
+        if said:
             require_equal(
                 self.made_from,
                 {key: found[key] for key in self.made_from},
@@ -143,6 +163,7 @@ class ShardWriter:
                 str(path),
                 f"Delete {self.folder} to encode again, or choose another name for this corpus.",
             )
+        return said
 
     def pending(self, verify: bool = True) -> list[Shard]:
         """The shards still to write: those without a sidecar, or whose files do not match it. verify: digests are
@@ -156,7 +177,7 @@ class ShardWriter:
         flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
         _check_ids(shard, ids)
         dtype = _check_vectors(shard, vectors, flat, ids)
-        (self.folder / "manifest.json").unlink(missing_ok=True)  # it describes the shards that were there before
+        _retire(self.folder / "manifest.json", work)  # it describes the shards that were there before
         self._whole.discard(shard.index)
         with atomic_write(shard.vectors(self.folder), "wb", work) as file:
             np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
@@ -190,6 +211,7 @@ class ShardWriter:
             )
         manifest = self.manifest()
         if not self.finished():
+            _retire(self.folder / BEGUN, work)  # the shards say it
             write_json(self.folder / "manifest.json", sealed(vars(manifest)), work)
         return manifest
 
@@ -223,8 +245,8 @@ class ShardWriter:
         """Whether a shard is there, whole. verify: digests are compared too, unless they are known to be right; of one
         that was damaged they always are."""
         sidecar = shard.sidecar(self.folder)
+        self._is_same(sidecar)
         entry = read_entry(sidecar)
-        self._require_same(sidecar, entry)
         if entry is None or any(entry.get(key) != value for key, value in self.made_from.items()):
             return False
         verify = (verify or shard.index in self._damaged) and shard.index not in self._whole
@@ -237,6 +259,21 @@ class ShardWriter:
         if verify:
             self._whole.add(shard.index)
         return True
+
+
+def begun(folder: Path) -> Iterator[Path]:
+    """The files of a folder that may say what its shards are made from."""
+    yield from (folder / BEGUN, folder / "manifest.json")
+    yield from sorted(folder.glob("shard-*.json"))
+
+
+def _retire(path: Path, work: Path | None) -> None:
+    """Takes a file away, if it is there: into the folder `work`, so that who has lost that takes nothing away."""
+    try:
+        os.replace(path, work / path.name) if work else path.unlink()
+    except FileNotFoundError:
+        if path.exists():
+            raise
 
 
 def check_entry(path: Path, shard: Shard, entry: Any) -> None:

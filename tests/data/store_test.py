@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -149,7 +150,8 @@ def test_killed_anywhere_nothing_half_made_is_believed(
         whole = contents(stored(origin, tmp_path / "stores", make, quiet).folder)
     assert len(left) == len(whole)
     for root in left:
-        origin.folder(root).joinpath(".lock").unlink()  # of this process, which is alive
+        for lease in root.glob(".lease-*"):  # of this process, which is alive
+            shutil.rmtree(lease)
         with pytest.raises(StaleError):
             open_store(origin, root)
         assert contents(stored(origin, root, make, quiet).folder) == whole
@@ -176,10 +178,10 @@ def test_a_killed_process_leaves_the_work_to_the_next(
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=REPOSITORY, env=environment(), timeout=60)
     assert killed.returncode == -signal.SIGKILL
     folder = origin.folder(tmp_path / "stores")
-    assert {path.name for path in folder.iterdir()} == {".lock", "table.npy"}
+    assert {path.name for path in folder.iterdir()} == {"table.npy"}
     stored(origin, tmp_path / "stores", make, quiet)
-    assert "that process is gone: taken over" in capfd.readouterr().err
-    assert not (folder / ".lock").exists()
+    assert "which is gone: taken over" in capfd.readouterr().err
+    assert list((tmp_path / "stores").iterdir()) == [folder]
 
 
 def test_one_makes_it_and_the_others_wait(origin: Origin, tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_one_makes_it_and_the_others_wait(origin: Origin, tmp_path: Path) -> Non
     first.join()
     assert found.facts == {"length": 11}
     assert len(said) == 1
-    assert f"waiting for another process: {found.folder} is in use: tokenising, process {os.getpid()}" in said[0]
+    assert f"waiting for another process: the tokens of numbers are made by process {os.getpid()} on" in said[0]
 
 
 def test_where_one_fails_the_next_tries(origin: Origin, tmp_path: Path) -> None:
@@ -225,6 +227,26 @@ def test_where_one_fails_the_next_tries(origin: Origin, tmp_path: Path) -> None:
     thread.join()
     assert failed
     assert found.facts == {"length": 11}
+
+
+def test_who_was_taken_for_dead_waits_for_the_other(origin: Origin, tmp_path: Path) -> None:
+    """A process sleeps for longer than its lease while it makes the store, and another makes it: nothing of the first
+    is seen, and it has the other's."""
+    root = tmp_path / "stores"
+
+    def slept(writer: Writer) -> dict[str, Any]:
+        writer.array("table", np.zeros(2))
+        owner = next(root.glob(".lease-*/*/owner.json"))
+        owner.write_text(json.dumps({"host": "another-host"}))
+        os.utime(owner, (0, 0))
+        stored(origin, root, make, quiet)
+        writer.array("rows", np.zeros(2))
+        raise AssertionError("it goes on")
+
+    found = stored(origin, root, slept, quiet)
+    assert found.facts == {"length": 11}
+    assert list(root.iterdir()) == [found.folder]
+    np.testing.assert_array_equal(open_store(origin, root).columns["table"], [[0, 1], [2, 3], [4, 5]])
 
 
 def test_text_that_changes_while_it_is_read(origin: Origin, tmp_path: Path) -> None:
@@ -253,7 +275,7 @@ def test_a_folder_that_cannot_be_written(origin: Origin, tmp_path: Path, monkeyp
     with pytest.raises(StorageError, match=r"a file is where .*; tokens are kept there; name another .*data\.store"):
         stored(origin, tmp_path / "file" / "stores", make, quiet)
     stored(origin, tmp_path / "stores", make, quiet)
-    monkeypatch.setattr(store, "_alone", None)  # nothing is written to a finished one
+    monkeypatch.setattr(store, "Leases", None)  # nothing is written to a finished one
     stored(origin, tmp_path / "stores", never, quiet)
 
 

@@ -344,6 +344,36 @@ def test_shards_of_other_jobs_are_waited_for(
     assert contents(folder) == contents(encoded)
 
 
+def test_two_jobs_that_are_asked_for_different_things(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds an empty folder; who is first says what it is of, and the other writes nothing."""
+    other = with_run(run, tmp_path, checkpoint={"step": 9, "digest": "0123456789abcdef"})
+    begin, found = encode.begin, []
+
+    def second(writer: ShardWriter, leases: Leases) -> None:
+        monkeypatch.setattr(encode, "begin", begin)
+        found.append(encode_corpus(other, root / "data", progress=False))
+        begin(writer, leases)
+
+    monkeypatch.setattr(encode, "begin", second)
+    with pytest.raises(ContractError, match=r"checkpoint\.digest: '[0-9a-f]{16}' in what .* '0123456789abcdef' in"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert open_shards(found[0].folder).fingerprint["checkpoint"]["step"] == 9
+
+
+def test_a_job_that_fails_at_once_leaves_nothing(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardWriter, "write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert not (tmp_path / "embeddings" / "data").exists()
+
+
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
 def test_a_name_that_leaves_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the name of a corpus is"):

@@ -544,3 +544,33 @@ def test_two_that_begin_together_with_other_things(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="rows_per_shard: 4 in what is to be encoded now, 3 in"):
         others["rows_per_shard"].finish()
     assert first.has(shard)
+
+
+def test_what_a_folder_is_of_is_said_before_there_is_a_shard(tmp_path: Path) -> None:
+    """By the first, and until there are shards that say it, or that job fails."""
+    first, other = (ShardWriter(tmp_path, 7, 3, {"text": text}) for text in "ab")
+    assert not first.begun()
+    first.begin()
+    assert first.begun()
+    for act in (other.begun, other.begin, other.require_same, lambda: ShardWriter(tmp_path, 7, 3, {"text": "b"})):
+        with pytest.raises(ContractError, match=r"fingerprint\.text: 'b' in what .* 'a' in .*begun\.json"):
+            act()
+    other.withdraw()  # it is not its own
+    assert first.begun()
+    first.withdraw()
+    other.begin()
+    other.write(other.shards[0], np.ones((3, 1, 4), np.float32), ["a", "b", "c"])
+    other.withdraw()
+    assert (tmp_path / "begun.json").exists()
+
+
+def test_who_lost_its_folder_takes_nothing_away(tmp_path: Path) -> None:
+    """Of a finished folder, when it wakes up in the middle of writing a shard."""
+    before = contents(finished(tmp_path))
+    work, shard = tmp_path / "lost", Shard(0, 3, 0, 10)
+    with pytest.raises(FileNotFoundError):
+        writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)
+    assert contents(tmp_path) == before
+    work.mkdir()
+    writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control
+    assert not (tmp_path / "manifest.json").exists()
