@@ -69,10 +69,11 @@ class Lease:
 
 class Leases:
     """The leases of this job in a folder, which are given back when the block ends. bound: seconds after which one that
-    was not touched is another's; all jobs should have the same."""
+    was not touched is another's, as its owner says: jobs need not have the same."""
 
     def __init__(self, folder: Path, bound: float = BOUND) -> None:
-        self.folder, self.bound = Path(folder), bound
+        self.folder, self.bound = Path(folder), float(bound)
+        self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
         self._held: list[Lease] = []
         self._spare: Path | None = None  # .lease.ID: a directory to be renamed
         self._time, self._looked = 0.0, -math.inf  # the shared disk's, and when it was asked for
@@ -161,7 +162,7 @@ class Leases:
             spare.mkdir()
             try:
                 (spare / token).mkdir()
-                (spare / token / _OWNER).write_text(json.dumps({**this_process(), "numbers": _numbers()}))
+                (spare / token / _OWNER).write_text(json.dumps(self._owner))
             except BaseException:  # a full disk takes a directory and nothing in it
                 shutil.rmtree(spare, ignore_errors=True)
                 raise
@@ -189,11 +190,12 @@ class Leases:
                 raise
             touched = owner.parent.stat().st_mtime  # gone as well: it is given back
         who = _who(found)
-        if found.get("numbers") == _numbers() and is_gone(found):
+        if found.get("numbers") == self._owner["numbers"] and is_gone(found):
             return f"{who}, which is gone"
         silent = self._now() - touched
         # Where the disk's clock was set back, nobody alive has a time that far ahead for long.
-        return f"{who}, silent for {abs(silent):.0f} s" if abs(silent) > self.bound else ""
+        bound = found["bound"] if isinstance(found.get("bound"), float) else self.bound
+        return f"{who}, silent for {abs(silent):.0f} s" if abs(silent) > bound else ""
 
     def _now(self) -> float:
         """The shared disk's time: that of a file touched now, or not long ago: then nobody seems more silent than he

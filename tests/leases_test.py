@@ -98,6 +98,15 @@ def test_who_is_silent_for_too_long_is_held_to_be_dead(ahead: int, leases: Lease
     assert not lease.held
 
 
+def test_how_long_that_is_says_the_owner(leases: Leases, others: Leases) -> None:
+    """Who beats seldom is not robbed by who would not wait as long; nor does who waits for long wait for others."""
+    lease = claimed(others)
+    say(lease, leases.bound + 20, **FAR, bound=leases.bound + 40)
+    assert leases.claim("a") is None
+    say(lease, leases.bound + 20, bound=leases.bound)
+    assert leases.claim("a")
+
+
 def test_no_clock_of_a_host_counts(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     say(claimed(others), 5, **FAR)
     monkeypatch.setattr(time, "time", lambda: 9e9)
@@ -115,14 +124,14 @@ def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
     assert "b was claimed by process 4 on" in capsys.readouterr().err
 
 
-def test_a_host_of_the_same_name_is_another(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_of_the_same_name_is_another(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes have the same numbers, and it was started at another time; nothing says that they are gone."""
     read = Path.read_text
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path, *_, **__: "boot" if path.name == "boot_id" else read(path))
+        others = Leases(leases.folder)
         lease = claimed(others)
-    assert leases.claim("a") is None
-    say(lease, process=4)  # control: nor would it be if it had none of that number
+    say(lease, process=4, started="before")
     assert leases.claim("a") is None
     say(lease, leases.bound + 20)
     assert leases.claim("a")

@@ -32,7 +32,7 @@ _STORE = flags.DEFINE_string(
     "store", "", "folder of token stores; default: the run's data.store, else the user's cache"
 )
 _LEASE = flags.DEFINE_integer(
-    "lease", 300, "seconds until a job on another host that does not stir is held to be dead", lower_bound=1
+    "lease", 300, "seconds without a sign of life after which other hosts hold this job to be dead", lower_bound=1
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", "", 'only where hosts must start together, as those of a TPU slice: "auto", or host:port'

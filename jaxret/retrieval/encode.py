@@ -121,7 +121,7 @@ def encode_corpus(
     dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows, shard_mb: passages per shard, and MB of
     vectors (10^6 bytes), whichever is less; 0: as the folder's shards have it, else the run's encode.shard_rows, but no
     more than SHARD_ROWS, and encode.shard_mb. store: the folder of token stores; "": the run's data.store, else the
-    user's cache. lease: seconds after which a job on another host that does not stir is held to be dead.
+    user's cache. lease: seconds without a sign of life after which other hosts hold this job to be dead.
 
     Raises DataError for a bad record, ContractError if the folder holds vectors of another checkpoint or corpus,
     VectorError for a passage whose vectors are not finite, and ShardError if shards that were written are changed or
@@ -199,7 +199,7 @@ class Job:
         texts, total = self.source.tokenized(self.run, self.progress, say), self.source.scan.passages
         say(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
         say(str(texts.truncation))
-        done, pause = total - sum(shard.rows for shard in left), PAUSE
+        done, pause, waiting = total - sum(shard.rows for shard in left), PAUSE, False
         with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
             while left:
                 before = len(left)
@@ -211,9 +211,15 @@ class Job:
                         "changed or removed while others were written. Run encode again"
                     )
                 bar.update(total - sum(shard.rows for shard in left) - bar.n)
-                pause = PAUSE if len(left) < before else min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
-                if left and len(left) == before:  # other jobs have them
+                if len(left) < before:
+                    pause = PAUSE
+                elif left:  # other jobs have them
+                    if not waiting:
+                        shard = left[0].suffix
+                        say(f"waiting for {len(left)} shards of others; {shard} is with {self.leases.holder(shard)}")
+                    waiting = True
                     time.sleep(pause)
+                    pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
 
     def encode(self, left: list[Shard], texts: TokenizedCorpus, bar: tqdm[Any]) -> None:
         """Encodes those of the shards that can be claimed, and writes each while the next ones are computed."""

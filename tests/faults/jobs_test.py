@@ -39,8 +39,9 @@ def wait_for(path: Path, process: Script) -> None:
         assert process.poll(0.001) is None, process.told
 
 
-def encode(tiny: Tiny, name: str, corpus: Path | None = None, **faults: Any) -> Script:
-    return start("encode.py", f"--workdir={tiny.run}", f"--corpus={corpus or tiny.data}", f"--name={name}", **faults)
+def encode(tiny: Tiny, name: str, corpus: Path | None = None, *flags: str, **faults: Any) -> Script:
+    source = f"--corpus={corpus or tiny.data}"
+    return start("encode.py", f"--workdir={tiny.run}", source, f"--name={name}", *flags, **faults)
 
 
 def first_shard(tiny: Tiny, name: str) -> Path:
@@ -97,13 +98,13 @@ def names_owner(told: str, owner: Script) -> bool:
 def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """One into the folder of another, which is stopped or was killed: the same corpus is completed, another refused."""
     folder, expected = tiny.run / "embeddings" / "together", vectors(tiny.run / "embeddings" / "data")
-    first = encode(tiny, "together", delay=["fsync", 60, 4])
+    first = encode(tiny, "together", None, "--lease=2", delay=["fsync", 60, 4])
     wait_for(first_shard(tiny, "together"), first)
     first.send(signal.SIGSTOP)
     other = encode(tiny, "together", write_data(tmp_path / "other", seed=1))
     other.wait()
     trials.count("corpus.sha256" in refusal(other), other.told, detected=True)
-    second = start("encode.py", f"--workdir={tiny.run}", f"--corpus={tiny.data}", "--name=together", "--lease=2")
+    second = encode(tiny, "together")
     trials.count(second.wait() == 0 and "silent for" in second.stderr and vectors(folder) == expected, second.told)
     first.send(signal.SIGCONT)
     clean = first.wait() == 0 and vectors(folder) == expected and not leftovers(folder)
