@@ -204,7 +204,7 @@ def test_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, t
     """Three jobs, of which one after another is killed, or stopped for longer than its lease; for one that was killed
     another begins. What comes out is what one job makes alone."""
     random = np.random.default_rng(seed)
-    for turn in range(4):
+    for turn in range(3):
         folder = tiny.run / "embeddings" / f"shared-{seed}-{turn}"
 
         def begin(folder: Path = folder) -> Script:
