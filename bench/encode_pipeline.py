@@ -33,8 +33,9 @@ def seconds(act: Callable[[], object]) -> float:
 
 def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
     """All that `jaxret encode` does, and then all that search does to believe it."""
-    from jaxret.retrieval.encode import encode_source, look_at
+    from jaxret.retrieval.encode import encode_source
     from jaxret.retrieval.shard_set import open_shards
+    from jaxret.retrieval.source import look_at
 
     source = look_at(run, corpus, "error", str(folder / "tokens"), lambda _: None)
     encode_source(run, folder / "shards", source, progress=False, shard_rows=shard_rows)

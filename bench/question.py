@@ -26,8 +26,9 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
     import numpy as np
 
     from jaxret.data.formats import Policy, scan_corpus
-    from jaxret.retrieval.encode import SHARD_ROWS, made_from, note_corpus
+    from jaxret.retrieval.encode import SHARD_ROWS, made_from
     from jaxret.retrieval.shards import ShardWriter
+    from jaxret.retrieval.source import note_corpus
 
     random, run = np.random.default_rng(0), retriever.run
     words = np.array([f"word{i}" for i in range(5000)])

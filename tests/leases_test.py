@@ -286,7 +286,12 @@ def test_the_disk_is_asked_for_the_time_once_in_a_while(
     claimed(others)
     asked: list[Path] = []
     touch = os.utime
-    monkeypatch.setattr(os, "utime", lambda path, *rest: asked.append(path) or touch(path, *rest))
+
+    def noted(path: Path) -> None:
+        asked.append(path)
+        touch(path)
+
+    monkeypatch.setattr(os, "utime", noted)
     assert [leases.claim("a") for _ in range(20)] == [None] * 20
     assert len(asked) == 1
 

@@ -29,8 +29,8 @@ from jaxret.mining.audit import Audit, audit
 from jaxret.mining.choose import Chooser, Tally
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME, FilePool, Pool, RunPool, WordPool, is_run
-from jaxret.retrieval.encode import note_corpus
 from jaxret.retrieval.passages import Passages
+from jaxret.retrieval.source import note_corpus
 from jaxret.storage import require_writable, sealed, sha256_file, write_json
 
 RANKED = 4096  # queries whose candidates are held: 4,096 x 200 are about 120 MB

@@ -17,12 +17,13 @@ from jaxret.data.files import Where, decode, read_lines
 from jaxret.data.formats import hash_id
 from jaxret.data.store import Strings
 from jaxret.leases import BOUND
-from jaxret.retrieval.encode import EncodeResult, Source, encode_source, look_at, speaker
+from jaxret.retrieval.encode import EncodeResult, encode_source
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.parts import Part, part_name, read_parts, write_parts
 from jaxret.retrieval.passages import place
 from jaxret.retrieval.shard_set import ShardSet, open_shards
 from jaxret.retrieval.shards import ShardError
+from jaxret.retrieval.source import Source, look_at, speaker
 from jaxret.runs.contract import require_same
 from jaxret.runs.lock import hold
 from jaxret.runs.run import Run

@@ -3,40 +3,28 @@ there were and however often they were killed."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from tqdm import tqdm
 
-from jaxret.data.formats import CorpusScan, Policy, absolute, called, describe, is_named, scan_corpus, source_path
-from jaxret.data.store import Strings, store_root
-from jaxret.data.tokenized import TokenizedCorpus, find_corpus, stored_corpus
-from jaxret.leases import BOUND, Lease, Leases
+from jaxret.data.formats import called, is_named, source_path
+from jaxret.leases import BOUND, Leases
 from jaxret.retrieval.collapse import alarm
-from jaxret.retrieval.passages import place
+from jaxret.retrieval.jobs import Job, complete
 from jaxret.retrieval.shard_set import ShardSet
-from jaxret.retrieval.shards import DTYPES, Shard, ShardError, ShardWriter, VectorError, begun, read_entry
-from jaxret.runs.embedder import Embedder
+from jaxret.retrieval.shards import DTYPES, ShardWriter, begun, read_entry
+from jaxret.retrieval.source import Source, look_at, speaker
 from jaxret.runs.run import Run
-from jaxret.storage import sealed, sweep, write_json
-from jaxret.types import VECTOR_DTYPES, Ragged
+from jaxret.types import VECTOR_DTYPES
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
 # minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
 SHARD_ROWS = 8192
 COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
-WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
-PAUSE = 0.5  # seconds between two looks at what other jobs do
-OLD = 86_400  # seconds after which what a killed job of another kind left in the folder is nobody's
 
 
 @dataclass(frozen=True)
@@ -60,43 +48,6 @@ def corpus_name(path: str | Path) -> str:
     path = source_path(path).absolute()
     path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]
-
-
-Say = Callable[[str], None]
-
-
-@dataclass
-class Source:
-    """A corpus that was looked at: counted and digested, and tokenised where it was before."""
-
-    corpus: str | Path
-    policy: Policy
-    root: Path  # of token stores
-    scan: CorpusScan
-    texts: TokenizedCorpus | None
-
-    def tokenized(self, run: Run, progress: bool, say: Say) -> TokenizedCorpus:
-        """As tokens, which are made unless they were before."""
-        if self.texts is None:
-            self.texts = stored_corpus(self.corpus, self.scan, self.policy, run.tokenizer, self.root, progress, say)
-        return self.texts
-
-
-def look_at(run: Run, corpus: str | Path, on_error: str, store: str, say: Say) -> Source:
-    """Checks and counts a corpus. Raises DataError for a bad record, ValueError if there is no passage."""
-    root, policy = store_root(store or run.config.data.store), Policy(on_error)
-    say(f"{corpus}: {describe(corpus, 'passages')}")
-    texts = find_corpus(corpus, policy, run.tokenizer, root)
-    scan = texts.scan if texts else scan_corpus(corpus, policy)
-    if report := texts.report if texts else policy.report():
-        say(report)
-    if not scan.passages:
-        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
-    return Source(corpus, policy, root, scan, texts)
-
-
-def speaker(progress: bool) -> Say:
-    return tqdm.write if progress and jax.process_index() == 0 else lambda _: None
 
 
 def encode_corpus(
@@ -179,126 +130,6 @@ def encode_source(
     )
 
 
-@dataclass
-class Job:
-    """One of the jobs that fill a folder."""
-
-    run: Run
-    source: Source
-    writer: ShardWriter
-    leases: Leases
-    embedder: Embedder
-    progress: bool
-    written: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
-
-    def fill(self) -> None:
-        """Encodes shards that nobody else does, until all of them are there."""
-        say, left = speaker(self.progress), self.writer.pending()
-        if not left:
-            return
-        texts, total = self.source.tokenized(self.run, self.progress, say), self.source.scan.passages
-        say(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
-        say(str(texts.truncation))
-        done, pause, waiting = total - sum(shard.rows for shard in left), PAUSE, False
-        with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
-            while left:
-                before = len(left)
-                self.encode(left, texts, bar)
-                left = [shard for shard in left if not self.writer.has(shard, verify=False)]
-                if changed := [shard for shard in left if shard.index in self.written]:
-                    raise ShardError(
-                        f"{self.writer.folder}: {len(changed)} of {left[0].count} shards, from {changed[0]} on, were "
-                        "changed or removed while others were written. Run encode again"
-                    )
-                bar.update(total - sum(shard.rows for shard in left) - bar.n)
-                if len(left) < before:
-                    pause = PAUSE
-                elif left:  # other jobs have them
-                    if not waiting:
-                        shard = left[0].suffix
-                        say(f"waiting for {len(left)} shards of others; {shard} is with {self.leases.holder(shard)}")
-                    waiting = True
-                    time.sleep(pause)
-                    pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
-
-    def encode(self, left: list[Shard], texts: TokenizedCorpus, bar: tqdm[Any]) -> None:
-        """Encodes those of the shards that can be claimed, and writes each while the next ones are computed."""
-        claimed: deque[tuple[Shard, Lease]] = deque()
-        writing: deque[Future[None]] = deque()
-
-        def parts() -> Iterator[Ragged]:
-            for shard in left:
-                if lease := self.claim(shard):
-                    claimed.append((shard, lease))
-                    yield texts.passages.part(shard.start, shard.stop)
-
-        with ThreadPoolExecutor(1, "shards") as writers:
-            for vectors in self.embedder.stream(parts(), "passage", bar.update):
-                shard, lease = claimed.popleft()
-                writing.append(writers.submit(self.write, shard, lease, vectors, texts.ids))
-                if len(writing) > WRITING:
-                    writing.popleft().result()
-            for written in writing:
-                written.result()
-
-    def claim(self, shard: Shard) -> Lease | None:
-        """The lease of a shard that is neither there nor another job's."""
-        if self.writer.has(shard, verify=False):
-            return None
-        begin(self.writer, self.leases)
-        lease = self.leases.claim(shard.suffix)
-        if lease and self.writer.has(shard, verify=False):  # written just before
-            self.leases.release(lease)
-            return None
-        return lease
-
-    def write(self, shard: Shard, lease: Lease, vectors: Ragged, every: Strings) -> None:
-        """Writes a shard, unless another job has taken it over. every: the ids of the corpus."""
-        ids = every[shard.start : shard.stop]
-        stored = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
-        fixed = self.run.retriever.vectors_per_passage is not None
-        try:
-            published = lease.publishes(
-                lambda: self.writer.write(shard, stored.stacked() if fixed else stored, ids, lease.work)
-            )
-        except VectorError as error:
-            raise ValueError(f"{place(self.source.corpus, error.passage_id)}{error}") from error
-        finally:
-            self.leases.release(lease)
-        if published:
-            self.written.add(shard.index)
-
-
-def begin(writer: ShardWriter, leases: Leases) -> None:
-    """Says what the folder is to hold, unless it does: one job does so, before any of them has a shard."""
-    while not writer.begun():
-        lease = leases.claim("begun")
-        if lease:
-            lease.publishes(partial(writer.begin, lease.work))
-            leases.release(lease)
-        else:
-            time.sleep(PAUSE)
-
-
-def complete(writer: ShardWriter, leases: Leases, source: Source) -> None:
-    """Compares every digest, writes the manifest, and where to find the text again; by whichever job comes first. A
-    finished folder may be read-only."""
-    folder = writer.folder
-    where = {"path": absolute(source.corpus), **source.scan.stat}
-
-    def publish(work: Path) -> None:
-        note_corpus(folder, source.corpus, source.scan, work)
-        writer.finish(work)
-        sweep(folder, OLD)
-
-    while not writer.finished() or read_entry(folder / "corpus.json") != where:
-        lease = leases.claim("manifest")
-        if lease and lease.publishes(partial(publish, lease.work)):
-            break
-        time.sleep(PAUSE)
-    leases.clear()
-
-
 def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_mb: int, progress: bool = False) -> int:
     """Passages per shard: as many as are allowed, and as have no more than the allowed MB of vectors. Where a passage
     has as many vectors as tokens, these are counted first, so that the largest shard is within the limit too."""
@@ -326,11 +157,6 @@ def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
             break
         rows = max(1, min(rows - 1, rows * most // largest))
     return rows
-
-
-def note_corpus(folder: Path, corpus: str | Path, scan: CorpusScan, work: Path | None = None) -> None:
-    """Writes where to find the text again."""
-    write_json(folder / "corpus.json", sealed({"path": absolute(corpus), **scan.stat}), work)
 
 
 def entries_begun(folder: Path) -> Iterator[dict[str, Any]]:

@@ -62,6 +62,8 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
         raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
     if not name and len(there) > 1:
         raise ValueError(f"{workdir} has several corpora, {', '.join(there)}: choose one with {flag}")
+    if name and name not in there and workdir.embeddings(name).is_dir():
+        raise FileNotFoundError(f"{workdir.embeddings(name)} is not finished; wait for who encodes it, or encode again")
     if name and name not in there:
         raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(there)}")
     return workdir.embeddings(name or there[0])

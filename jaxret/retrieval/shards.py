@@ -135,11 +135,11 @@ class ShardWriter:
     def require_same(self) -> None:
         """Raises ContractError if a file of the folder is of something else."""
         for path in begun(self.folder):
-            self._is_same(path)
+            self._entry(path)
 
     def begun(self) -> bool:
         """Whether the folder says what its shards are made from. Raises ContractError if it is something else."""
-        return any(self._is_same(path) for path in begun(self.folder))
+        return any(self._entry(path) for path in begun(self.folder))
 
     def begin(self, work: Path | None = None) -> None:
         """Says so before the first shard is written, so that jobs that are asked for different things never mix."""
@@ -151,19 +151,19 @@ class ShardWriter:
         if read_entry(self.folder / BEGUN) == self.made_from and not any(self.folder.glob("shard-*.json")):
             _retire(self.folder / BEGUN, None)
 
-    def _is_same(self, path: Path) -> bool:
-        """Whether a file says what the shards are made from."""
-        found = read_entry(path) or {}
-        said = found.keys() >= self.made_from.keys()
-        if said:
-            require_equal(
-                self.made_from,
-                {key: found[key] for key in self.made_from},
-                "what is to be encoded now",
-                str(path),
-                f"Delete {self.folder} to encode again, or choose another name for this corpus.",
-            )
-        return said
+    def _entry(self, path: Path) -> dict[str, Any] | None:
+        """What a file says of what the shards are made from, and of its own; None if it says nothing."""
+        found = read_entry(path)
+        if found is None or not found.keys() >= self.made_from.keys():
+            return None
+        require_equal(
+            self.made_from,
+            {key: found[key] for key in self.made_from},
+            "what is to be encoded now",
+            str(path),
+            f"Delete {self.folder} to encode again, or choose another name for this corpus.",
+        )
+        return found
 
     def pending(self, verify: bool = True) -> list[Shard]:
         """The shards still to write: those without a sidecar, or whose files do not match it. verify: digests are
@@ -245,9 +245,8 @@ class ShardWriter:
         """Whether a shard is there, whole. verify: digests are compared too, unless they are known to be right; of one
         that was damaged they always are."""
         sidecar = shard.sidecar(self.folder)
-        self._is_same(sidecar)
-        entry = read_entry(sidecar)
-        if entry is None or any(entry.get(key) != value for key, value in self.made_from.items()):
+        entry = self._entry(sidecar)
+        if entry is None:
             return False
         verify = (verify or shard.index in self._damaged) and shard.index not in self._whole
         try:

@@ -21,11 +21,12 @@ from jaxret.data.records import Passage
 from jaxret.distributed import make_mesh, replicated
 from jaxret.leases import Leases, _numbers
 from jaxret.lockfile import this_process
-from jaxret.retrieval import encode
+from jaxret.retrieval import encode, jobs
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
+from jaxret.retrieval.source import look_at
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
@@ -102,7 +103,7 @@ def test_what_is_cut_is_said_before_anything_is_encoded(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("jaxret.retrieval.encode.tqdm.write", said.append)
+    monkeypatch.setattr("jaxret.retrieval.source.tqdm.write", said.append)
     before: list[list[str]] = []  # what was said when each shard was written
     write = ShardWriter.write
 
@@ -162,7 +163,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(
         write_data(tmp_path / "data", seed=1)
         return found
 
-    monkeypatch.setattr("jaxret.retrieval.encode.scan_corpus", scan)
+    monkeypatch.setattr("jaxret.retrieval.source.scan_corpus", scan)
     with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: .* encode it again"):
         encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
@@ -177,7 +178,7 @@ def test_a_corpus_is_read_once(
         raise AssertionError("the corpus is read again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxret.retrieval.encode.scan_corpus", refused)
+        patch.setattr("jaxret.retrieval.source.scan_corpus", refused)
         patch.setattr("jaxret.data.tokenized.read_corpus", refused)
         folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False).folder
         with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
@@ -325,7 +326,7 @@ def test_shards_of_other_jobs_are_waited_for(
 ) -> None:
     """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
     afterwards is nothing."""
-    monkeypatch.setattr(encode, "PAUSE", 0.01)
+    monkeypatch.setattr(jobs, "PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     with Leases(folder) as others:
         lease = others.claim("00000-of-00003")
@@ -337,7 +338,7 @@ def test_shards_of_other_jobs_are_waited_for(
             slept.append(len(list(folder.glob("shard-*.json"))))
             os.utime(owner, (0, 0))
 
-        monkeypatch.setattr("jaxret.retrieval.encode.time.sleep", sleep)
+        monkeypatch.setattr("jaxret.retrieval.jobs.time.sleep", sleep)
         result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
         assert not lease.publishes(lambda: pytest.fail("it is not asked to"))
     assert (slept[0], result.shards_written) == (2, 3)
@@ -349,14 +350,14 @@ def test_two_jobs_that_are_asked_for_different_things(
 ) -> None:
     """Each finds an empty folder; who is first says what it is of, and the other writes nothing."""
     other = with_run(run, tmp_path, checkpoint={"step": 9, "digest": "0123456789abcdef"})
-    begin, found = encode.begin, []
+    begin, found = jobs.begin, []
 
     def second(writer: ShardWriter, leases: Leases) -> None:
-        monkeypatch.setattr(encode, "begin", begin)
+        monkeypatch.setattr(jobs, "begin", begin)
         found.append(encode_corpus(other, root / "data", progress=False))
         begin(writer, leases)
 
-    monkeypatch.setattr(encode, "begin", second)
+    monkeypatch.setattr(jobs, "begin", second)
     with pytest.raises(ContractError, match=r"checkpoint\.digest: '[0-9a-f]{16}' in what .* '0123456789abcdef' in"):
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
     assert open_shards(found[0].folder).fingerprint["checkpoint"]["step"] == 9
@@ -430,7 +431,7 @@ def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path
     chosen = {"head__layers__chosen": (1, 3)} if head == "layers" else {}
     config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
-    source = encode.look_at(run, root / "data", "error", "", print)
+    source = look_at(run, root / "data", "error", "", print)
     vector = run.retriever.dimension * 4
     counts = run.retriever.vector_counts(source.tokenized(run, False, print).passages, "passage")
     assert encode.rows_per_shard(run, source, "float32", 0, 0) == 50
@@ -457,7 +458,7 @@ def test_the_size_of_a_shard_is_the_lesser_of_rows_and_bytes(
         ({"shard_mb": 2, "shard_rows": 9}, 9),
         ({"shard_mb": 99}, 50),
     ):
-        source = encode.look_at(run, root / "data", "error", "", print)
+        source = look_at(run, root / "data", "error", "", print)
         asked = {"shard_rows": 0, "shard_mb": 0} | asked
         with other.config.unlocked():
             other.config.encode.shard_mb = 1
@@ -476,7 +477,7 @@ def test_the_bar_is_that_of_the_whole_job(
 ) -> None:
     bars: list[Any] = []
 
-    class Bar(encode.tqdm):  # type: ignore[misc, type-arg]
+    class Bar(jobs.tqdm):  # type: ignore[misc, type-arg]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"file": io.StringIO()})
             self.began = self.n
@@ -485,7 +486,7 @@ def test_the_bar_is_that_of_the_whole_job(
     other = with_run(run, tmp_path)
     result = encode_corpus(other, root / "data", progress=False)
     next(result.folder.glob("ids-00001*")).unlink()
-    monkeypatch.setattr(encode, "tqdm", Bar)
+    monkeypatch.setattr(jobs, "tqdm", Bar)
     encode_corpus(other, root / "data")
     bar = bars[-1]
     assert (bar.began, bar.n, bar.total) == (result.passages - ROWS, result.passages, result.passages)

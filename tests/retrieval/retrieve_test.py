@@ -525,6 +525,9 @@ def test_which_corpus(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --corpus"):
         choose_corpus(run)
     assert choose_corpus(run, "again").name == "again"
+    (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for who encodes it"):
+        choose_corpus(run, "again")
     shutil.rmtree(run.workdir / "embeddings")
     with pytest.raises(FileNotFoundError, match=r"no encoded corpus; jaxret encode --workdir="):
         choose_corpus(run)
