@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,10 @@ from tqdm import tqdm
 
 from jaxret.retrieval.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.types import Ragged
+
+# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at once
+# (SystemError: AST constructor recursion depth mismatch).
+_HEADERS = threading.Lock()
 
 
 class ShardSet:
@@ -135,7 +140,8 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
 def _map(path: Path) -> np.ndarray:
     """A memory map: a header that promises more than the file holds allocates nothing."""
     try:
-        return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
+        with _HEADERS:
+            return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
         raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
 

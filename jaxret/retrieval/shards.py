@@ -268,10 +268,12 @@ def begun(folder: Path) -> Iterator[Path]:
 
 def _retire(path: Path, work: Path | None) -> None:
     """Takes a file away, if it is there: into the folder `work`, so that who has lost that takes nothing away."""
+    if not path.exists():
+        return
     try:
         os.replace(path, work / path.name) if work else path.unlink()
     except FileNotFoundError:
-        if path.exists():
+        if path.exists():  # else another job was faster
             raise
 
 
