@@ -14,8 +14,8 @@ from tqdm import tqdm
 from jaxret.retrieval.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.types import Ragged
 
-# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at once
-# (SystemError: AST constructor recursion depth mismatch).
+# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at
+# once (SystemError: AST constructor recursion depth mismatch).
 _HEADERS = threading.Lock()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -574,3 +575,20 @@ def test_who_lost_its_folder_takes_nothing_away(tmp_path: Path) -> None:
     work.mkdir()
     writer(tmp_path).write(shard, VECTORS[:10], IDS[:10], work)  # control
     assert not (tmp_path / "manifest.json").exists()
+
+
+def test_one_header_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are compared by several threads; Python's parser, which reads headers, does not bear two."""
+    load, inside, most = np.load, [], []
+
+    def slowly(*arguments: Any, **more: Any) -> Any:
+        inside.append(arguments)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        return load(*arguments, **more)
+
+    folder = finished(tmp_path)
+    monkeypatch.setattr(np, "load", slowly)
+    open_shards(folder)
+    assert most == [1, 1, 1]
