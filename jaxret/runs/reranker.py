@@ -77,6 +77,7 @@ def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **c
     scorer = make_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens)
     folder = opened.workdir
     files = {"config": folder.config, "training_data": folder.data, "environment": folder.environment}
+    files |= {"lineage": folder.lineage} if folder.lineage.exists() else {}
     made = {name: read_json(path) for name, path in files.items()}
     return Reranker(scorer, opened.tokenizer, {"checkpoint": opened.checkpoint, **made})
 

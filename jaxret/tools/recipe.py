@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.contract import flatten
+from jaxret.contract import ContractError, flatten
 from jaxret.data.files import find_file
 from jaxret.data.formats import corpus_file, example_files, files_of, found_queries, is_named, source_path
 from jaxret.data.formats.readers import found_judgements
@@ -121,6 +121,10 @@ class _Recipe:
     def _do(self, step: str, made_from: Any, make: Callable[[], Iterable[Path]]) -> None:
         self._made[step] = self.ledger.do(step, made_from, make)
 
+    def _records(self, step: str) -> list[str]:
+        """Digests of the training file that a step made, not of its parents."""
+        return [digest for name, digest in self._made.get(step, {}).items() if name.endswith(".jsonl")]
+
     def _digest(self, files: Iterable[Path]) -> list[list[str]]:
         """Names and digests: where files are changes nothing. Each is read once."""
         found = []
@@ -141,7 +145,7 @@ class _Recipe:
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus,
             "pools": {pool: self._made.get(f"{pool}.encode", {}) for pool in stage.pools},
-            "concat": {name: self._made.get(f"{name}.mine", {}) for name in stage.concat},
+            "concat": {name: self._records(f"{name}.mine") for name in stage.concat},
         }
 
     def _mine(self, stage: Stage) -> list[Path]:
@@ -170,9 +174,9 @@ class _Recipe:
             who: Any = [self._made.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
         else:
             who = [teacher, self._digest(teacher_files(teacher))]
-        mined = self._made.get(f"{stage.name}.mine", {})
-        files = example_files(data.train, data.train_split, data.negatives_run or None) if not mined else []
-        return {"teacher": who, "data": mined or self._digest(files), "split": data.train_split}
+        found: Any = self._records(f"{stage.name}.mine")
+        found = found or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
+        return {"teacher": who, "data": found, "split": data.train_split}
 
     def _score(self, stage: Stage, config: ConfigDict) -> list[Path]:
         data, out = config.data, self.scored(stage.name)
@@ -188,8 +192,7 @@ class _Recipe:
     def _training(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
         data = config.data
         dev = example_files(data.dev, data.dev_split) if data.dev else []
-        mined = self._made.get(f"{stage.name}.score") or self._made.get(f"{stage.name}.mine", {})
-        train: Any = [digest for name, digest in mined.items() if name.endswith(".jsonl")]  # not its parents
+        train: Any = self._records(f"{stage.name}.score") or self._records(f"{stage.name}.mine")
         train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
         keys = {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"}
         start = config.train.start_from
@@ -201,7 +204,10 @@ class _Recipe:
         workdir = Workdir(self.folder / stage.name)
         if config.train.start_from in self.stages:
             config = changed(config, {"train.start_from": str(self.folder / config.train.start_from)}, stage.name)
-        train(config, workdir.path, self.progress).require_finished()
+        try:
+            train(config, workdir.path, self.progress).require_finished()
+        except ContractError as error:  # of settings or data that the stage was not begun with
+            raise ContractError(f"{error}\nWithout the folder {workdir}, the recipe trains this stage anew.") from error
         with open_checkpoints(workdir, config) as checkpoints:
             best = workdir.checkpoints / str(checkpoints.best())
         return [workdir.contract, workdir.data, best / "_CHECKPOINT_METADATA"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jaxret.data.files import Where
 from jaxret.data.formats import (
@@ -103,21 +104,19 @@ def rerank_run(
     answers = accuracy(after, questions, passages, min(k, depth), judge.match) if questions else None
     evaluation = both[1] if both else answers
     if evaluation:
-        made = {
-            **reranker.origin,
-            "corpus": {"sha256": scan.sha256, "passages": scan.passages},
-            "search": {
-                "k": k,
-                "reranked": {"depth": depth, "of": [sha256_file(path) for path in run_files(run)]},
-                "run": run,
-                "query_length": reranker.tokenizer.query_length,
-                "passage_length": reranker.tokenizer.passage_length,
-            },
-            "dataset": judged.source(queries, judge.qrels, policy, remove, judge.match),
-        }
+        made = _provenance(reranker, scan, run, depth, k)
+        made["dataset"] = judged.source(queries, judge.qrels, policy, remove, judge.match)
         write_evaluation(evaluation_path(out), evaluation, made, answers if both else None)
         print(f"evaluation: {evaluation_path(out)}")
     return both
+
+
+def _provenance(reranker: Reranker, scan: CorpusScan, run: str, depth: int, k: int) -> dict[str, Any]:
+    """What reranked results were measured on, and by whom, as `retrieval.retrieve.provenance` has it."""
+    tokenizer = reranker.tokenizer
+    search = {"k": k, "reranked": {"depth": depth, "of": [sha256_file(path) for path in run_files(run)]}, "run": run}
+    search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
+    return {**reranker.origin, "corpus": {"sha256": scan.sha256, "passages": scan.passages}, "search": search}
 
 
 def evaluation_path(out: str | Path) -> Path:

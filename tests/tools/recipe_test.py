@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jaxret.contract import ContractError
 from jaxret.data.formats import read_examples
 from jaxret.mining.filters import Settings
 from jaxret.shipped import names, stages
@@ -170,7 +171,9 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         found = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), **(given or {})}, asked.get("match", ""))
         evaluated = Evaluated(str(on), str(on), str(on), **{"split": "test", "k": 10, **asked})
         recipe = _Recipe(tmp_path, {stage.name: stage for stage in found}, evaluated, Ledger(tmp_path), False)
-        recipe._made = {f"{name}.{step}": {"x": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")}
+        recipe._made = {
+            f"{name}.{step}": {"x.jsonl": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")
+        }
         recipe._made |= made or {}
         second = found[1]
         encoding: list[Any] = []
@@ -194,10 +197,11 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert differ(match="regex") == {"mine", "search"}
     assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
     assert differ(given={"encode.dtype": "float16"}) == {"encode", "train"}
-    assert differ(made={"a.mine": {"x": "2"}}) == {"mine"}, "what follows its file"
+    assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "its file follows"
+    assert differ(made={"a.mine": {"x.jsonl": "1", "x.parents.json": "2"}}) == set()
     assert differ(made={"a.encode": {"x": "2"}}) == {"mine", "score"}
     assert differ(made={"a.train": {"x": "2"}}) == {"score"}
-    assert differ(made={"b.mine": {"x": "2"}}) == {"score"}
+    assert differ(made={"b.mine": {"x.jsonl": "2"}}) == {"score"}
     assert differ(made={"b.score": {"x.jsonl": "2"}}) == {"train"}
     assert differ(made={"b.train": {"x": "2"}}) == {"encode"}
 
@@ -274,4 +278,6 @@ def test_two_stages_from_the_start_to_the_table(
     assert "== stage1.encode: again, for its inputs changed" in said
     assert {path.name for path in (tmp_path / "two" / "stage2" / "embeddings").iterdir()} == {"data", "moved"}
     assert "== stage2.train: done already" in said
+    with pytest.raises(ContractError, match=r"learning_rate: (.*\n)*Without the folder .*/stage1, the recipe trains"):
+        two(optimizer__learning_rate=0.5, train__steps=2)
     assert REPOSITORY.is_dir()
