@@ -61,6 +61,12 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
         if stage.teacher and stage.config.data.teacher_run:
             raise ValueError(f"{place} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
         found.append(stage)
+    names = [stage.name for stage in found]
+    for place, stage in enumerate(found):
+        if stage.teacher in names[place:]:
+            raise ValueError(
+                f"{config}: the teacher of stage {stage.name!r} is {stage.teacher!r}, which is no earlier one"
+            )
     if all(stage.reranks for stage in found):
         raise ValueError(f"{config}: none of its stages is a retriever, so there is nothing to evaluate")
     return found

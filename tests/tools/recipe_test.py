@@ -125,6 +125,10 @@ def test_every_recipe_says_its_stages() -> None:
             "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0, 'data.teacher_run': 'c'}}]",
             "has the teacher 'b', and data.teacher_run too",
         ),
+        (
+            "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
+            "the teacher of stage 'a' is 'b', which is no earlier one",
+        ),
         ("[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]", "suffix is of the recipe's own config; of 'mlr' write it"),
         ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
         (
