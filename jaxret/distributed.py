@@ -16,8 +16,10 @@ from jax._src.clusters import ClusterEnv  # not public, but jax.distributed does
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from jaxret.checkpoint import path_name
+from jaxret.memory import keep_freed_memory
 from jaxret.rendezvous import meet
 
 Tree = Any
@@ -37,6 +39,13 @@ PARAMETER_RULES: tuple[tuple[str, P], ...] = (
 
 # Platform -> what an environment for it is installed from.
 REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
+
+
+def begin(mesh: ConfigDict) -> None:
+    """What a verb with a config does before its first array: keeps freed memory, and joins the job that `config.mesh`
+    describes. Raises what `initialize` raises."""
+    keep_freed_memory()
+    initialize(mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout, "--config.mesh.")
 
 
 def initialize(

@@ -1,4 +1,5 @@
-"""Compares results that `jaxret search` wrote, on the same data: means, deviations over seeds, paired tests:
+"""Compares results that `jaxret search` and `jaxret rerank` wrote, on the same data: means, deviations
+over seeds, paired tests:
 
 jaxret compare runs/dual-1 runs/dual-2 runs/mlr-1 runs/mlr-2      runs that differ in their seeds alone are one system
 jaxret compare dual=runs/a,runs/b mlr=runs/c,runs/d               systems that are named here
@@ -21,7 +22,7 @@ _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the ran
 def main(*runs: str) -> None:
     import json
 
-    from jaxret.tools.compare import compare_runs
+    from jaxret.tools.compare import compare_runs, told_of_data
 
     found, systems = compare_runs(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
     if _FORMAT.value == "json":
@@ -30,3 +31,5 @@ def main(*runs: str) -> None:
         print(json.dumps({**found.to_json(), "results": results, "data": data}, indent=1))
     else:
         print(found.to_markdown() if _FORMAT.value == "markdown" else found.to_text())
+        if told := told_of_data(systems):
+            print(f"\n{told}")

@@ -25,6 +25,12 @@ _KEEP = flags.DEFINE_integer("keep", 30, "negatives of a query from each pool, a
 _DRAW = flags.DEFINE_enum("draw", "sample", ["sample", "top"], "which of those that are left")
 _SEED = flags.DEFINE_integer("seed", 12345, "of the sample", lower_bound=0)
 _ANSWERS = flags.DEFINE_bool("answers", True, "leave out passages with an answer string, where queries have some")
+_MATCH = flags.DEFINE_enum(
+    "match",
+    "string",
+    ["string", "regex"],
+    "what the queries' answers are: strings, or regular expressions (CuratedTREC)",
+)
 _MARGIN = flags.DEFINE_float("margin", None, "leave out what scores at least the positive's score less this")
 _SHARE = flags.DEFINE_float("share", None, "leave out what scores at least this part of the positive's, as 0.95")
 _MIN_SCORE = flags.DEFINE_float("min_score", None, "leave out what scores below this")
@@ -59,6 +65,7 @@ def main() -> None:
         draw=_DRAW.value,
         seed=_SEED.value,
         answers=_ANSWERS.value,
+        match=_MATCH.value,
         margin=_MARGIN.value,
         share=_SHARE.value,
         min_score=_MIN_SCORE.value,

@@ -20,13 +20,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 
 
 def main() -> None:
-    from jaxret import distributed
-    from jaxret.memory import keep_freed_memory
+    from jaxret.distributed import begin
     from jaxret.tools.pretrain import pretrain
 
-    keep_freed_memory()
-    mesh = _CONFIG.value.mesh
-    several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
-    distributed.initialize(*several, where="--config.mesh.")
+    begin(_CONFIG.value.mesh)
     command = f"jaxret {shlex.join(word for word in sys.argv[1:])}"
     pretrain(_CONFIG.value, _WORKDIR.value, command=command).require_finished()

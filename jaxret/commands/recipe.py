@@ -1,4 +1,5 @@
-"""Does the stages of a config one after the other: mine, train, encode, search, and again; ends with a table of them:
+"""Does the stages of a config one after the other: mine, score (a teacher), train, encode, search, and again; ends with
+a table of them:
 
 jaxret recipe --config=minilm:mlr --workdir=runs/two --config.data.train=FOLDER --config.data.dev=FOLDER
 jaxret recipe --config=recipes/mlr_mined --workdir=runs/nq --config.data.train=train.json --corpus=psgs.tsv \\
@@ -29,6 +30,12 @@ _K = flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
 _MEASURES = flags.DEFINE_list(
     "measures", None, "as ir-measures names them; default: nDCG@10,RR@10,R@100,Success@5,Success@20, no deeper than --k"
 )
+_MATCH = flags.DEFINE_enum(
+    "match",
+    None,
+    ["string", "regex"],
+    "what the queries' answers are, in mining and in evaluation; default: string, or what a stage says of its mining",
+)
 
 
 def main() -> None:
@@ -36,7 +43,8 @@ def main() -> None:
     from jaxret.data.formats.places import is_folder
     from jaxret.distributed import require_platform
     from jaxret.memory import keep_freed_memory
-    from jaxret.tools.recipe import Evaluated, read_stages, run_recipe
+    from jaxret.tools.recipe import Evaluated, run_recipe
+    from jaxret.tools.stages import read_stages
 
     keep_freed_memory()
     config = _CONFIG.value
@@ -49,6 +57,7 @@ def main() -> None:
         if not value:
             raise ValueError(f"give {flag}; only where config.data.train is a folder does it have all of them")
     qrels = _QRELS.value or (queries if is_folder(source_path(queries)) else "")
-    on = Evaluated(corpus, queries, qrels, _SPLIT.value, _K.value, tuple(_MEASURES.value) if _MEASURES.value else None)
+    measures = tuple(_MEASURES.value) if _MEASURES.value else None
+    on = Evaluated(corpus, queries, qrels, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    run_recipe(read_stages(name, given), _WORKDIR.value, on)
+    run_recipe(read_stages(name, given, _MATCH.value or ""), _WORKDIR.value, on)

@@ -1,7 +1,8 @@
 """Reranks a run by a cross-encoder, which reads query and passage together; or scores training data, for a retriever to
 learn from:
 
-jaxret rerank --workdir=runs/cross --run=FILE --queries=FILE --corpus=FILE --out=FILE     writes a TREC run
+jaxret rerank --workdir=runs/cross --run=FILE --queries=FILE --corpus=FILE --out=FILE     writes a TREC run and,
+  with --qrels, its evaluation
 jaxret rerank --model=FOLDER --run=... (as above)                  with a cross-encoder of transformers, as it comes
 jaxret rerank --workdir=runs/cross --train=FILE --out=FILE.jsonl   writes training data with scores
 """
@@ -17,7 +18,19 @@ _OUT = flags.DEFINE_string("out", None, "file to write", required=True)
 _RUN = flags.DEFINE_string("run", "", "what is reranked: a TREC run, or results in a format of docs/data.md")
 _QUERIES = flags.DEFINE_string("queries", "", "folder or file with its queries")
 _CORPUS = flags.DEFINE_string("corpus", "", "folder or file with its passages")
-_QRELS = flags.DEFINE_string("qrels", "", "folder or file with judgements: measures before and after are printed")
+_QRELS = flags.DEFINE_string(
+    "qrels", "", "folder or file with judgements: measures before and after are printed, and an evaluation written"
+)
+_MEASURES = flags.DEFINE_list("measures", None, "as those of jaxret search")
+_SELF_MATCHES = flags.DEFINE_enum(
+    "self_matches",
+    "auto",
+    ["auto", "keep", "remove"],
+    "passages with the id of their query: auto removes them where queries are passages (ArguAna)",
+)
+_MATCH = flags.DEFINE_enum(
+    "match", "string", ["string", "regex"], "what the queries' answers are: strings, or regular expressions"
+)
 _TRAIN = flags.DEFINE_string("train", "", "instead of a run: training data, all of whose passages are scored")
 _NEGATIVES_RUN = flags.DEFINE_string("negatives_run", "", "of a folder of training data: as data.negatives_run")
 _SPLIT = flags.DEFINE_string("split", "", "split, where a folder is given; default: test, of --train train")
@@ -38,7 +51,7 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 def main() -> None:
     from jaxret.distributed import require_platform
     from jaxret.runs.reranker import open_reranker, open_stock
-    from jaxret.tools.rerank import rerank_run, score_examples
+    from jaxret.tools.rerank import Judge, rerank_run, score_examples
 
     if bool(_WORKDIR.value) == bool(_MODEL.value):
         raise ValueError("give either --workdir (the run of a cross-encoder) or --model (one in transformers' files)")
@@ -63,8 +76,7 @@ def main() -> None:
             queries=_QUERIES.value,
             out=_OUT.value,
             depth=_K.value,
-            qrels=_QRELS.value,
-            split=_SPLIT.value or "test",
+            judge=Judge(_QRELS.value, _SPLIT.value or "test", _MEASURES.value, _SELF_MATCHES.value, _MATCH.value),
             on_error=_ON_ERROR.value,
             tail=_TAIL.value,
         )

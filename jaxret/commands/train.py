@@ -20,12 +20,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 
 
 def main() -> None:
-    from jaxret import distributed
-    from jaxret.memory import keep_freed_memory
+    from jaxret.distributed import begin
     from jaxret.training.loop import train
 
-    keep_freed_memory()
-    mesh = _CONFIG.value.mesh
-    several = mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout
-    distributed.initialize(*several, where="--config.mesh.")
+    begin(_CONFIG.value.mesh)
     train(_CONFIG.value, _WORKDIR.value, given=config_keys(sys.argv)).require_finished()

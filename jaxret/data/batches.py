@@ -38,6 +38,7 @@ class TrainingSet:
     imagine_queries: bool = False
     truncations: tuple[Truncation, ...] = ()  # of queries and of passages
     teacher: Teacher | None = None
+    subset_of: dict[str, Any] | None = None  # the record of the whole set, of a random part
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -46,7 +47,8 @@ class TrainingSet:
     def record(self) -> dict[str, Any]:
         """Its sizes and digests: what data.json of a run holds."""
         found = {"examples": len(self), "passages": len(self.passages), "sha256": self.digest}
-        return found | ({"scores": self.teacher.digest} if self.teacher else {})
+        found |= {"scores": self.teacher.digest} if self.teacher else {}
+        return found | ({"subset_of": self.subset_of} if self.subset_of else {})
 
     @cached_property
     def bare_queries(self) -> Ragged:

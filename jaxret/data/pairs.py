@@ -68,7 +68,7 @@ class PairPlan:
         """The rows of a step's batch that belong to process `part[0]` of `part[1]`. The length of pairs is chosen from
         the whole batch, so every process compiles the same program."""
         examples, group = self.plan.filled(self.plan.examples_of(step, len(data))), 1 + self.plan.negatives
-        documents = self.plan.documents_of(data, examples, step)
+        documents = without_positives(data, examples, self.plan.documents_of(data, examples, step).reshape(-1, group))
         asked = np.repeat(examples, group)
         longest = int(self.joiner.lengths(data.queries, data.passages, asked, documents).max())
         multiple = self.plan.length_multiple
@@ -83,3 +83,12 @@ class PairPlan:
             document_ids=documents.reshape(-1, group)[mine],
             teacher_scores=None if scores is None else scores[mine],
         )
+
+
+def without_positives(data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Rows of passages of a batch [examples * G]: negatives [examples,1..G) that are known to be relevant to their
+    query are empty slots, -1, as they are no candidates of a retriever (`training.losses.candidates`)."""
+    known = data.known_positives[np.maximum(examples, 0)]
+    again = (documents[:, :, None] == known[:, None, :]).any(axis=-1)
+    again[:, 0] = False  # the target
+    return np.where(again, -1, documents).reshape(-1)

@@ -36,4 +36,5 @@ def take_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet:
         query_ids=[data.query_ids[row] for row in rows],
         teacher=teacher and Teacher(teacher.positives[rows], teacher.negatives.take(rows)),
         digest=sha256_json([data.digest, count, seed]),
+        subset_of=data.record,
     )

@@ -14,6 +14,7 @@ from jaxret.evaluation.metrics import Evaluation
 
 # A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+MATCHES = ("string", "regex")  # what answers may be
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 _SEPARATOR = "\0"  # a control character, so never inside a token
 _CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
@@ -40,15 +41,16 @@ def have_answer(texts: Iterable[str], answers: Iterable[str], match: str = "stri
 
 
 class AnswerMatcher:
-    """`has_answer` for many queries and passages that come again: the tokens of passages are kept."""
+    """`have_answer` for many queries and passages that come again: what is looked at of passages is kept."""
 
-    def __init__(self) -> None:
-        self._joined = lru_cache(_CACHED_PASSAGES)(_joined)
+    def __init__(self, match: str = "string") -> None:
+        self.match = match
+        self._prepared = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
 
     def __call__(self, texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
-        """Of each text, whether it has any of the answers."""
-        wanted = [_joined(answer) for answer in answers]
-        return [_occurs(self._joined(text), wanted) for text in texts]
+        """Of each text, whether it has any of the answers. Raises ValueError for one that is no regular expression."""
+        right = _matcher(answers, self.match)
+        return [right(self._prepared(text)) for text in texts]
 
 
 def _joined(text: str) -> str:

@@ -16,6 +16,8 @@ from jaxret.data.formats.tevatron import example_of
 from jaxret.data.records import Example, Passage, Query
 from jaxret.storage import sha256_json_lists
 
+_WITH_TEXTS = ("tevatron.examples", "tevatron.first")  # formats of the files that `mine` writes
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -43,16 +45,25 @@ def read_asked(source: str, split: str, policy: Policy, positives: bool = True) 
     file of questions are. Raises DataError for bad records, ValueError if there is no query."""
     if positives or _has_examples(source, split):
         found: dict[str, Asked] = {}
-        for example in read_examples(source, split, policy, targets=False):
+        shared: dict[Passage, Passage] = {}  # one object for each, however many queries have it
+        for example in _examples(source, split, policy):
             before = found.get(example.query.id, Asked(example.query))
             both = dict.fromkeys((*before.positives, *example.positives))
-            found[example.query.id] = Asked(before.query, tuple(both))
+            found[example.query.id] = Asked(before.query, tuple(shared.setdefault(one, one) for one in both))
         asked, every = tuple(found.values()), not keeps_first(source, split)
     else:
         asked, every = tuple(map(Asked, read_queries(source, policy, split))), False
     if not asked:
         raise ValueError(f"{source} has no training query; give a folder or file with some")
     return Questions(asked, every)
+
+
+def _examples(source: str, split: str, policy: Policy) -> Iterable[Example]:
+    """The examples, whose negatives are not looked at: those of a mined file, which has many, one at a time."""
+    path = source_path(source)
+    if path.is_file() and (found := recognise(source, "examples")).format.name in _WITH_TEXTS:
+        return stream_examples(found.path, policy)
+    return read_examples(source, split, policy, targets=False)
 
 
 def _has_examples(source: str, split: str) -> bool:
@@ -74,7 +85,7 @@ def stream_examples(path: Path, policy: Policy) -> Iterator[Example]:
 def read_concatenated(source: str, keep: int, policy: Policy) -> Iterator[Example]:
     """The examples of a training file, each with its first negatives, `keep` of them."""
     found = recognise(source, "examples")
-    if found.format.name in ("tevatron.examples", "tevatron.first"):
+    if found.format.name in _WITH_TEXTS:
         examples: Iterable[Example] = stream_examples(found.path, policy)
     else:
         examples = read_examples(source, None, policy, targets=False)

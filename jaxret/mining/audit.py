@@ -69,13 +69,13 @@ class Audit:
         return asdict(self)
 
 
-def audit(path: Path, asked: Iterable[Asked]) -> Audit:
-    """Reads a file that `mine` wrote, a record at a time."""
+def audit(path: Path, asked: Iterable[Asked], match: str = "string") -> Audit:
+    """Reads a file that `mine` wrote, a record at a time. match: what answers are."""
     relevant = {
         (one.query.id, one.query.text): frozenset(p.id for p in one.positives) for one in asked if one.positives
     }
     others = {key for ids in relevant.values() for key in ids}
-    found, matcher = Audit(), AnswerMatcher()
+    found, matcher = Audit(), AnswerMatcher(match)
     for example in stream_examples(path, Policy()):
         found.add(example, relevant.get((example.query.id, example.query.text), frozenset()), others, matcher)
     return found

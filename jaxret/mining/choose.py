@@ -26,6 +26,7 @@ class Tally:
     left: int = 0  # after the filters, of which so many are kept
     kept: int = 0
     queries: Counter[str] = field(default_factory=Counter)  # what happened to how many of them
+    positives: list[float] = field(default_factory=list)  # scores that limits were taken from
 
     def lines(self) -> list[str]:
         rows = [
@@ -34,7 +35,11 @@ class Tally:
         ]
         rows += [(self.left, "left"), (self.kept, "kept")]
         told = [f"  {count / max(self.found, 1):>7.2%} {count:>12,}  {what}" for count, what in rows]
-        return [*told, *(f"  {count:,} queries {what}" for what, count in self.queries.items() if count)]
+        told += [f"  {count:,} queries {what}" for what, count in self.queries.items() if count]
+        if self.positives:
+            low, middle, high = np.quantile(self.positives, (0.05, 0.5, 0.95))
+            told.append(f"  positives score {middle:.4g} in the middle, nine of ten from {low:.4g} to {high:.4g}")
+        return told
 
 
 class Chooser:
@@ -43,7 +48,7 @@ class Chooser:
 
     def __init__(self, settings: Settings, teacher: FilePool | None = None) -> None:
         self.settings, self.teacher = settings, teacher
-        self.tally, self._matcher = Tally(), AnswerMatcher()
+        self.tally, self._matcher = Tally(), AnswerMatcher(settings.match)
 
     def example(self, asked: Asked, founds: Sequence[Found], texts: Mapping[str, Passage]) -> Example | None:
         """What each pool found -> the example; None if it has no positive. Scores are kept if one scorer gave all."""
@@ -94,6 +99,8 @@ class Chooser:
         self.tally.left_out.update(left_out)
         if self.settings.compares and not math.isfinite(case.positive):
             self.tally.queries["have a positive that nobody scored: nothing passes a margin"] += 1
+        elif self.settings.compares:
+            self.tally.positives.append(case.positive)
         places = np.flatnonzero(allowed)
         self.tally.left += len(places)
         if self.settings.draw == SAMPLE and len(places) > self.settings.keep:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxret.data.records import Passage, Query
-from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.evaluation.answers import MATCHES, AnswerMatcher
 
 TOP, SAMPLE = "top", "sample"
 
@@ -22,9 +22,10 @@ class Settings:
 
     depth, skip: of a ranking, ranks skip + 1 to depth are looked at. keep: how many of each pool, the `top` ones or a
     `sample` (draw), which depends on the seed, the query's id and the pool alone. answers: passages with an answer
-    string are left out (DPR). margin: so are those that score above the positive less this (NV-Retriever's MarginPos);
-    share: above this part of the positive's score (PercPos); min_score, max_score: below the one, at or above the other
-    (RocketQA: a cross-encoder's .1). Of several positives the one with the lowest score counts.
+    string are left out (DPR); match: what answers are, strings or regular expressions. margin: left out are those that
+    score above the positive less this (NV-Retriever's MarginPos); share: above this part of the positive's score
+    (PercPos); min_score, max_score: below the one, at or above the other (RocketQA: a cross-encoder's .1). Of several
+    positives the one with the lowest score counts.
 
     positives_from_retrieval: as MLR's published code mines, retrieved passages with an answer string are the positives,
     in rank order, and the first one is the target; judged ones are not looked at.
@@ -36,6 +37,7 @@ class Settings:
     draw: str = SAMPLE
     seed: int = 12345
     answers: bool = True
+    match: str = "string"
     margin: float | None = None
     share: float | None = None
     min_score: float | None = None
@@ -49,6 +51,8 @@ class Settings:
             raise ValueError(f"keep is {self.keep}; it must be at least 1")
         if self.draw not in (TOP, SAMPLE):
             raise ValueError(f"draw is {self.draw!r}; it must be {TOP} or {SAMPLE}")
+        if self.match not in MATCHES:
+            raise ValueError(f"match is {self.match!r}; it must be {' or '.join(MATCHES)}")
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it is a part of the positive's score, above 0 and at most 1")
         if self.margin is not None and self.margin < 0:

@@ -84,7 +84,7 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
     if job.settings.positives_from_retrieval:
         say("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
-        pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress)
+        pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress, say)
         teacher = FilePool(job.teacher, policy) if job.teacher else None
         chooser = Chooser(job.settings, teacher)
         examples = chosen(questions, pools, texts, chooser, progress)
@@ -97,7 +97,7 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
     say("\n".join(chooser.tally.lines()))
     if len(pools) > 1 and not teacher:
         say("  scores of two pools are not comparable: none are in the file")
-    found = audit(path, questions.asked)
+    found = audit(path, questions.asked, job.settings.match)
     write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, found)
     say(f"{found}\ntraining file: {path}\nits parents: {parents_path(path)}")
     return Mined(path, chooser.tally, found)
@@ -130,7 +130,7 @@ def what_is(job: Job) -> str:
 
 
 def open_pools(
-    job: Job, questions: Questions, policy: Policy, folder: Path, progress: bool
+    job: Job, questions: Questions, policy: Policy, folder: Path, progress: bool, say: Callable[[str], None]
 ) -> tuple[list[Pool], Texts, dict[str, Any]]:
     """The pools, where texts are read, and the corpus ({"path", "sha256", "passages"}); folder: for an index of it."""
     positives = {passage.id for one in questions.asked for passage in one.positives}
@@ -147,6 +147,11 @@ def open_pools(
         raise ValueError(
             f"share is {job.settings.share}, but scores of {unbounded[0]} have no bound, as those of BM25 and of runs "
             "without normalize: a part of one means nothing; give a teacher's, or use the margin"
+        )
+    if job.settings.margin and unbounded:
+        say(
+            f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: what is a narrow one "
+            "shows in what positives score, below (0.05, as NV-Retriever's, is of cosines)"
         )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher

@@ -243,5 +243,6 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
         },
+        **({"lineage": read_json(run.workdir.lineage)} if run.workdir.lineage.exists() else {}),
         **more,
     }

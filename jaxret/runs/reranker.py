@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxret.checkpoint import digest
 from jaxret.data.pairs import Joiner
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokenizer import TextTokenizer, Truncation
@@ -27,16 +28,19 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve
 from jaxret.runs.run import open_model
 from jaxret.runs.scorer import PairScorer
+from jaxret.storage import read_json
 
 QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # of a cross-encoder that says nothing of them
 
 
 @dataclass(frozen=True)
 class Reranker:
-    """Scores of queries with passages, as texts."""
+    """Scores of queries with passages, as texts. origin: what it is, for results (JSON): checkpoint, config, and of a
+    run what it was trained on."""
 
     scorer: PairScorer
     tokenizer: TextTokenizer
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __call__(
         self,
@@ -70,7 +74,12 @@ def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **c
     opened = open_model(workdir, "reranking", build_cross_encoder, checkpoint, **changed)
     assert isinstance(opened.model, CrossEncoder)
     tokens = opened.config.encode.tokens_per_batch
-    return Reranker(make_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens), opened.tokenizer)
+    scorer = make_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens)
+    folder = opened.workdir
+    files = {"config": folder.config, "training_data": folder.data, "environment": folder.environment}
+    files |= {"lineage": folder.lineage} if folder.lineage.exists() else {}
+    made = {name: read_json(path) for name, path in files.items()}
+    return Reranker(scorer, opened.tokenizer, {"checkpoint": opened.checkpoint, **made})
 
 
 def open_stock(
@@ -96,4 +105,7 @@ def open_stock(
     mesh = make_mesh(devices=jax.local_devices())
     params = {"encoder": encoder, "head": load_head(directory, shapes)}
     params = jax.device_put(params, shardings(mesh, params))
-    return Reranker(make_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH), tokenizer)
+    config = {"task": "reranking", "encoder": {"checkpoint": name}}
+    origin = {"checkpoint": {"step": 0, "digest": digest(params)}, "config": config, "training_data": {}}
+    scorer = make_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH)
+    return Reranker(scorer, tokenizer, origin)

@@ -59,6 +59,11 @@ class Workdir:
         return self.path / "data.json"
 
     @property
+    def lineage(self) -> Path:
+        """Of a recipe's stage: what it comes from, but for seeds. Other runs have none."""
+        return self.path / "lineage.json"
+
+    @property
     def environment(self) -> Path:
         return self.path / "env.json"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxret.data.formats import (
     Policy,
@@ -53,6 +54,14 @@ class Asked:
             judged = sorted([j.query_id, j.passage_id, j.relevance] for j in self.judgements)
             found["qrels"] = sha256_json(judged)
         return found
+
+    def source(self, queries: str, qrels: str, policy: Policy, removed: bool, match: str) -> dict[str, Any]:
+        """What an evaluation says of them: `dataset` of its provenance. removed: whether self-matches were; match: what
+        answers are."""
+        found: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skipped), "sha256": self.digests()}
+        found |= {"self_matches": "removed" if removed else "kept"}
+        found |= {"match": match} if match != "string" else {}
+        return found | ({"qrels": qrels, "split": self.split} if qrels else {})
 
 
 def read_asked(queries: str, qrels: str, split: str, policy: Policy) -> Asked:

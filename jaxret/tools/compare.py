@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,15 @@ from typing import Any
 from jaxret.contract import flatten, require_equal
 from jaxret.evaluation.comparison import Comparisons, compare_systems
 from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.runs.system import trained_on, without_seeds
 from jaxret.runs.upgrade import upgrade
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json, sha256_json
 
-# Of a config: what seeds of one system differ in, and what changes no result.
-_NOT_THE_SYSTEM = (
-    r"seed\..*|mesh\..*|encode\..*|train\.(log_every|chunk_size)|data\.(train|dev|store)|validation\.corpus"
-)
-
 
 @dataclass(frozen=True)
 class Result:
-    """An evaluation that `jaxret search` wrote."""
+    """An evaluation that `jaxret search` or `jaxret rerank` wrote."""
 
     path: Path
     name: str  # of the run
@@ -35,6 +31,7 @@ class Result:
     system: str  # digest of the config without its seeds, and of what it was trained on
     seed: Any
     checkpoint: str  # digest
+    trained: Any  # digests of what it was trained on
 
 
 def compare_runs(
@@ -111,13 +108,17 @@ def read_result(given: str, data: str) -> Result:
         )
     values = stored["per_query"] | stored.get("answers", {}).get("per_query", {})
     config = flatten(upgrade(made["config"]))
-    system = {key: value for key, value in config.items() if not re.fullmatch(_NOT_THE_SYSTEM, key)}
-    sets = (made.get("training_data") or {}).items()
-    trained = {name: [one.get("sha256"), one.get("scores")] for name, one in sets}
+    lineage, record = made.get("lineage"), made.get("training_data")
+    keys = without_seeds(config)
+    if lineage:  # a recipe's stage: its training data and what it starts from are its seeds' own
+        system = [lineage["sha256"], {key: value for key, value in keys.items() if key != "train.start_from"}]
+    else:
+        system = [keys, trained_on(record, whole=bool(config["data.subset"]))]
+    reranked = made["search"].get("reranked")
     run = path.resolve().parent.parent if path.resolve().parent.name == "eval" else path.with_suffix("")
     return Result(
         path=path,
-        name=run.name,
+        name=run.name.removesuffix(".eval"),
         values=dict(sorted(values.items(), key=lambda item: _order(item[0]))),
         data={
             **dataset["sha256"],
@@ -127,9 +128,10 @@ def read_result(given: str, data: str) -> Result:
             "match": dataset.get("match", "string"),
         },
         k=made["search"]["k"],
-        system=sha256_json([system, trained]),
+        system=sha256_json([system, reranked]),
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
-        checkpoint=made["checkpoint"]["digest"],
+        checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
+        trained=trained_on(record, whole=False).get("train"),
     )
 
 
@@ -159,6 +161,13 @@ def grouped(given: Sequence[str], results: dict[str, Result]) -> dict[str, list[
         shared = name or _shared_name(found)
         systems[f"{shared} ({found[0].path})" if shared in systems else shared] = found
     return systems
+
+
+def told_of_data(systems: Mapping[str, Sequence[Result]]) -> str:
+    """Which systems have runs that were trained on different data, in a sentence; "" if none."""
+    several = {name: len({sha256_json(one.trained) for one in found}) for name, found in systems.items()}
+    found = [f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1]
+    return f"Training data differ between the runs {', '.join(found)}: deviations are over these, too." if found else ""
 
 
 def refuse_twice(found: Sequence[Result], named: bool) -> None:

@@ -1,6 +1,8 @@
-"""What `jaxret recipe` does: the stages of a config, each mined, trained, encoded and searched; and a table of them.
+"""What `jaxret recipe` does: the stages of a config, each mined, scored by a teacher, trained, encoded and searched;
+and a table of them.
 
 WORKDIR/mined/STAGE.jsonl  what the stage was trained on, where it mines
+        mined/STAGE.scored.jsonl  the same with a teacher's scores, where it has one
         STAGE/             its run
         done/              which steps are done, and from what (ledger.py)
         results.md         the table
@@ -9,50 +11,39 @@ WORKDIR/mined/STAGE.jsonl  what the stage was trained on, where it mines
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.contract import flatten
+from jaxret.contract import ContractError, flatten
 from jaxret.data.files import find_file
 from jaxret.data.formats import corpus_file, example_files, files_of, found_queries, is_named, source_path
 from jaxret.data.formats.readers import found_judgements
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
-from jaxret.mining.filters import Settings
 from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
 from jaxret.runs.lock import hold
 from jaxret.runs.run import config_json, open_checkpoints, open_run
+from jaxret.runs.system import without_seeds
 from jaxret.runs.workdir import Workdir
-from jaxret.shipped import changed, load, stages
-from jaxret.storage import atomic_write, sha256_file
+from jaxret.shipped import changed
+from jaxret.storage import atomic_write, sha256_file, sha256_json, write_json
 from jaxret.tools.asked import result_name
 from jaxret.tools.ledger import Ledger
+from jaxret.tools.rerank import score_examples
 from jaxret.tools.search_files import measures_for, search_files
+from jaxret.tools.stages import Stage
+from jaxret.tools.teacher import open_teacher, teacher_files
 from jaxret.training.loop import train
-
-_MINING = ("pools", "concat")  # keys of a stage's "mine" beside those of Settings
-
-
-@dataclass(frozen=True)
-class Stage:
-    """mining: None where it trains on the data as it is. pools, concat: "bm25" or names of earlier stages, whose run is
-    searched, or whose mined file follows."""
-
-    name: str
-    config: ConfigDict
-    mining: Settings | None = None
-    pools: tuple[str, ...] = ()
-    concat: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """On what stages are evaluated; measures: None for the usual ones."""
+    """On what stages are evaluated; measures: None for the usual ones; match: what answers are."""
 
     corpus: str
     queries: str
@@ -60,39 +51,7 @@ class Evaluated:
     split: str = "test"
     k: int = 100
     measures: tuple[str, ...] | None = None
-
-
-def read_stages(config: str, given: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a config, "NAME" or "FILE.py", with :SUFFIX or without. given: keys of the config that are to have
-    other values in every stage. Raises ValueError for a stage that is not as docs/mining.md says."""
-    found: list[Stage] = []
-    name, _, suffix = config.partition(":")
-    for number, entry in enumerate(stages(config), 1):
-        stage = _stage(entry, f"{config}: stage {number}", [before.name for before in found])
-        chosen = entry.get("suffix", suffix)
-        base = load(f"{name}:{chosen}" if chosen else name)
-        keys = {**entry.get("config", {}), **given}
-        found.append(replace(stage, config=changed(base, keys, config)))
-    return found
-
-
-def _stage(entry: Mapping[str, Any], place: str, before: Sequence[str]) -> Stage:
-    unknown = set(entry) - {"name", "suffix", "mine", "config"}
-    name = entry.get("name", "")
-    if unknown or not name or name in before or name in ("mined", "done"):
-        raise ValueError(
-            f"{place}: it has name (one of its own), and perhaps suffix, mine, config; it is {dict(entry)}"
-        )
-    if entry.get("mine") is None:
-        return Stage(name, ConfigDict())
-    settings = dict(entry["mine"])
-    known = [field.name for field in fields(Settings)]
-    if wrong := [key for key in settings if key not in (*known, *_MINING)]:
-        raise ValueError(f"{place}: mine has no {wrong[0]!r}; it has {', '.join((*_MINING, *known))}")
-    pools, concat = (tuple(settings.pop(key, ())) for key in _MINING)
-    if wrong := [pool for pool in (*pools, *concat) if pool not in before and (pool != BM25_NAME or pool in concat)]:
-        raise ValueError(f"{place}: {wrong[0]!r} is neither {BM25_NAME} nor an earlier stage; those are {list(before)}")
-    return Stage(name, ConfigDict(), Settings(**settings), pools, concat)
+    match: str = "string"
 
 
 def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progress: bool = True) -> Path:
@@ -100,7 +59,8 @@ def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progr
     folder = Workdir(workdir).path
     with hold(folder, "a recipe"):
         recipe = _Recipe(folder, {stage.name: stage for stage in found}, on, Ledger(folder), progress)
-        table = {stage.name: recipe.stage(stage) for stage in found}
+        results = {stage.name: recipe.stage(stage) for stage in found}
+        table = {name: result for name, result in results.items() if result}
         with atomic_write(folder / "results.md") as file:
             file.write(to_markdown(table) + "\n")
     print(f"\n{to_text(table)}\ntable: {folder / 'results.md'}")
@@ -118,17 +78,28 @@ class _Recipe:
     def __post_init__(self) -> None:
         self._digests: dict[Path, str] = {}
         self._made: dict[str, dict[str, str]] = {}  # step -> digests of what it made: inputs of later ones
+        self._lineage: dict[str, str] = {}  # stage -> what it comes from, but for seeds
         self._corpus = self._digest(files_of(corpus_file(self.on.corpus)))
 
-    def stage(self, stage: Stage) -> Evaluation:
+    def stage(self, stage: Stage) -> Evaluation | None:
+        """What its search found; None of a reranker."""
         config = stage.config
         if stage.mining is not None:
             self._do(f"{stage.name}.mine", self._mining(stage), lambda: self._mine(stage))
             mined = {"data.train": str(self.mined(stage.name)), "data.negatives_run": "", "data.subset": 0}
             config = changed(config, mined, stage.name)
+        if stage.teacher:
+            unscored = config
+            self._do(f"{stage.name}.score", self._scoring(stage, unscored), lambda: self._score(stage, unscored))
+            scored = {"data.train": str(self.scored(stage.name)), "data.negatives_run": ""}
+            config = changed(config, scored, stage.name)
         self._do(f"{stage.name}.train", self._training(stage, config), lambda: self._train(stage, config))
+        self._note_lineage(stage)
+        if stage.reranks:
+            return None
         made = self._made[f"{stage.name}.train"]
-        encoding = {"corpus": self._corpus, "run": made, "dtype": config.encode.dtype}
+        called = corpus_name(self.on.corpus)
+        encoding = {"corpus": self._corpus, "name": called, "run": made, "dtype": config.encode.dtype}
         self._do(f"{stage.name}.encode", encoding, lambda: self._encode(stage))
         self._do(f"{stage.name}.search", self._searching(stage), lambda: self._search(stage))
         return self._in_order(read_evaluation(self._result(stage)))
@@ -144,8 +115,15 @@ class _Recipe:
     def mined(self, name: str) -> Path:
         return self.folder / "mined" / f"{name}.jsonl"
 
+    def scored(self, name: str) -> Path:
+        return self.folder / "mined" / f"{name}.scored.jsonl"
+
     def _do(self, step: str, made_from: Any, make: Callable[[], Iterable[Path]]) -> None:
         self._made[step] = self.ledger.do(step, made_from, make)
+
+    def _records(self, step: str) -> list[str]:
+        """Digests of the training file that a step made, not of its parents."""
+        return [digest for name, digest in self._made.get(step, {}).items() if name.endswith(".jsonl")]
 
     def _digest(self, files: Iterable[Path]) -> list[list[str]]:
         """Names and digests: where files are changes nothing. Each is read once."""
@@ -161,13 +139,13 @@ class _Recipe:
     def _mining(self, stage: Stage) -> dict[str, Any]:
         data = stage.config.data
         return {
-            "settings": _plain(stage.mining),
+            "settings": asdict(stage.mining) if stage.mining else {},
             "data": self._digest(_training_files(data.train, data.train_split)),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus,
             "pools": {pool: self._made.get(f"{pool}.encode", {}) for pool in stage.pools},
-            "concat": {name: self._made.get(f"{name}.mine", {}) for name in stage.concat},
+            "concat": {name: self._records(f"{name}.mine") for name in stage.concat},
         }
 
     def _mine(self, stage: Stage) -> list[Path]:
@@ -188,13 +166,33 @@ class _Recipe:
         mine(job, self.progress)
         return [out, parents_path(out)]
 
+    # A teacher's scores
+
+    def _scoring(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
+        data, teacher = config.data, stage.teacher
+        if teacher in self.stages:  # a retriever scores as its search does
+            who: Any = [self._made.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
+        else:
+            who = [teacher, self._digest(teacher_files(teacher))]
+        found: Any = self._records(f"{stage.name}.mine")
+        found = found or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
+        return {"teacher": who, "data": found, "split": data.train_split}
+
+    def _score(self, stage: Stage, config: ConfigDict) -> list[Path]:
+        data, out = config.data, self.scored(stage.name)
+        out.parent.mkdir(exist_ok=True)
+        where = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
+        teacher = open_teacher(where, corpus_name(self.on.corpus))
+        how = "skip" if data.on_error == "skip" else "error"
+        score_examples(teacher, data.train, out, data.train_split, data.negatives_run, how, self.progress)
+        return [out]
+
     # Training, encoding, search
 
     def _training(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
         data = config.data
         dev = example_files(data.dev, data.dev_split) if data.dev else []
-        mined = self._made.get(f"{stage.name}.mine", {})
-        train: Any = [digest for name, digest in mined.items() if name.endswith(".jsonl")]  # not its parents
+        train: Any = self._records(f"{stage.name}.score") or self._records(f"{stage.name}.mine")
         train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
         keys = {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"}
         start = config.train.start_from
@@ -206,10 +204,31 @@ class _Recipe:
         workdir = Workdir(self.folder / stage.name)
         if config.train.start_from in self.stages:
             config = changed(config, {"train.start_from": str(self.folder / config.train.start_from)}, stage.name)
-        train(config, workdir.path, self.progress).require_finished()
+        try:
+            train(config, workdir.path, self.progress).require_finished()
+        except ContractError as error:  # of settings or data that the stage was not begun with
+            raise ContractError(f"{error}\nWithout the folder {workdir}, the recipe trains this stage anew.") from error
         with open_checkpoints(workdir, config) as checkpoints:
             best = workdir.checkpoints / str(checkpoints.best())
         return [workdir.contract, workdir.data, best / "_CHECKPOINT_METADATA"]
+
+    def _note_lineage(self, stage: Stage) -> None:
+        """What makes the seeds of a recipe's stage one system, whatever their seeds made of its data, beside its run
+        (`jaxret compare`)."""
+        keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
+        made: dict[str, Any] = {
+            "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
+            "data": self._digest(_training_files(data.train, data.train_split)),
+            "start_from": self._lineage.get(start, start),
+            "named": self._digest(_named_files(stage.config, start not in self.stages)),
+            "teacher": self._lineage.get(stage.teacher, stage.teacher),
+        }
+        if stage.mining is not None:
+            settings = {key: value for key, value in asdict(stage.mining).items() if key != "seed"}
+            earlier = [[self._lineage.get(one, one) for one in names] for names in (stage.pools, stage.concat)]
+            made["mine"] = [settings, self._corpus, *earlier]
+        self._lineage[stage.name] = sha256_json(made)
+        write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
     def _encode(self, stage: Stage) -> list[Path]:
         done = encode_corpus(open_run(self.folder / stage.name), self.on.corpus, progress=self.progress)
@@ -223,14 +242,16 @@ class _Recipe:
         return {
             "queries": self._digest(file for path in files for file in files_of(path)),
             "encoded": self._made[f"{stage.name}.encode"],
-            "asked": [on.split, on.k, list(on.measures or ())],
+            "asked": [on.split, on.k, list(on.measures or ()), on.match],
+            "name": self._name(),
         }
 
     def _search(self, stage: Stage) -> list[Path]:
         on, run = self.on, open_run(self.folder / stage.name)
         measures = list(on.measures) if on.measures else None
         corpus = corpus_name(on.corpus)
-        search_files(run, on.queries, on.qrels, on.split, on.k, measures, corpus, progress=self.progress)
+        asked = (on.queries, on.qrels, on.split, on.k, measures, corpus)
+        search_files(run, *asked, progress=self.progress, match=on.match)
         return [run.workdir.rankings(self._name()), self._result(stage)]
 
     def _name(self) -> str:
@@ -238,10 +259,6 @@ class _Recipe:
 
     def _result(self, stage: Stage) -> Path:
         return Workdir(self.folder / stage.name).evaluation(self._name())
-
-
-def _plain(settings: Settings | None) -> dict[str, Any]:
-    return {field.name: getattr(settings, field.name) for field in fields(Settings)}
 
 
 def _training_files(source: str, split: str) -> list[Path]:

@@ -4,29 +4,33 @@ same with its scores out."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jaxret.data.files import Where
 from jaxret.data.formats import (
+    CorpusScan,
     Policy,
     read_corpus,
     read_examples,
-    read_judgements,
     read_queries,
     read_run,
+    scan_corpus,
     source_path,
     write_run,
 )
 from jaxret.data.formats.example_writers import tevatron_examples, tevatron_first
-from jaxret.data.formats.readers import keeps_first
-from jaxret.data.records import Example, Passage, Rankings
+from jaxret.data.formats.readers import keeps_first, run_files
+from jaxret.data.records import Example, Passage, Query, Rankings
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.report import to_text
+from jaxret.evaluation.report import to_text, write_evaluation
+from jaxret.evaluation.self_matches import of_passages, without_self_matches
 from jaxret.runs.reranker import Reranker
-from jaxret.storage import require_writable
-
-MEASURES = ("nDCG@10", "RR@10", "R@100")
+from jaxret.storage import require_writable, sha256_file
+from jaxret.tools.asked import Asked, dataset_name, read_asked, split_asked
+from jaxret.tools.search_files import accuracy, check_measures
+from jaxret.tools.teacher import Scorer
 
 
 def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
@@ -43,41 +47,46 @@ def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth:
     return found
 
 
+@dataclass(frozen=True)
+class Judge:
+    """What a reranked run is measured with: as `jaxret search` has them."""
+
+    qrels: str = ""
+    split: str = "test"
+    measures: Sequence[str] | None = None
+    self_matches: str = "auto"
+    match: str = "string"
+
+
 def rerank_run(
     reranker: Reranker,
-    run: str | Path,
-    corpus: str | Path,
-    queries: str | Path,
+    run: str,
+    corpus: str,
+    queries: str,
     out: str | Path,
     depth: int = 100,
-    qrels: str | Path = "",
-    split: str = "test",
+    judge: Judge = Judge(),
     on_error: str = "error",
     progress: bool = True,
     tail: bool = True,
 ) -> tuple[Evaluation, Evaluation] | None:
     """Writes a TREC run with the first `depth` passages of each query by their scores, and with a `tail` the others
-    behind them. With judgements: measures of the run as it was and as it is. Raises DataError for a query or a passage
-    that has no text here."""
+    behind them. With judgements: measures of the run as it was and as it is. With these, or with answers, an evaluation
+    beside the run, as `jaxret search` writes one.
+
+    Raises DataError for a query or a passage that has no text here, ValueError for a measure deeper than the run.
+    """
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
-    rankings = read_run(run, policy)
-    asked = {query.id: query for query in read_queries(queries, policy, split) if query.id in rankings}
-    missing = [query for query in rankings if query not in asked]
-    if missing:
-        raise Where(source_path(queries)).error(
-            "no such query",
-            f"{run} has query {missing[0]!r}, one of {len(missing):,} that are not here",
-            "give its queries",
-        )
-    wanted = {passage for ranking in rankings.values() for passage, _ in ranking[:depth]}
-    passages = {passage.id: passage for passage in read_corpus(corpus, policy) if passage.id in wanted}
-    if gone := sorted(wanted - passages.keys()):
-        raise Where(source_path(corpus)).error(
-            "no such passage",
-            f"{run} has passage {gone[0]!r}, one of {len(gone):,} that are not here",
-            "give its corpus",
-        )
+    rankings, remove = read_run(run, policy), judge.self_matches == "remove"
+    longest = max(map(len, rankings.values()), default=0)
+    if remove or (judge.self_matches == "auto" and of_passages(dataset_name(queries))):
+        rankings, remove = without_self_matches(rankings, longest), True
+    k = longest if tail else min(depth, longest)
+    names = check_measures(judge.measures, k)
+    asked = _queries(queries, judge.split, run, rankings, policy)
+    scan, passages = _passages(corpus, run, rankings, depth, policy)
+    judged = read_asked(queries, judge.qrels, judge.split, Policy(on_error)) if judge.qrels else None
     pairs = [(query, passage) for query, ranking in rankings.items() for passage, _ in ranking[:depth]]
     where = "stay behind them" if tail else "are left out"
     print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others {where}")
@@ -86,16 +95,59 @@ def rerank_run(
     after = reranked(rankings, dict(zip(pairs, map(float, scores))), depth, tail)
     write_run(out, after, tag="jaxret-rerank")
     print(f"run: {out}")
-    if not qrels:
-        return None
-    judgements = read_judgements(qrels, split, policy)
-    both = evaluate(rankings, judgements, MEASURES), evaluate(after, judgements, MEASURES)
-    print(to_text({"before": both[0], "after": both[1]}))
+    both = None
+    if judged:
+        both = evaluate(rankings, judged.judgements, names), evaluate(after, judged.judgements, names)
+        print(to_text({"before": both[0], "after": both[1]}))
+    judged = judged or Asked(list(asked.values()), [], dataset_name(queries), split_asked(queries, "", judge.split))
+    questions = [query for query in judged.queries if query.answers]
+    answers = accuracy(after, questions, passages, min(k, depth), judge.match) if questions else None
+    evaluation = both[1] if both else answers
+    if evaluation:
+        made = _provenance(reranker, scan, run, depth, k)
+        made["dataset"] = judged.source(queries, judge.qrels, policy, remove, judge.match)
+        write_evaluation(evaluation_path(out), evaluation, made, answers if both else None)
+        print(f"evaluation: {evaluation_path(out)}")
     return both
 
 
+def _provenance(reranker: Reranker, scan: CorpusScan, run: str, depth: int, k: int) -> dict[str, Any]:
+    """What reranked results were measured on, and by whom, as `retrieval.retrieve.provenance` has it."""
+    tokenizer = reranker.tokenizer
+    search = {"k": k, "reranked": {"depth": depth, "of": [sha256_file(path) for path in run_files(run)]}, "run": run}
+    search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
+    return {**reranker.origin, "corpus": {"sha256": scan.sha256, "passages": scan.passages}, "search": search}
+
+
+def evaluation_path(out: str | Path) -> Path:
+    """Where the evaluation of a reranked run is: beside it."""
+    return Path(out).with_suffix(".eval.json")
+
+
+def _queries(source: str, split: str, run: str, rankings: Rankings, policy: Policy) -> dict[str, Query]:
+    """The queries of a run, by id."""
+    asked = {query.id: query for query in read_queries(source, policy, split) if query.id in rankings}
+    if missing := [query for query in rankings if query not in asked]:
+        told = f"{run} has query {missing[0]!r}, one of {len(missing):,} that are not here"
+        raise Where(source_path(source)).error("no such query", told, "give its queries")
+    return asked
+
+
+def _passages(
+    corpus: str, run: str, rankings: Rankings, depth: int, policy: Policy
+) -> tuple[CorpusScan, dict[str, Passage]]:
+    """What the corpus is, and the passages of a run that are scored, by id."""
+    wanted = {passage for ranking in rankings.values() for passage, _ in ranking[:depth]}
+    scan = scan_corpus(corpus, policy)
+    found = {passage.id: passage for passage in read_corpus(corpus, policy, scan) if passage.id in wanted}
+    if gone := sorted(wanted - found.keys()):
+        told = f"{run} has passage {gone[0]!r}, one of {len(gone):,} that are not here"
+        raise Where(source_path(corpus)).error("no such passage", told, "give its corpus")
+    return scan, found
+
+
 def score_examples(
-    reranker: Reranker,
+    scorer: Scorer,
     source: str,
     out: str | Path,
     split: str = "train",
@@ -112,9 +164,10 @@ def score_examples(
     passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
     pairs = dict.fromkeys((e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives))
     print(f"scoring {len(pairs):,} pairs of {len(queries):,} queries of {source}")
-    found, cut = reranker(queries, passages, list(pairs), progress)
+    found, cut = scorer(queries, passages, list(pairs), progress)
     scores = dict(zip(pairs, map(float, found)))
-    print(*cut, sep="\n")
+    for line in cut:
+        print(line)
 
     def scored(example: Example) -> Example:
         def side(found: Sequence[Passage]) -> tuple[float, ...]:

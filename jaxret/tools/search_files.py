@@ -100,11 +100,8 @@ def search_files(
     evaluation = evaluate_retrieved(retrieved, asked.judgements, names) if qrels else None
     found = [one for one in (evaluation, answers) if one]
     if found:
-        source: dict[str, Any] = {"queries": str(queries), "skipped": dict(policy.skipped), "sha256": asked.digests()}
-        source |= {"self_matches": "removed" if remove else "kept"}
-        source |= {"match": match} if match != "string" else {}
+        source = asked.source(str(queries), str(qrels), policy, remove, match)
         if qrels:
-            source |= {"qrels": str(qrels), "split": asked.split}
             source |= {"relevant_passages_not_in_corpus": relevant_missing(retrieved, asked)}
         if evaluation:
             print(to_text({run.workdir.name: evaluation}))
@@ -205,6 +202,13 @@ def answers_found(
     except (FileNotFoundError, ContractError, ShardError) as error:  # the judgements can be used all the same
         print(f"answer strings cannot be looked for: {error}")
         return None
+    return accuracy(rankings, asked, texts, k, match)
+
+
+def accuracy(
+    rankings: Rankings, asked: Sequence[Query], texts: Mapping[str, Passage], k: int, match: str
+) -> Evaluation:
+    """Top-k accuracy of queries that have answers, for the cut-offs that k covers; prints it."""
     cutoffs = [cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k] or [k]
     found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs, match)
     what = "answer strings" if match == "string" else "answers, as regular expressions,"

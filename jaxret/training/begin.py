@@ -122,6 +122,8 @@ def require_same_data(job: Job, found: dict[str, Any]) -> None:
     """Raises ContractError if a run that has begun read others. found: as in data.json."""
     if job.begun and (recorded := {key: value for key, value in job.recorded.items() if key != "start"}):
         remedy = "A run can only be resumed on the data it began with."
+        if "subset_of" not in (recorded.get("train") or {}) and "train" in found:  # of an older jaxret
+            found = found | {"train": {key: value for key, value in found["train"].items() if key != "subset_of"}}
         given = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
         require_equal(recorded, found, str(job.workdir.data), given or "no data", remedy)
 

@@ -77,7 +77,7 @@ def make_pair_objective(config: ConfigDict, model: Model, mesh: Mesh, epochs_per
 
 @dataclass(frozen=True)
 class GroupValidation:
-    """Ranks the passages of every dev example, all its negatives, by their scores."""
+    """Ranks the passages of every dev example, all its negatives but those known to be relevant, by their scores."""
 
     dev: TrainingSet
     scorer: PairScorer
@@ -86,11 +86,15 @@ class GroupValidation:
     def __call__(self, params: Params) -> dict[str, float]:
         """RR@10 and rank (from 0) of the positive, accuracy, and the mean negative log-likelihood. Of equal scores the
         positive's comes last."""
-        counts = 1 + self.dev.negatives.lengths
-        asked = np.repeat(np.arange(len(self.dev)), counts)
-        parts = [np.append(target, own) for target, own in zip(self.dev.positives, self.dev.negatives)]
+        dev = self.dev
+        parts = [
+            np.append(target, own[~np.isin(own, known)])
+            for target, known, own in zip(dev.positives, dev.known_positives, dev.negatives)
+        ]
+        counts = np.array([len(part) for part in parts])
+        asked = np.repeat(np.arange(len(dev)), counts)
         scorer = replace(self.scorer, params=params)
-        scores = scorer(self.dev.queries, self.dev.passages, asked, np.concatenate(parts), self.progress)
+        scores = scorer(dev.queries, dev.passages, asked, np.concatenate(parts), self.progress)
         groups = np.split(scores.astype(np.float64), np.cumsum(counts)[:-1])
         ranks = np.array([(group[1:] >= group[0]).sum() for group in groups])
         nll = [np.logaddexp.reduce(group) - group[0] for group in groups]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jaxret.data.batches import BatchPlan, TrainingSet, stack, tokenize_examples
+from jaxret.data.pairs import Joiner, PairPlan
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
-from jaxret.types import Batch
+from jaxret.types import Batch, Ragged
 from tests.pipeline import write_encoder
 
 EXAMPLES = 20
@@ -237,3 +238,20 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
         for name in ("positives", "document_ids", "known_positives"):
             np.testing.assert_array_equal(getattr(whole, name)[number], getattr(batch, name))
     assert stack(batches[:1], data.pad_id) is batches[0]
+
+
+def test_a_reranker_does_not_learn_that_a_known_positive_is_none(data: TrainingSet) -> None:
+    """As a retriever does not: where it stands among the negatives its slot is empty."""
+    plan = PairPlan(BatchPlan(EXAMPLES, 9, 4, 10, 16), Joiner((), 24, data.pad_id))
+    lists = [own.tolist() for own in data.negatives]
+    lists[3][4] = int(data.known_positives[3, 1])
+    spoiled = replace(data, negatives=Ragged.from_lists(lists))
+    before, after = plan.training_batch(data, 0), plan.training_batch(spoiled, 0)
+    row = before.document_ids[:, 0].tolist().index(data.positives[3])
+    changed = np.argwhere(before.document_ids != after.document_ids)
+    assert [place[0] for place in changed] == [row]
+    assert after.document_ids[tuple(changed[0])] == -1
+    pair = row * 10 + changed[0][1]
+    assert before.pairs.mask[pair].any()
+    assert not after.pairs.mask[pair].any()
+    assert (after.document_ids[:, 0] >= 0).all(), "the target itself stays"

@@ -46,6 +46,7 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     assert len(part) == len(rows) > 10, "some have two positives"
     assert len(part.passages) == len(data.passages)
     assert part.teacher is None
+    assert part.record["subset_of"] == data.record
     negatives = Ragged(np.arange(len(data.negatives.flat), dtype=np.float32), data.negatives.offsets)
     taught = replace(data, teacher=Teacher(np.arange(len(data), dtype=np.float32), negatives))
     scores = take_queries(taught, 10, 7).teacher

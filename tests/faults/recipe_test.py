@@ -16,9 +16,11 @@ CONFIG = """from configs.base import get_config, two_stages
 
 
 def stages():
-    return two_stages(depth=20, keep=4)
+    first, second = two_stages(depth=20, keep=4)
+    return first, second | {"teacher": "stage1", "config": {"loss.kl.weight": 1.0}}
 """
-STEPS = [f"stage{number}.{step}" for number in (1, 2) for step in ("mine", "train", "encode", "search")]
+STEPS = [f"stage{number}.{step}" for number in (1, 2) for step in ("mine", "score", "train", "encode", "search")]
+STEPS.remove("stage1.score")
 
 
 def begin(tiny: Tiny, folder: Path) -> Script:
@@ -40,7 +42,7 @@ def test_every_step(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     alone = begin(tiny, tmp_path / "alone")
     assert alone.wait() == 0, alone.told
     expected = made(tmp_path / "alone")
-    assert len(expected) == 5
+    assert len(expected) == 6
     random, folder = np.random.default_rng(0), tmp_path / "killed"
     for step in STEPS:
         process = begin(tiny, folder)

@@ -55,6 +55,19 @@ def test_what_each_setting_leaves(settings: dict[str, Any], left: list[str]) -> 
     assert names(**settings) == left
 
 
+def test_answers_may_be_regular_expressions() -> None:
+    query = replace(QUERY, answers=(r"\bl\w+s on the seine",))
+    case = replace(CASE, query=query)
+    assert "right" in names(case), "as a string it is nowhere"
+    kept, counts = kept_by(case, Settings(match="regex"), Chooser(Settings(match="regex"))._matcher)
+    assert counts["an answer string in it"] == 1
+    assert [p.id for p, one in zip(PASSAGES, kept, strict=True) if one] == ["near", "far"]
+    with pytest.raises(ValueError, match="is no regular expression"):
+        AnswerMatcher("regex")(["text"], ["("])
+    with pytest.raises(ValueError, match="match is 'glob'; it must be string or regex"):
+        Settings(match="glob")
+
+
 def test_a_share_of_a_negative_score_is_below_it() -> None:
     case = replace(CASE, scores=SCORES - 1.5, positive=-0.6)  # limit -0.63, where 0.95 x -0.6 = -0.57 would be above
     assert names(case, share=0.95, answers=False) == ["near", "far"]

@@ -16,6 +16,7 @@ from jaxret.data.files import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.records import Example
+from jaxret.mining import asked
 from jaxret.mining import mine as mining
 from jaxret.mining.asked import read_asked, stream_examples
 from jaxret.mining.audit import audit
@@ -125,6 +126,30 @@ def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Pat
     assert scores[1] == scores[1000]
     assert {len(e.positives) for e in examples} == {len(found) for found in scores[1].values()} == {1, 2}
     assert sum(len(e.negatives) for e in examples) > 100
+
+
+def test_a_margin_in_scores_without_a_bound_is_said(root: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    mine(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, margin=2.0)), False, said.append)
+    told = "\n".join(said)
+    assert "margin 2 is in scores of bm25, which have no bound" in told
+    scores = [e.positive_scores for e in stream_examples(tmp_path / "a.jsonl", Policy())]
+    low, middle, high = np.quantile([min(found) for found in scores], (0.05, 0.5, 0.95))
+    assert f"positives score {middle:.4g} in the middle, nine of ten from {low:.4g} to {high:.4g}" in told
+
+
+def test_negatives_that_the_data_have_are_passed_over(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine(job(root, tmp_path / "a.jsonl"), progress=False)
+    monkeypatch.setattr(asked, "read_examples", None)  # it would hold them all
+    again, first = (read_asked(str(tmp_path / "a.jsonl"), "train", Policy()) for _ in range(2))
+    monkeypatch.undo()
+    whole = read_asked(str(root / "data"), "train", Policy())
+    assert again.asked == first.asked == whole.asked
+    assert len({id(p) for one in again.asked for p in one.positives}) == len(
+        {p.id for one in again.asked for p in one.positives}
+    )
 
 
 def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_path: Path) -> None:

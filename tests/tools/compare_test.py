@@ -14,7 +14,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import write_evaluation
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
-from jaxret.tools.compare import compare_runs
+from jaxret.tools.compare import compare_runs, told_of_data
 
 QUERIES = [f"q{i}" for i in range(10)]
 
@@ -27,13 +27,16 @@ def result(
     config.head.name = head
     config.seed.init = config.seed.data = seed
     config.train.log_every = seed  # which changes no result
+    config.data.subset = changed.get("subset", 0)
+    config.train.start_from = changed.get("start_from", "")
     random = np.random.default_rng([seed, len(head)])
     values = {m: dict(zip(QUERIES, random.random(10).tolist(), strict=True)) for m in ("nDCG@10", "RR")}
     data = {"queries": "1", "qrels": "2"} | {key: changed[key] for key in ("queries", "qrels") if key in changed}
     provenance = {
         "checkpoint": {"step": 5, "digest": f"{folder.name}"},
         "config": config_json(config),
-        "training_data": {"train": {"sha256": "3"}},
+        "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": "5"}},
+        **({"lineage": {"sha256": changed["lineage"]}} if "lineage" in changed else {}),
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
         "search": {"k": k, **({"filter": changed["filter"]} if "filter" in changed else {})},
         "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")}
@@ -53,6 +56,37 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) ->
     assert found.measures == ("nDCG@10", "RR", "Accuracy@5"), "answer strings too"
     assert [one.system for one in found.tests] == ["mlr"] * 3
     assert found.tests[0].found.queries == 10
+
+
+def parts(seed: int) -> dict[str, Any]:
+    return {"train": {"sha256": f"part {seed}", "subset_of": {"sha256": "3"}}, "subset": 100}
+
+
+def lineage(seed: int, sha256: str = "7") -> dict[str, Any]:
+    return {"train": {"sha256": f"mined {seed}"}, "lineage": sha256, "start_from": f"two-{seed}/stage1"}
+
+
+@pytest.mark.parametrize("changed", [parts, lineage])
+def test_seeds_that_draw_or_mine_their_own_data_are_one_system(changed: Any, tmp_path: Path) -> None:
+    runs = [result(tmp_path / f"some-{seed}", seed, **changed(seed)) for seed in (1, 2, 3)]
+    _, systems = compare_runs(runs, resamples=1000)
+    assert {name: len(of) for name, of in systems.items()} == {"some": 3}
+    assert "between the runs of some (3 sets for 3 runs)" in told_of_data(systems)
+
+
+def test_other_training_data_are_another_system(tmp_path: Path) -> None:
+    of_another = {"train": {"sha256": "part 2", "subset_of": {"sha256": "8"}}, "subset": 100}
+    more = {**parts(2), "subset": 200}
+    for other in (of_another, more, {"train": {"sha256": "part 2"}}):
+        one, two = result(tmp_path / "a", 1, **parts(1)), result(tmp_path / "b", 2, **other)
+        _, systems = compare_runs([one, two], resamples=1000)
+        assert len(systems) == 2, other
+        assert not told_of_data(systems)
+    one, two = result(tmp_path / "a", 1, **lineage(1)), result(tmp_path / "b", 2, **lineage(2, "8"))
+    assert len(compare_runs([one, two], resamples=1000)[1]) == 2
+    scores: list[dict[str, Any]] = [{"train": {"sha256": "3", "scores": digest}} for digest in ("x", "y")]
+    one, two = (result(tmp_path / name, seed, **scores[seed]) for seed, name in enumerate("ab"))
+    assert len(compare_runs([one, two], resamples=1000)[1]) == 2, "another teacher"
 
 
 def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxret.contract import ContractError
 from jaxret.data.formats import read_examples
 from jaxret.mining.filters import Settings
 from jaxret.shipped import names, stages
 from jaxret.storage import read_sealed
 from jaxret.tools.ledger import Ledger
-from jaxret.tools.recipe import Evaluated, read_stages, run_recipe
+from jaxret.tools.recipe import Evaluated, _Recipe, run_recipe
+from jaxret.tools.stages import read_stages
 from tests.pipeline import REPOSITORY, train_arguments, write_data, write_encoder
 
 CONFIG = """from configs.base import get_config, two_stages
@@ -24,6 +27,13 @@ CONFIG = """from configs.base import get_config, two_stages
 def stages():
     return {stages}
 """
+
+
+STAGES = """[
+    {"name": "stage1", "mine": {"pools": ["bm25"], "depth": 20, "keep": 4}},
+    {"name": "stage2", "mine": {"pools": ["stage1"], "depth": 20, "keep": 4}, "teacher": "stage1",
+     "config": {"loss.kl.weight": 1.0}},
+]"""
 
 
 class Steps:
@@ -102,11 +112,29 @@ def test_every_recipe_says_its_stages() -> None:
     [
         ("[{}]", r"stage 1: it has name \(one of its own\)"),
         ("[{'name': 'a'}, {'name': 'a'}]", r"stage 2: it has name \(one of its own\)"),
-        ("[{'name': 'a', 'train': 1}]", "and perhaps suffix, mine, config"),
+        ("[{'name': 'a', 'train': 1}]", "and perhaps suffix, base, mine, teacher, config"),
         ("[{'name': 'a', 'mine': {'rank': 1}}]", "mine has no 'rank'; it has pools, concat, depth"),
-        ("[{'name': 'a', 'mine': {'pools': ['b']}}]", "'b' is neither bm25 nor an earlier stage"),
-        ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'concat': ['bm25']}}]", "'bm25' is neither"),
+        ("[{'name': 'a', 'mine': {'pools': ['b']}}]", "'b' is neither bm25 nor an earlier stage that searches"),
+        (
+            "[{'name': 'a', 'mine': {'pools': ['bm25'], 'concat': ['bm25']}}]",
+            "concat 'bm25' is no earlier stage",
+        ),
         ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'keep': 0}}]", "keep is 0"),
+        ("[{'name': 'a', 'teacher': 'b'}]", "stage 1 has the teacher 'b', but no loss reads its scores: set loss.kl"),
+        (
+            "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0, 'data.teacher_run': 'c'}}]",
+            "has the teacher 'b', and data.teacher_run too",
+        ),
+        (
+            "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
+            "the teacher of stage 'a' is 'b', which is no earlier one",
+        ),
+        ("[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]", "suffix is of the recipe's own config; of 'mlr' write it"),
+        ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
+        (
+            "[{'name': 'a', 'base': 'cross_encoder'}, {'name': 'b', 'mine': {'pools': ['a']}}]",
+            r"'a' is neither bm25 nor an earlier stage that searches; those are \[\]",
+        ),
         ("[{'name': 'a', 'config': {'train.epoch': 1}}]", r"has no such key; did you mean train\.epochs"),
     ],
 )
@@ -114,6 +142,72 @@ def test_stages_that_mean_nothing(written: str, told: str, tmp_path: Path) -> No
     (tmp_path / "c.py").write_text(CONFIG.format(stages=written))
     with pytest.raises(ValueError, match=told):
         read_stages(str(tmp_path / "c.py"), {})
+
+
+def test_a_stage_of_another_config_is_a_teacher(tmp_path: Path) -> None:
+    """Of the command line it takes data, devices and seeds, but what it says of them itself counts."""
+    taught = "{'name': 'b', 'teacher': 'a', 'config': {'loss.kl.weight': 1.0}, 'mine': {'pools': ['bm25']}}"
+    first = "{'name': 'a', 'base': 'cross_encoder:minilm', 'mine': {'pools': ['bm25']}, 'config': {'data.dev': ''}}"
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=f"[{first}, {taught}]"))
+    given = {"data.train": "X", "data.dev": "Y", "train.steps": 7, "seed.init": 3, "normalize": True}
+    given["loss.kl.weight"] = 2.0  # the command line counts more than a stage of the recipe's own config
+    cross, student = read_stages(str(tmp_path / "c.py"), given, "regex")
+    assert (cross.reranks, student.reranks, student.teacher) == (True, False, "a")
+    assert (cross.config.data.train, cross.config.data.dev, cross.config.seed.init) == ("X", "", 3)
+    assert (cross.config.train.steps, cross.config.normalize) == (-1, False)
+    assert (student.config.data.dev, student.config.train.steps, student.config.normalize) == ("Y", 7, True)
+    assert student.config.loss.kl.weight == 2.0
+    assert {stage.mining.match for stage in (cross, student) if stage.mining} == {"regex"}
+
+
+FIRST = {"name": "a", "mine": {"pools": ["bm25"]}}
+SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a", "config": {"loss.kl.weight": 1.0}}
+
+
+def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its result depends on, and not where the files are."""
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    shutil.copytree(data, tmp_path / "elsewhere" / "data")
+    shutil.copytree(data, tmp_path / "renamed")
+
+    def steps(on: Path = data, given: Any = None, made: Any = None, **asked: Any) -> dict[str, Any]:
+        (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST, SECOND]))
+        found = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), **(given or {})}, asked.get("match", ""))
+        evaluated = Evaluated(str(on), str(on), str(on), **{"split": "test", "k": 10, **asked})
+        recipe = _Recipe(tmp_path, {stage.name: stage for stage in found}, evaluated, Ledger(tmp_path), False)
+        recipe._made = {
+            f"{name}.{step}": {"x.jsonl": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")
+        }
+        recipe._made |= made or {}
+        second = found[1]
+        encoding: list[Any] = []
+        monkeypatch.setattr(recipe, "_do", lambda step, made_from, make: encoding.append([step, made_from]))
+        monkeypatch.setattr(recipe, "_note_lineage", lambda stage: None)
+        monkeypatch.setattr(recipe, "_result", lambda stage: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            recipe.stage(second)
+        return {step.partition(".")[2]: json.dumps(made_from) for step, made_from in encoding}
+
+    def differ(**changes: Any) -> set[str]:
+        now = steps(**changes)
+        return {step for step, made_from in steps().items() if made_from != now[step]}
+
+    every = {"mine", "score", "train", "encode", "search"}
+    assert set(steps()) == every
+    assert differ(on=tmp_path / "elsewhere" / "data") == set()
+    assert differ(on=tmp_path / "renamed") == {"encode", "search"}, "results and vectors have the folder's name"
+    assert differ(given={"data.subset": 3}) == {"mine"}, "what is mined is the subset"
+    assert differ(given={"seed.data": 3}) == {"mine", "train"}
+    assert differ(match="regex") == {"mine", "search"}
+    assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
+    assert differ(given={"encode.dtype": "float16"}) == {"encode", "train"}
+    assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "its file follows"
+    assert differ(made={"a.mine": {"x.jsonl": "1", "x.parents.json": "2"}}) == set()
+    assert differ(made={"a.encode": {"x": "2"}}) == {"mine", "score"}
+    assert differ(made={"a.train": {"x": "2"}}) == {"score"}
+    assert differ(made={"b.mine": {"x.jsonl": "2"}}) == {"score"}
+    assert differ(made={"b.score": {"x.jsonl": "2"}}) == {"train"}
+    assert differ(made={"b.train": {"x": "2"}}) == {"encode"}
 
 
 def test_a_config_without_stages() -> None:
@@ -125,12 +219,13 @@ def test_a_config_without_stages() -> None:
 def two(tmp_path: Path) -> Callable[..., list[Any]]:
     """A recipe of two stages in miniature."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    (tmp_path / "c.py").write_text(CONFIG.format(stages="two_stages(depth=20, keep=4)"))
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=STAGES))
     flags = [flag.removeprefix("--config.").partition("=") for flag in train_arguments(encoder, data, tmp_path)[2:]]
     given = {key: _value(value) for key, _, value in flags}
-    on = Evaluated(str(data), str(data), str(data), "test", 10, ("RR@10",))
+    asked = Evaluated(str(data), str(data), str(data), "test", 10, ("RR@10",))
 
-    def run(**changes: Any) -> list[Any]:
+    def run(corpus: Path = data, **changes: Any) -> list[Any]:
+        on = replace(asked, corpus=str(corpus))
         keys = given | {key.replace("__", "."): value for key, value in changes.items()}
         run_recipe(read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", on, progress=False)
         return sorted((tmp_path / "two" / "done").glob("*.json"))
@@ -151,7 +246,7 @@ def test_two_stages_from_the_start_to_the_table(
 ) -> None:
     done = two(train__steps=2)
     steps = ["mine", "train", "encode", "search"]
-    assert {path.stem for path in done} == {f"stage{n}.{step}" for n in (1, 2) for step in steps}
+    assert {path.stem for path in done} == {"stage2.score", *(f"stage{n}.{step}" for n in (1, 2) for step in steps)}
     table = (tmp_path / "two" / "results.md").read_text()
     assert "| stage1 |" in table
     assert "| stage2 |" in table
@@ -159,16 +254,34 @@ def test_two_stages_from_the_start_to_the_table(
     assert records["stage2.mine"]["made_from"]["pools"] == {"stage1": records["stage1.encode"]["files"]}
     for number in (1, 2):
         config = json.loads((tmp_path / "two" / f"stage{number}" / "config.json").read_text())
-        assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}.jsonl")
+        ending = ".scored.jsonl" if number == 2 else ".jsonl"
+        assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}{ending}")
         assert config["train"]["start_from"] == "", "from the start again"
     mined = [read_examples(tmp_path / "two" / "mined" / f"stage{number}.jsonl") for number in (1, 2)]
     assert [e.negatives for e in mined[0]] != [e.negatives for e in mined[1]]
+    scored = read_examples(tmp_path / "two" / "mined" / "stage2.scored.jsonl")
+    assert [(e.query.id, e.negatives) for e in scored] == [(e.query.id, e.negatives) for e in mined[1]]
+    own = {e.query.id: dict(zip((p.id for p in e.negatives), e.negative_scores)) for e in mined[1] if e.negative_scores}
+    assert own, "the pool is the teacher, so that its scores are known"
+    for e in scored:
+        assert dict(zip((p.id for p in e.negatives), e.negative_scores)) == own.get(e.query.id, {}) or not e.negatives
+    lineage = (tmp_path / "two" / "stage2" / "lineage.json").read_text()
+    assert json.loads(lineage)["sha256"] in (tmp_path / "two" / "stage2" / "eval" / "data.test.json").read_text()
     capsys.readouterr()
     two(train__steps=2)
-    assert capsys.readouterr().out.count("done already") == 8
+    assert capsys.readouterr().out.count("done already") == 9
+    assert lineage == (tmp_path / "two" / "stage2" / "lineage.json").read_text()
     shutil.rmtree(tmp_path / "two" / "stage2" / "eval")
     two(train__steps=2)
     said = capsys.readouterr().out
-    assert said.count("done already") == 7
+    assert said.count("done already") == 8
     assert "== stage2.search: again, for its files changed" in said
+    shutil.copytree(tmp_path / "data", tmp_path / "moved")  # of another name
+    two(corpus=tmp_path / "moved", train__steps=2)
+    said = capsys.readouterr().out
+    assert "== stage1.encode: again, for its inputs changed" in said
+    assert {path.name for path in (tmp_path / "two" / "stage2" / "embeddings").iterdir()} == {"data", "moved"}
+    assert "== stage2.train: done already" in said
+    with pytest.raises(ContractError, match=r"learning_rate: (.*\n)*Without the folder .*/stage1, the recipe trains"):
+        two(optimizer__learning_rate=0.5, train__steps=2)
     assert REPOSITORY.is_dir()

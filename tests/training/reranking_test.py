@@ -12,19 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxret.data.batches import TrainingSet
 from jaxret.data.formats import read_examples, read_run, write_run
+from jaxret.data.formats.dpr import write_dpr_examples
+from jaxret.data.pairs import Joiner
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.cross_encoder import CrossEncoder, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import open_run
+from jaxret.runs.scorer import PairScorer
+from jaxret.tools.compare import compare_runs
 from jaxret.tools.export import export
-from jaxret.tools.rerank import rerank_run, reranked, score_examples
+from jaxret.tools.rerank import Judge, evaluation_path, rerank_run, reranked, score_examples
+from jaxret.tools.teacher import open_teacher
 from jaxret.training.group_losses import Binary, Kl
 from jaxret.training.loop import train
 from jaxret.training.losses import LossSettings
-from jaxret.training.reranking import PairObjective
-from jaxret.types import PairBatch, Tokens
+from jaxret.training.reranking import GroupValidation, PairObjective
+from jaxret.types import PairBatch, Ragged, Tokens
 from tests import tiny
 from tests.pipeline import tiny_config, write_data, write_encoder
 
@@ -109,6 +115,35 @@ def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], devices: int,
     assert tiny.distance(gradients, jax.tree.map(lambda x: x * 1.01, alone[1])) > 1e-3, "control"
 
 
+class Known(PairScorer):
+    """Scores of passages, by their rows."""
+
+    def __call__(self, queries: Any, passages: Any, asked: Any, found: Any, progress: bool = False) -> np.ndarray:
+        return np.array([0.0, 2.0, 1.0, 2.0, 5.0, 1.0, 0.5], np.float32)[found]
+
+
+def test_validation_ranks_a_positive_among_all_that_may_be_wrong() -> None:
+    """Equal scores count against it; what is known to be relevant, too, is not counted."""
+    texts = Ragged.from_lists([[1]] * 7)
+    dev = TrainingSet(
+        queries=Ragged.from_lists([[1]] * 2),
+        passages=texts,
+        positives=np.array([1, 2], np.int32),
+        known_positives=np.array([[1, 4], [2, -1]], np.int32),
+        negatives=Ragged.from_lists([[0, 3, 4, 2], [5, 6]]),
+        query_ids=["a", "b"],
+        pad_id=0,
+        marker_ids=(1, 2),
+        digest="",
+    )
+    model = objective_on(1).cross_encoder
+    found = GroupValidation(dev, Known(model, {}, make_mesh(1, jax.devices()[:1]), Joiner((), 8, 0), 64))({})
+    assert found["average_rank"] == 1.0  # behind row 3; behind row 5
+    assert found["RR@10"] == 0.5
+    nll = [np.log(np.exp([2.0, 0.0, 2.0, 1.0]).sum()) - 2.0, np.log(np.exp([1.0, 1.0, 0.5]).sum()) - 1.0]
+    assert found["nll"] == pytest.approx(np.mean(nll), rel=1e-6)
+
+
 # A run, from training data to results
 
 
@@ -178,7 +213,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
-    rerank_run(reranker, root / "dev.trec", data, data, out, depth=5, qrels=data, split="dev", progress=False)
+    done = rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, Judge(data, "dev"), progress=False)
     before, after = read_run(root / "dev.trec"), read_run(out)
     assert before.keys() == after.keys()
     moved = 0
@@ -194,6 +229,20 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     assert "before" in told
     assert "after" in told
     assert "scoring 40 pairs: the first 5 passages of each query" in told
+    assert done is not None
+    written = json.loads((tmp_path / "out.eval.json").read_text())
+    before_json, after_json = (one.to_json() for one in done)
+    assert written["mean"] == after_json["mean"]
+    assert written["per_query"] == after_json["per_query"] != before_json["per_query"]
+    assert written["answers"]["mean"].keys() == {"Accuracy@5"}, "as deep as there are texts"
+    assert written["provenance"]["dataset"]["split"] == "dev"
+    again = tmp_path / "again.trec"
+    rerank_run(reranker, str(root / "dev.trec"), data, data, again, 2, Judge(data, "dev"), progress=False)
+    with pytest.raises(ValueError, match="needs --k=100 or more; only"):
+        rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, Judge(data, "dev", ["R@100"]), progress=False)
+    found, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
+    assert list(systems) == ["out", "again"], "another depth is another system"
+    assert "RR@9" in found.measures or "RR@10" in found.measures
 
 
 def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
@@ -212,7 +261,9 @@ def test_scores_that_are_written_teach_a_retriever(
     out = tmp_path / "scored.jsonl"
     reranker = open_reranker(workdir)
     source = str(root / "data")
-    pairs = score_examples(reranker, source, out, negatives_run=str(root / "train.trec"), progress=False)
+    pairs = score_examples(
+        open_teacher(str(workdir), ""), source, out, negatives_run=str(root / "train.trec"), progress=False
+    )
     examples = read_examples(out)
     assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
     originals = read_examples(source, "train", negatives_run=root / "train.trec")
@@ -231,6 +282,23 @@ def test_scores_that_are_written_teach_a_retriever(
     with pytest.raises(ValueError, match=r"data: no example has a teacher's scores"):
         train(tiny_config(root / "encoder", root / "data", **taught), tmp_path / "none", progress=False)
     assert not (tmp_path / "none").exists()
+
+
+def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
+    """Of DPR's records the first positive alone is a target, with scores too; of judgements each is one."""
+
+    def scorer(queries: Any, passages: Any, pairs: Any, progress: bool = False) -> tuple[np.ndarray, tuple[()]]:
+        return np.array([float(len(passages[passage].text)) for _, passage in pairs], np.float32), ()
+
+    examples = read_examples(root / "data", "train", negatives_run=root / "train.trec", targets=False)
+    write_dpr_examples(tmp_path / "dpr.json", examples)
+    assert any(len(example.positives) > 1 for example in examples)
+    for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
+        out = tmp_path / "out.jsonl"
+        score_examples(scorer, str(tmp_path / source), out, negatives_run=run, progress=False)
+        found = read_examples(out)
+        assert len(found) == sum(min(len(example.positives), targets) for example in examples)
+        assert all(found[0].positive_scores[i] == len(p.text) for i, p in enumerate(found[0].positives))
 
 
 def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The stages of a config, as its function `stages` says them, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.mining.filters import Settings
+from jaxret.mining.pools import BM25_NAME
+from jaxret.shipped import changed, load, stages
+from jaxret.training.group_losses import taught_by
+
+_KEYS = ("name", "suffix", "base", "mine", "teacher", "config")
+_MINING = ("pools", "concat")  # keys of a stage's "mine" beside those of Settings
+_HELD = ("data.", "mesh.", "seed.")  # of the command line, what a stage of another config takes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """mining: None where it trains on the data as it is. pools, concat: "bm25" or names of earlier stages, whose run is
+    searched, or whose mined file follows. teacher: an earlier stage, a run, or a cross-encoder in transformers' files,
+    whose scores are in what it is trained on; "": none."""
+
+    name: str
+    config: ConfigDict
+    mining: Settings | None = None
+    pools: tuple[str, ...] = ()
+    concat: tuple[str, ...] = ()
+    teacher: str = ""
+
+    @property
+    def reranks(self) -> bool:
+        """Whether it is a cross-encoder, which encodes and searches nothing."""
+        return self.config.task == "reranking"
+
+
+def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[Stage]:
+    """The stages of a config, "NAME" or "FILE.py", with :SUFFIX or without. given: keys of the config that are to have
+    other values in every stage. match: what answers are, in every stage that mines. Raises ValueError for a stage that
+    is not as docs/mining.md says."""
+    found: list[Stage] = []
+    name, _, suffix = config.partition(":")
+    for number, entry in enumerate(stages(config), 1):
+        place = f"{config}: stage {number}"
+        stage = _stage(entry, place, found)
+        if base := entry.get("base"):
+            keys = {key: value for key, value in given.items() if key.startswith(_HELD)} | entry.get("config", {})
+        else:
+            chosen = entry.get("suffix", suffix)
+            base = f"{name}:{chosen}" if chosen else name
+            keys = {**entry.get("config", {}), **given}
+        stage = replace(stage, config=changed(load(base), keys, base if "base" in entry else config))
+        if stage.mining and match:
+            stage = replace(stage, mining=replace(stage.mining, match=match))
+        if stage.teacher and not taught_by(stage.config):
+            keys = "loss.kl.weight or loss.margin_mse.weight"
+            raise ValueError(f"{place} has the teacher {stage.teacher!r}, but no loss reads its scores: set {keys}")
+        if stage.teacher and stage.config.data.teacher_run:
+            raise ValueError(f"{place} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
+        found.append(stage)
+    names = [stage.name for stage in found]
+    for place, stage in enumerate(found):
+        if stage.teacher in names[place:]:
+            raise ValueError(
+                f"{config}: the teacher of stage {stage.name!r} is {stage.teacher!r}, which is no earlier one"
+            )
+    if all(stage.reranks for stage in found):
+        raise ValueError(f"{config}: none of its stages is a retriever, so there is nothing to evaluate")
+    return found
+
+
+def _stage(entry: Mapping[str, Any], place: str, found: Sequence[Stage]) -> Stage:
+    before = [stage.name for stage in found]
+    searched = [stage.name for stage in found if not stage.reranks]
+    unknown = set(entry) - set(_KEYS)
+    name = entry.get("name", "")
+    if unknown or not name or name in before or name in ("mined", "done"):
+        raise ValueError(
+            f"{place}: it has name (one of its own), and perhaps {', '.join(_KEYS[1:])}; it is {dict(entry)}"
+        )
+    if "base" in entry and "suffix" in entry:
+        raise ValueError(f"{place}: suffix is of the recipe's own config; of {entry['base']!r} write it there")
+    stage = Stage(name, ConfigDict(), teacher=entry.get("teacher", ""))
+    if entry.get("mine") is None:
+        return stage
+    settings = dict(entry["mine"])
+    known = [field.name for field in fields(Settings)]
+    if wrong := [key for key in settings if key not in (*known, *_MINING)]:
+        raise ValueError(f"{place}: mine has no {wrong[0]!r}; it has {', '.join((*_MINING, *known))}")
+    pools, concat = (tuple(settings.pop(key, ())) for key in _MINING)
+    if wrong := [pool for pool in pools if pool not in (BM25_NAME, *searched)]:
+        raise ValueError(
+            f"{place}: {wrong[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; those are {searched}"
+        )
+    mined = [stage.name for stage in found if stage.mining is not None]
+    if wrong := [one for one in concat if one not in mined]:
+        raise ValueError(f"{place}: concat {wrong[0]!r} is no earlier stage that mines; those are {mined}")
+    return replace(stage, mining=Settings(**settings), pools=pools, concat=concat)

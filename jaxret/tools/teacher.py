@@ -1,0 +1,78 @@
+"""Who scores training data: a cross-encoder, or a retriever that encoded the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxret.data.records import Passage, Query
+from jaxret.data.tokenizer import Truncation
+from jaxret.mining.pools import RunPool
+from jaxret.runs.reranker import open_reranker, open_stock
+from jaxret.runs.run import stored_config
+from jaxret.runs.workdir import Workdir
+
+_AT_ONCE = 4096  # queries
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Scores, float32 [N], of pairs of ids of queries and passages; and what length limits cost."""
+
+    def __call__(
+        self,
+        queries: Mapping[str, Query],
+        passages: Mapping[str, Passage],
+        pairs: Sequence[tuple[str, str]],
+        progress: bool = False,
+    ) -> tuple[np.ndarray, tuple[Truncation, ...]]: ...
+
+
+class Retriever:
+    """A run's own scores, as its search has them, of passages in a corpus that it encoded."""
+
+    def __init__(self, workdir: str, corpus: str) -> None:
+        self.workdir, self.corpus = workdir, corpus
+
+    def __call__(
+        self,
+        queries: Mapping[str, Query],
+        passages: Mapping[str, Passage],
+        pairs: Sequence[tuple[str, str]],
+        progress: bool = False,
+    ) -> tuple[np.ndarray, tuple[Truncation, ...]]:
+        """Raises ValueError for a passage that the corpus does not have."""
+        pool, wanted = RunPool(self.workdir, self.corpus, set(passages)), dict[str, list[str]]()
+        for query, passage in pairs:
+            wanted.setdefault(query, []).append(passage)
+        scores: dict[tuple[str, str], float] = {}
+        for start in range(0, len(wanted), _AT_ONCE):
+            block = list(wanted)[start : start + _AT_ONCE]
+            ranked = pool.rank([queries[query] for query in block], [wanted[query] for query in block], 1)
+            for query, found in zip(block, ranked, strict=True):
+                scores |= {(query, passage): score for passage, score in found.positives.items()}
+        if missing := [passage for query, passage in pairs if (query, passage) not in scores]:
+            raise ValueError(
+                f"{self.workdir} cannot score passage {missing[0]!r}: it is not in the corpus that it encoded; "
+                "encode the one that the training data are of"
+            )
+        return np.array([scores[pair] for pair in pairs], np.float32), ()
+
+
+def open_teacher(name: str, corpus: str) -> Scorer:
+    """name: the folder of a run, of either task, or a cross-encoder in transformers' files. corpus: the name of the
+    encoded one, of a retriever."""
+    folder = Workdir(name)
+    if not folder.config.exists() or not folder.contract.exists():
+        return open_stock(name)
+    return open_reranker(name) if stored_config(folder).task == "reranking" else Retriever(name, corpus)
+
+
+def teacher_files(name: str) -> list[Path]:
+    """The files that a teacher's scores depend on, where they are on this machine."""
+    folder = Path(name)
+    found = [folder / "config.json", folder / "contract.json", folder / "model.safetensors"]
+    return [*filter(Path.is_file, found), *sorted(folder.glob("checkpoints/*/_CHECKPOINT_METADATA"))]
