@@ -137,7 +137,7 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
-        self.backend = select_backend(backend, self.shards.ragged, precision)
+        self.backend = select_backend(backend, self.shards.ragged, precision, many)
         self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
