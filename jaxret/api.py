@@ -137,26 +137,26 @@ class Index:
     """A corpus that a retriever encoded, opened for exact search."""
 
     def __init__(
-        self, retriever: Retriever, corpus: str = "", backend: str = "auto", precision: str = "float32"
+        self, retriever: Retriever, corpus: PathLike = "", backend: str = "auto", precision: str = "float32"
     ) -> None:
-        folder = choose_corpus(retriever.run, corpus)
+        folder = choose_corpus(retriever.run, os.fspath(corpus))
         self.retriever = retriever
         self._searcher = Searcher(retriever.run, folder, backend, many=True, precision=precision)
 
     @classmethod
     def open(
-        cls, source: Retriever | PathLike, corpus: str = "", *, backend: str = "auto", precision: str = "float32"
+        cls, source: Retriever | PathLike, corpus: PathLike = "", *, backend: str = "auto", precision: str = "float32"
     ) -> Index:
         """Opens a corpus that was encoded, by `build` or by `jaxret encode`: of a retriever, or of a run's folder.
         Every file is compared with its digest.
 
-        corpus: its name, needed if there are several. backend: "auto", "faiss-gpu", "faiss-cpu" or "xla"; precision:
-        "float32", or with XLA "float16", "bfloat16" or "int8", in which candidates take half or a quarter of the
-        memory: what is found is the same. On accelerators the corpus stays on all of them if it fits. Raises
-        FileNotFoundError if nothing of that name was encoded, ContractError (a ValueError) if another model or
-        checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
+        corpus: its name, or the folder or file that was encoded; needed if there are several. backend: "auto",
+        "faiss-gpu", "faiss-cpu" or "xla"; precision: "float32", or with XLA "float16", "bfloat16" or "int8", in which
+        candidates take half or a quarter of the memory: what is found is the same. On accelerators the corpus stays on
+        all of them if it fits. Raises FileNotFoundError if there is no such corpus, ContractError (a ValueError) if
+        another model or checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
         """
-        return cls(source if isinstance(source, Retriever) else Retriever.open(source), corpus, backend)
+        return cls(source if isinstance(source, Retriever) else Retriever.open(source), corpus, backend, precision)
 
     @classmethod
     def build(

@@ -1,7 +1,7 @@
 """FLOPs of a traced program: the products in it, counted from their shapes. Nothing is compiled.
 
 What a product belongs to is read from the names that JAX keeps beside it: `queries` and `passages` are scopes that
-`Retriever.encode` opens, `head` and `pooling` are modules, JAX itself marks what is transposed and what is computed
+`BiEncoder.encode` opens, `head` and `pooling` are modules, JAX itself marks what is transposed and what is computed
 again. Elementwise work is left out (a few per cent of a transformer), but for the optimizer's, which is nothing else.
 """
 

@@ -219,6 +219,11 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
         FileNotFoundError,
         "has no corpus 'other'; it has data",
     ),
+    "a precision": (
+        lambda r, i, p: jaxret.Index.open(r, backend="faiss-cpu", precision="int8"),
+        ValueError,
+        "computes in float32, not in int8",
+    ),
     "a config": (lambda r, i, p: jaxret.Retriever.train("minilmm", p), ValueError, "did you mean minilm?"),
     "a key": (
         lambda r, i, p: jaxret.Retriever.train("mlr", p, {"train.step": 1}),

@@ -17,7 +17,7 @@ from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
-from jaxret.models.retriever import Retriever, build_retriever
+from jaxret.models.retriever import BiEncoder, build_retriever
 from jaxret.runs.embedder import Embedder
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -94,7 +94,7 @@ def make_config(overrides: dict[str, Any]) -> ConfigDict:
     return config
 
 
-def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> Retriever:
+def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> BiEncoder:
     config = make_config(overrides)
     if "mlm_head" in {field.name for field in dataclasses.fields(encoder)}:
         encoder = dataclasses.replace(encoder, mlm_head="mlm_head" in make_head(config, encoder).needs())

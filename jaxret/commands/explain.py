@@ -14,7 +14,7 @@ _QUERY = flags.DEFINE_string("query", "", "a question")
 _PASSAGE = flags.DEFINE_string("passage", "", "a passage's text")
 _TITLE = flags.DEFINE_string("title", "", "its title")
 _PASSAGE_ID = flags.DEFINE_string("passage_id", "", "or the id of a passage that was encoded")
-_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus that has it; needed if there are several")
+_CORPUS = flags.DEFINE_string("corpus", "", "the encoded corpus that has it: its name, or the path that was encoded")
 _TOP = flags.DEFINE_integer("top", 10, "rows of a table", lower_bound=1)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 

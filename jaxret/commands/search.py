@@ -15,7 +15,11 @@ _INTERACTIVE = flags.DEFINE_bool(
 _QUERIES = flags.DEFINE_string("queries", "", "folder or file with queries (docs/data.md has the formats)")
 _QRELS = flags.DEFINE_string("qrels", "", "folder or file with judgements; none: no evaluation")
 _SPLIT = flags.DEFINE_string("split", "test", "split, where --queries or --qrels is a folder")
-_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
+_CORPUS = flags.DEFINE_string(
+    "corpus",
+    "",
+    "the encoded corpus: its name, or the path that was encoded; default: the only one",
+)
 _FILTER = flags.DEFINE_multi_string(
     "filter",
     [],

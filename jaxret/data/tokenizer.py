@@ -254,7 +254,7 @@ class TextTokenizer:
     def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
         """Of each text (ids, characters read): all of them, or as many from its beginning as give `limit` ids."""
         found: list[tuple[list[int], int]] = [([], 0)] * len(texts)
-        rest, reach = list(range(len(texts))), _CHARACTERS * max(limit, 128)
+        rest, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
         while rest:
             parts = [_beginning(texts[i], reach) for i in rest]
             for i, part, encoding in zip(rest, parts, self.backend.encode_batch_fast(parts, add_special_tokens=False)):

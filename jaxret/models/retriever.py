@@ -1,4 +1,4 @@
-"""Retriever = encoder(s) + head + pooling. `Retriever.encode` is the only way from tokens to vectors, in training,
+"""BiEncoder = encoder(s) + head + pooling. `BiEncoder.encode` is the only way from tokens to vectors, in training,
 validation, corpus encoding and search alike."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RetrieverModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class Retriever(LinenModel):
+class BiEncoder(LinenModel):
     """A retrieval family: how text becomes vectors. Holds no parameters."""
 
     module: RetrieverModule
@@ -94,9 +94,9 @@ class Retriever(LinenModel):
         """Whether a query has a vector for each of its tokens, and its score is a sum over them."""
         return self.module.head.late_interaction()
 
-    def unpooled(self) -> Retriever:
+    def unpooled(self) -> BiEncoder:
         """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
-        return Retriever(self.module.clone(pooled=False))
+        return BiEncoder(self.module.clone(pooled=False))
 
     def vector_counts(self, texts: Ragged, side: Side) -> np.ndarray:
         """How many vectors texts (token ids) have at inference."""
@@ -222,8 +222,8 @@ def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
     return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
 
 
-def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
-    """Config -> Retriever. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
+def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> BiEncoder:
+    """Config -> BiEncoder. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
     mean nothing."""
     head = make_head(config, shapes)
     pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
@@ -244,7 +244,7 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> Retriever:
         pooling=pooling,
         normalize=config.normalize,
     )
-    return Retriever(module)
+    return BiEncoder(module)
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.data.batches import BatchPlan, TrainingSet
 from jaxret.data.formats import Policy, read_examples
 from jaxret.data.packing import Packer, choose
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
@@ -60,7 +60,7 @@ class Data:
 def read_texts(
     config: ConfigDict,
     directory: Path,
-    retriever: Retriever,
+    retriever: BiEncoder,
     say: Callable[[str], None],
     lengths: tuple[int | float, ...] = (),
 ) -> Texts:
@@ -123,7 +123,7 @@ def drawn(
     )
 
 
-def look(config: ConfigDict, retriever: Retriever, texts: Texts, devices: int) -> Data:
+def look(config: ConfigDict, retriever: BiEncoder, texts: Texts, devices: int) -> Data:
     """What texts make of a run on so many devices."""
     longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
     examples = len(texts.examples) if texts.examples is not None else None
@@ -138,7 +138,7 @@ def look(config: ConfigDict, retriever: Retriever, texts: Texts, devices: int) -
     return replace(found, examples=examples, note=texts.note)
 
 
-def in_rows_of_their_own(longest: Shapes, retriever: Retriever, bins: int) -> Shapes:
+def in_rows_of_their_own(longest: Shapes, retriever: BiEncoder, bins: int) -> Shapes:
     """The longest batch as packing has it: texts that are as long as they may be share no row."""
     head = retriever.module.head
 

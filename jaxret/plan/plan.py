@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxret import flops as counting
 from jaxret.chips import Topology
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.plan import programs
 from jaxret.plan.compiled import Compiled
 from jaxret.plan.programs import Asked
@@ -29,7 +29,7 @@ def size(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def parameters(retriever: Retriever) -> Values:
+def parameters(retriever: BiEncoder) -> Values:
     """Numbers by part, and in all."""
     params = jax.eval_shape(retriever.init, jax.random.key(0))
     return {**{name: size(part) for name, part in params.items()}, "total": size(params)}
@@ -43,7 +43,7 @@ def work(planned: programs.Planned) -> list[Values]:
     return [{**kind._asdict(), "flops": found[kind]} for kind in kinds]
 
 
-def optimizer_work(config: ConfigDict, retriever: Retriever) -> Values:
+def optimizer_work(config: ConfigDict, retriever: BiEncoder) -> Values:
     """The optimizer's operations in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     params = jax.eval_shape(retriever.init, jax.random.key(0))
@@ -160,7 +160,7 @@ def plan_encoding(
     return values
 
 
-def corpus_bytes(config: ConfigDict, retriever: Retriever, passages: int) -> int:
+def corpus_bytes(config: ConfigDict, retriever: BiEncoder, passages: int) -> int:
     """Of the vectors on disk, for passages as long as they may be; ids come on top."""
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")

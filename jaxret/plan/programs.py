@@ -21,7 +21,7 @@ from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
 from jaxret.retrieval.backends import SCORES_BYTES, _xla_top_lists
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.retrieval.devices import ROWS as CELLS
@@ -98,14 +98,14 @@ def as_stated(config: ConfigDict) -> ConfigDict:
         return config
 
 
-def retriever_of(config: ConfigDict, directory: Path) -> Retriever:
+def retriever_of(config: ConfigDict, directory: Path) -> BiEncoder:
     """Raises ValueError for settings that do not fit the encoder, and for what is no retriever."""
     if config.task != "retrieval":
         raise ValueError(f"task is {config.task!r}; what is planned is a retriever: task='retrieval'")
     return build_retriever(config, encoder_config(config, directory))
 
 
-def checked(config: ConfigDict, directory: Path) -> Retriever:
+def checked(config: ConfigDict, directory: Path) -> BiEncoder:
     """The retriever of a config that could be trained. Raises ValueError as training would at its start."""
     whole = ConfigDict(config.to_dict())
     whole.data.train = whole.data.train or "not given"  # a plan can do without
@@ -115,7 +115,7 @@ def checked(config: ConfigDict, directory: Path) -> Retriever:
     return retriever
 
 
-def longest_batch(config: ConfigDict, retriever: Retriever, devices: int = 1) -> Shapes:
+def longest_batch(config: ConfigDict, retriever: BiEncoder, devices: int = 1) -> Shapes:
     """The largest that the config allows, for when the data is not at hand."""
     queries = places(config.train.batch_size, devices)
     pseudo = retriever.module.head.pseudo_query_length() if config.data.pseudo_queries else 0
@@ -168,7 +168,7 @@ class Asked(NamedTuple):
     precision: str = "float32"
     at_once: int = 1_000_000
 
-    def on(self, retriever: Retriever, topology: Topology | None) -> Asked:
+    def on(self, retriever: BiEncoder, topology: Topology | None) -> Asked:
         """As it would be done on these chips."""
         if retriever.vectors_per_passage is None or topology is None:
             return self._replace(at_once=self.passages)
@@ -208,7 +208,7 @@ def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequen
     return Planned(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
 
 
-def searching_lists(config: ConfigDict, retriever: Retriever, k: int, device: Any) -> Planned:
+def searching_lists(config: ConfigDict, retriever: BiEncoder, k: int, device: Any) -> Planned:
     where = SingleDeviceSharding(device)
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -43,7 +43,7 @@ class SingleVectors:
         self, shard: np.ndarray | Picked, total_rows: int, depth: int, backend: Backend
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
-        size = _block_documents(total_rows, n_vectors, depth, backend)
+        size = block_documents(total_rows, n_vectors, depth, backend)
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
             norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
@@ -61,7 +61,7 @@ class SingleVectors:
         return found
 
 
-def _block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
+def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
     """Documents to give the backend at a time: few enough that what it may return of each block adds up to depth."""
     rows = BLOCK_ROWS
     if backend.max_rows is not None:
@@ -70,6 +70,6 @@ def _block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backe
                 f"{n_vectors} vectors a document are more than the {backend.max_rows} that {backend.name} can return: "
                 "choose faiss-cpu or xla"
             )
-        there = min(rows, total_rows * n_vectors)
-        rows = min(rows, max(backend.max_rows, there * backend.max_rows // (depth * n_vectors)))
+        rows = min(rows, total_rows * n_vectors)  # so that all depths which need no smaller block have the same
+        rows = min(rows, max(backend.max_rows, rows * backend.max_rows // (depth * n_vectors)))
     return max(1, rows // n_vectors)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxret.retrieval.backends import Searcher
 from jaxret.types import Ragged
 
+IDS = 65_536  # that are held as texts while they are packed
 KEPT_BYTES = 2**30  # of vectors as float32; what is larger is read from disk, shard by shard, for every search
 
 
@@ -36,27 +37,41 @@ class Stored(Protocol):
     def __iter__(self) -> Iterator[tuple[int, Any]]: ...
 
 
+class Ids:
+    """The passage ids of all rows, packed: their bytes, and eight for where each ends."""
+
+    def __init__(self, corpus: Stored) -> None:
+        lengths, self._text = [np.zeros(1, np.int64)], bytearray()
+        for start in range(0, corpus.total_rows, IDS):
+            some = [key.encode() for key in corpus.ids(np.arange(start, min(start + IDS, corpus.total_rows)))]
+            lengths.append(np.fromiter(map(len, some), np.int64, len(some)))
+            self._text += b"".join(some)
+        self._ends = np.cumsum(np.concatenate(lengths))
+
+    def __call__(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        places = np.asarray(rows, np.int64)
+        starts, ends = self._ends[places].tolist(), self._ends[places + 1].tolist()
+        return [self._text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+
+
 class Kept:
     """A corpus as search wants it, for one backend: one shard, in memory; or, without `vectors`, the shards on disk of
-    what is on devices alone. `blocks` is filled by the first search, for each depth at which the backend cuts blocks
-    (0: it does not look at that)."""
+    what is on devices alone. Its ids are in memory. `blocks` is filled by the first search, for each number of
+    documents to which the backend cuts blocks (0: it does not limit them)."""
 
     def __init__(self, corpus: Stored, vectors: np.ndarray | Ragged | None) -> None:
         self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
         self.describe = corpus.describe
         self.vectors = vectors
         self.blocks: dict[int, list[Block]] = {}
+        self.ids = Ids(corpus)
         self._corpus = corpus
-        self._ids = [] if vectors is None else corpus.ids(np.arange(corpus.total_rows))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         if self.vectors is None:
             yield from self._corpus
         else:
             yield 0, self.vectors
-
-    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        return self._corpus.ids(indices) if self.vectors is None else [self._ids[row] for row in indices]
 
 
 def require_finite(corpus: Any, rows: np.ndarray, norms: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from jaxret.data.formats import (
     scan_corpus,
     stat_corpus,
 )
+from jaxret.data.formats.recognise import BY_NAME
 from jaxret.data.records import Passage
 from jaxret.retrieval.shards import ShardError, read_sealed
 from jaxret.storage import StorageError, atomic_write, sealed, sha256_file, write_json
@@ -57,10 +58,10 @@ class Passages:
         self.folder = folder
         self.path = unchanged_corpus(folder)
         found = found_corpus(self.path)
-        self._file, self._format = found.path, found.format.name
+        self._file, self._format = found.path, found.format
         self._copied = not found.in_lines or found.format.passages is None or bool(compression(found.path))
         if self._copied:
-            self._file, self._format = folder / "passages.jsonl", "beir.texts"
+            self._file, self._format = folder / "passages.jsonl", BY_NAME["beir.texts"]
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._index: Index | None = None
         self._folder: Path | None = None  # of the lines that were read last
@@ -85,15 +86,18 @@ class Passages:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         path = self._folder / self._file.name
         path.unlink(missing_ok=True)  # ext4 writes a file that is overwritten to the disk at once, a new one later
-        with open(self._file, "rb") as corpus:
-            known = f"{self._format}:{path}"  # a few lines need not say what they are
-            with open(path, "wb") as few:
-                for start, end in [(0, index.head), *places]:
-                    corpus.seek(start)
-                    lines = corpus.read(end - start)
-                    self.bytes_read += len(lines)
-                    few.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
-            return {p.id: p for p in read_corpus(known, Policy("skip")) if p.id in wanted}
+        with open(self._file, "rb") as corpus, open(path, "wb") as few:
+            for start, end in [(0, index.head), *places]:
+                corpus.seek(start)
+                lines = corpus.read(end - start)
+                self.bytes_read += len(lines)
+                few.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
+        assert self._format.passages is not None
+        found: dict[str, Passage] = {}
+        for _, passage in self._format.passages(path, Policy("skip"), None):  # a few lines need not say what they are
+            if passage.id in wanted:
+                found.setdefault(passage.id, passage)  # of several the first counts
+        return found
 
     def _stored(self) -> Index | None:
         path = self.folder / "passages.npy"
@@ -120,7 +124,7 @@ class Passages:
         return True
 
     def _make(self) -> Index:
-        source = f"{self._format}:{self._file}" if self._copied else self.path
+        source = f"{self._format.name}:{self._file}" if self._copied else self.path
         lines, size = _line_starts(self._file)
         columns = array("Q"), array("q")  # 16 bytes a passage
         for where, passage in read_located(source):

@@ -47,11 +47,20 @@ def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free:
 
 def on_devices(corpus: Any, backend: Backend) -> bool:
     """Whether a backend holds a whole corpus on devices that have a memory of their own."""
-    if corpus.ragged or not isinstance(backend, Xla):
-        return False
+    return _share_of_devices(corpus, backend) == 1
+
+
+def in_turns(corpus: Any, backend: Backend) -> bool:
+    """Whether a backend holds some of a corpus at a time on such devices, so that nothing stays there."""
+    return 0 < _share_of_devices(corpus, backend) < 1
+
+
+def _share_of_devices(corpus: Any, backend: Backend) -> float:
+    """How much of a corpus is at once on devices that have a memory of their own; 0 where none has."""
+    if corpus.ragged or not isinstance(backend, Xla) or (free := backend.free) is None:
+        return 0.0
     _, shard = next(iter(corpus))
-    total, free = corpus.total_rows, backend.free
-    return free is not None and rows_at_once(total, shard.shape[1:], backend.precision, free) == total
+    return rows_at_once(corpus.total_rows, shard.shape[1:], backend.precision, free) / corpus.total_rows
 
 
 def pieces(corpus: Any, backend: Xla) -> Iterator[Block]:

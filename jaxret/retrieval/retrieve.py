@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.contract import require_equal
+from jaxret.data.formats import source_path
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
@@ -22,7 +24,7 @@ from jaxret.retrieval.pieces import on_devices
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
-from jaxret.retrieval.shards import ShardError
+from jaxret.retrieval.shards import ShardError, read_entry
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
@@ -49,8 +51,8 @@ class Retrieved:
 
 
 def choose_corpus(run: Run, name: str = "") -> Path:
-    """The folder of an encoded corpus; without a name, the only one there is. Raises FileNotFoundError, and ValueError
-    where there are several."""
+    """The folder of an encoded corpus, by its name or else by the folder or file that was encoded; without either, the
+    only one there is. Raises FileNotFoundError, and ValueError where there are several."""
     return corpus_folder(run.workdir, name)
 
 
@@ -60,13 +62,28 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     if not there:
         remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
         raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
-    if not name and len(there) > 1:
-        raise ValueError(f"{workdir} has several corpora, {', '.join(there)}: choose one with {flag}")
-    if name and name not in there and workdir.embeddings(name).is_dir():
+    if name in there:
+        return workdir.embeddings(name)
+    found = [each for each in there if not name or is_place_of(encoded_from(workdir.embeddings(each)), name)]
+    if len(found) > 1:
+        several = f"several corpora{f' of {name}' if name else ''}, {', '.join(found)}"
+        raise ValueError(f"{workdir} has {several}: choose one with {flag}")
+    if not found and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
         raise FileNotFoundError(f"{workdir.embeddings(name)} is not finished; wait for who encodes it, or encode again")
-    if name and name not in there:
+    if not found:
         raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(there)}")
-    return workdir.embeddings(name or there[0])
+    return workdir.embeddings(found[0])
+
+
+def encoded_from(folder: Path) -> str:
+    """The folder or file whose passages were encoded into `folder`, from the root; "" if that is not known."""
+    path = (read_entry(folder / "corpus.json") or {}).get("path")
+    return path if isinstance(path, str) else ""
+
+
+def is_place_of(encoded: str, name: str) -> bool:
+    """Whether a name is the path of what was encoded, however it is spelt."""
+    return bool(encoded) and os.path.realpath(source_path(encoded)) == os.path.realpath(source_path(name))
 
 
 def open_corpus(run: Run, folder: Path) -> EncodedCorpus:
@@ -122,7 +139,7 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
-        self.backend = select_backend(backend, self.shards.ragged, precision)
+        self.backend = select_backend(backend, self.shards.ragged, precision, many)
         self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()

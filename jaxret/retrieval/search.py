@@ -22,10 +22,10 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxret.retrieval.backends import Backend, Padded, Xla
-from jaxret.retrieval.dense import SingleVectors
+from jaxret.retrieval.dense import SingleVectors, block_documents
 from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.late import VectorLists
-from jaxret.retrieval.pieces import pieces
+from jaxret.retrieval.pieces import in_turns, pieces
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
 from jaxret.retrieval.rounding import WIDE_UNIT, exact_score
 from jaxret.types import Ragged
@@ -195,10 +195,17 @@ def _blocks(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend)
     if not isinstance(corpus, Kept):
         yield from _loaded(queries, corpus, depth, backend)
         return
-    key = depth if backend.max_rows is not None else 0
-    if key not in corpus.blocks:
-        corpus.blocks[key] = list(_loaded(queries, corpus, depth, backend))
-    yield from corpus.blocks[key]
+    size = 0
+    if backend.max_rows is not None:
+        _, shard = next(iter(corpus))
+        size = block_documents(corpus.total_rows, shard.shape[1], depth, backend)
+    if size not in corpus.blocks:
+        loaded = _loaded(queries, corpus, depth, backend)
+        if in_turns(corpus, backend):
+            yield from loaded
+            return
+        corpus.blocks[size] = list(loaded)
+    yield from corpus.blocks[size]
 
 
 def _loaded(queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend) -> Iterator[Block]:

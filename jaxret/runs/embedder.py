@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.types import Embeddings, Ragged, Tokens
 
 SMALLEST_BATCH = 8
@@ -62,15 +62,15 @@ class Counts:
     programs: int = 0
 
 
-Programs = dict[tuple[Retriever, Mesh, Side], Program]
+Programs = dict[tuple[BiEncoder, Mesh, Side], Program]
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """`Retriever.encode` over any number of texts, with the parameters that it holds. `compiled` holds the programs,
+    """`BiEncoder.encode` over any number of texts, with the parameters that it holds. `compiled` holds the programs,
     which depend on nothing else here: copies with other parameters share them, and so may others."""
 
-    retriever: Retriever
+    retriever: BiEncoder
     params: Any = field(repr=False)
     mesh: Mesh
     pad_id: int

@@ -26,7 +26,7 @@ from jaxret.distributed import make_mesh, shardings
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.model import Model
-from jaxret.models.retriever import Retriever, build_retriever, encoder_config
+from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
 from jaxret.runs.contract import make_contract, require_same, understood
 from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.seal import check_seal, write_sealed
@@ -102,7 +102,7 @@ class Run:
 
     workdir: Workdir
     config: ConfigDict
-    retriever: Retriever
+    retriever: BiEncoder
     tokenizer: TextTokenizer
     params: Params = field(repr=False)
     contract: dict[str, Any]
@@ -131,7 +131,7 @@ class Run:
 
 
 def make_embedder(
-    retriever: Retriever,
+    retriever: BiEncoder,
     params: Params,
     mesh: Mesh,
     tokenizer: TextTokenizer,
@@ -185,7 +185,7 @@ def open_run(
     opened = open_model(
         workdir, "retrieval", build_retriever, checkpoint, query_length, passage_length, tokens_per_batch, attention
     )
-    assert isinstance(opened.model, Retriever)
+    assert isinstance(opened.model, BiEncoder)
     return Run(
         workdir=opened.workdir,
         config=opened.config,

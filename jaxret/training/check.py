@@ -13,7 +13,7 @@ from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import DTYPES, Retriever
+from jaxret.models.retriever import DTYPES, BiEncoder
 from jaxret.training.group_losses import taught_by
 from jaxret.training.losses import loss_settings
 from jaxret.training.optimizers import make_optimizer
@@ -144,7 +144,7 @@ def reference_options(config: ConfigDict, model: Model) -> list[str]:
     return [*model.reference_options(), *(name for name, on in options.items() if on)]
 
 
-def check_model(config: ConfigDict, retriever: Retriever) -> None:
+def check_model(config: ConfigDict, retriever: BiEncoder) -> None:
     """Raises ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have; needs its
     shapes alone."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
@@ -161,7 +161,7 @@ def check_model(config: ConfigDict, retriever: Retriever) -> None:
     jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))  # its patterns match something
 
 
-def check_lengths(config: ConfigDict, retriever: Retriever) -> None:
+def check_lengths(config: ConfigDict, retriever: BiEncoder) -> None:
     """Raises ValueError if a text may be longer than the encoder's position table."""
     for key in ("query_length", "passage_length"):
         if config.tokens[key] > retriever.longest:

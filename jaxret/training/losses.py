@@ -12,7 +12,7 @@ from flax import struct
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.scoring import MASKED
 from jaxret.training.group_losses import Binary, Kl, MarginMse, binary, kl, loss_keys, margin_mse
 from jaxret.types import Batch
@@ -55,7 +55,7 @@ class LossSettings:
         return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(step)))
 
 
-def loss_settings(config: ConfigDict, retriever: Retriever, epochs_per_step: float = 0.0) -> LossSettings:
+def loss_settings(config: ConfigDict, retriever: BiEncoder, epochs_per_step: float = 0.0) -> LossSettings:
     """The config's loss, with what the pooling and the head are defined by."""
     loss, module = config.loss, retriever.module
     settings = LossSettings(

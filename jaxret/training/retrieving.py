@@ -17,7 +17,7 @@ from jaxret.distributed import by_row, replicated
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import DTYPES, Retriever, build_retriever
+from jaxret.models.retriever import DTYPES, BiEncoder, build_retriever
 from jaxret.runs.run import make_embedder
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.begin import Job, Texts, read_texts
@@ -40,8 +40,8 @@ class RetrievalObjective(Objective):
     """The loss of a batch whose queries compete for all its documents, those of other devices too."""
 
     @property
-    def retriever(self) -> Retriever:
-        assert isinstance(self.model, Retriever)
+    def retriever(self) -> BiEncoder:
+        assert isinstance(self.model, BiEncoder)
         return self.model
 
     def __call__(
@@ -66,7 +66,7 @@ class RetrievalObjective(Objective):
         """Queries and documents, each device its own rows, and all parameters as `Reader` says: no text travels."""
         chunks = self.chunks(batch.size)
 
-        def own(retriever: Retriever, params: Params, inputs: Inputs, key: jax.Array) -> tuple[Embeddings, Embeddings]:
+        def own(retriever: BiEncoder, params: Params, inputs: Inputs, key: jax.Array) -> tuple[Embeddings, Embeddings]:
             def side(side: Side, key: jax.Array) -> Embeddings:
                 def encode(tokens: Tokens, labels: jax.Array | None) -> Embeddings:
                     return retriever.encode(params, tokens, side, train, key, labels)
@@ -104,18 +104,18 @@ class RetrievalObjective(Objective):
 
 
 def make_objective(
-    config: ConfigDict, retriever: Retriever, mesh: Mesh, epochs_per_step: float = 0.0
+    config: ConfigDict, retriever: BiEncoder, mesh: Mesh, epochs_per_step: float = 0.0
 ) -> RetrievalObjective:
     """The loss that a config describes."""
     settings = loss_settings(config, retriever, epochs_per_step)
     return RetrievalObjective(retriever, settings, mesh, config.train.chunk_size, DTYPES[config.mesh.reduce_dtype])
 
 
-def batch_plan(config: ConfigDict, retriever: Retriever, batch_size: int, devices: int) -> BatchPlan:
+def batch_plan(config: ConfigDict, retriever: BiEncoder, batch_size: int, devices: int) -> BatchPlan:
     return plan_of(config, batch_size, devices, retriever.module.head.pseudo_query_length())
 
 
-def packed(plan: BatchPlan, data: TrainingSet, retriever: Retriever, bins: int) -> BatchPlan:
+def packed(plan: BatchPlan, data: TrainingSet, retriever: BiEncoder, bins: int) -> BatchPlan:
     """The same batches, packed for so many chunks of devices."""
     head = retriever.module.head
     return plan.packed(data, bins, (head.slots("query"), head.slots("passage")), head.hidden_size)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.retriever import Retriever, with_pretrained
+from jaxret.models.retriever import BiEncoder, with_pretrained
 from tests.tiny import (
     BERT,
     DUAL_ENCODER,
@@ -42,11 +42,11 @@ def test_untied_and_tied_parameter_trees() -> None:
 
 
 @functools.partial(jax.jit, static_argnames=("retriever", "side", "train"))
-def _encode(retriever: Retriever, params: Any, side: Any, train: bool, dropout_key: Any) -> jax.Array:
+def _encode(retriever: BiEncoder, params: Any, side: Any, train: bool, dropout_key: Any) -> jax.Array:
     return retriever.encode(params, make_tokens(ROWS, LENGTH), side, train, dropout_key).vectors
 
 
-def encode(retriever: Retriever, params: Any, side: Any, train: bool = False, dropout_key: Any = None) -> np.ndarray:
+def encode(retriever: BiEncoder, params: Any, side: Any, train: bool = False, dropout_key: Any = None) -> np.ndarray:
     return np.asarray(_encode(retriever, params, side, train, dropout_key))
 
 

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from configs.base import get_config
 from jaxret.chips import GIB, parse_topology
-from jaxret.models.retriever import Retriever, encoder_config
+from jaxret.models.retriever import BiEncoder, encoder_config
 from jaxret.plan.advice import changed
 from jaxret.plan.compiled import missing
 from jaxret.plan.plan import parameters
@@ -114,7 +114,7 @@ def bound(config: ConfigDict, devices: int) -> float:
 KNOWN: dict[str, int] = {}
 
 
-def numbers(kind: str, retriever: Retriever) -> int:
+def numbers(kind: str, retriever: BiEncoder) -> int:
     """Of parameters, counted once for configs of one program."""
     if kind not in KNOWN:
         KNOWN[kind] = parameters(retriever)["total"]

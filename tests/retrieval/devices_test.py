@@ -214,6 +214,25 @@ def test_what_fits_is_kept_on_the_devices_without_a_copy(
     assert block.top.vectors.numbers.dtype == jnp.int8  # type: ignore[attr-defined]
 
 
+def test_what_does_not_fit_on_the_devices_at_once_does_not_stay_there(
+    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus that is in memory, and devices with room for 700 of its rows, or for 1,700."""
+    queries, documents = texts
+    backend, each = select_backend("xla"), pieces.row_bytes((1, 16), precision.FLOAT32)
+    stored = Named([documents])
+    for room, parts in ((700, 0), (1700, 1)):
+        kept = Kept(stored, documents)
+        monkeypatch.setattr(Xla, "free", room * each)
+        assert pieces.in_turns(kept, backend) == (parts == 0)
+        assert_same_bits(search(queries, kept, K, backend), expected)
+        monkeypatch.setattr(Xla, "free", 700 * each)  # what is there already is no reason to load it again
+        blocks = list(kept.blocks.values())
+        assert_same_bits(search(queries, kept, K, backend), expected)
+        assert [len(found) for found in blocks] == [1] * parts
+        assert all(new is old for new, old in zip(kept.blocks.values(), blocks, strict=True))
+
+
 def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> None:
     made = []
 

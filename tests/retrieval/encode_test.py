@@ -1,4 +1,4 @@
-"""A checkpoint and a corpus -> shards: the vectors of Retriever.encode, interrupted or not."""
+"""A checkpoint and a corpus -> shards: the vectors of BiEncoder.encode, interrupted or not."""
 
 from __future__ import annotations
 

@@ -79,6 +79,32 @@ def test_what_is_too_large_stays_on_disk(layout: str, tmp_path: Path, monkeypatc
     assert keep(there) is there
 
 
+def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = shards(tmp_path, "one")
+    monkeypatch.setattr(kept, "IDS", 7)
+    monkeypatch.setattr(kept, "KEPT_BYTES", 0)
+    held = keep(there, on_devices=True)
+    assert isinstance(held, Kept)
+    assert held.vectors is None
+    rows = np.array([41, 0, 41, 49, 20])
+    expected = there.ids(rows)
+    monkeypatch.setattr(ShardSet, "ids", None)
+    assert held.ids(rows) == held.ids(rows.tolist()) == expected == ["p41", "p0", "p41", "p49", "p20"]
+
+
+def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> None:
+    """Not by the depth of a search, of which there are many."""
+    held, queries = keep(shards(tmp_path, "three")), np.ones((1, DIMENSION), np.float32)
+    for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 documents are looked for
+        backend = Counting(Xla.open("test"))
+        backend.max_rows = most
+        kept = Kept(held._corpus, held.vectors)
+        for k in (1, 2, 3):
+            search(queries, kept, k, backend)
+        assert set(kept.blocks) == sizes
+        assert backend.loaded == sum(len(blocks) for blocks in kept.blocks.values())
+
+
 def test_a_vector_that_is_no_number_is_named_at_every_search(tmp_path: Path) -> None:
     held = keep(shards(tmp_path, "one"))
     assert isinstance(held, Kept)

@@ -521,9 +521,17 @@ def test_which_corpus(root: Path, tmp_path: Path) -> None:
     assert choose_corpus(run) == choose_corpus(run, "data")
     with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has data"):
         choose_corpus(run, "wiki")
+    (folder, file), near = (str(root / "data"), str(root / "data" / "corpus.jsonl")), os.path.relpath(root / "data")
+    assert choose_corpus(run, folder) == choose_corpus(run, near) == choose_corpus(run), "what was encoded"
+    with pytest.raises(FileNotFoundError, match=rf"has no corpus '{file}'; it has data"):
+        choose_corpus(run, file)
     encode_corpus(run, root / "data", name="again", progress=False)
     with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --corpus"):
         choose_corpus(run)
+    with pytest.raises(ValueError, match=rf"several corpora of {folder}, again, data: choose one with --corpus"):
+        choose_corpus(run, folder)
+    (run.workdir / "embeddings" / "again" / "corpus.json").write_text("{}")
+    assert choose_corpus(run, folder).name == "data", "where the other is from is no longer known"
     assert choose_corpus(run, "again").name == "again"
     (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for who encodes it"):

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxret.contract import ContractError, flatten
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import BertConfig
-from jaxret.models.retriever import Retriever, build_retriever
+from jaxret.models.retriever import BiEncoder, build_retriever
 from jaxret.runs import upgrade as tables
 from jaxret.runs.contract import make_contract, require_same, understood
 from jaxret.runs.upgrade import ABSENT, upgrade
@@ -49,7 +49,7 @@ def tokenizer(encoder: Path, query_length: int = 32, passage_length: int = 156) 
     return replace(loaded(encoder), query_length=query_length, passage_length=passage_length)
 
 
-def contract(encoder: Path, retriever: Retriever, **lengths: int) -> dict[str, Any]:
+def contract(encoder: Path, retriever: BiEncoder, **lengths: int) -> dict[str, Any]:
     return make_contract(retriever, tokenizer(encoder, **lengths), encoder)
 
 

@@ -16,7 +16,7 @@ from jaxret.distributed import make_mesh
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import Params, load_pretrained
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import Retriever, build_retriever, with_pretrained
+from jaxret.models.retriever import BiEncoder, build_retriever, with_pretrained
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder
 from jaxret.types import Ragged, Tokens
@@ -80,14 +80,14 @@ def test_padded_lengths() -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> tuple[Retriever, Params]:
+def model() -> tuple[BiEncoder, Params]:
     bert, encoder = load_pretrained(TINY_BERT)
     config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), normalize=True)
     retriever = build_retriever(config, bert)
     return retriever, with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
 
 
-def embedder(model: tuple[Retriever, Params]) -> Embedder:
+def embedder(model: tuple[BiEncoder, Params]) -> Embedder:
     retriever, params = model
     return Embedder(retriever, params, make_mesh(), PAD, {"query": LIMIT, "passage": LIMIT}, tokens_per_batch=512)
 
@@ -98,7 +98,7 @@ def some_texts(count: int = 45) -> Ragged:
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[Retriever, Params], side: Side) -> None:
+def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[BiEncoder, Params], side: Side) -> None:
     retriever, params = model
     texts = some_texts()
     found = embedder(model)(texts, side).stacked()
@@ -113,7 +113,7 @@ def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[Retriever, Par
     assert np.abs(found[1:] - found[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
 
 
-def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, Params]) -> None:
+def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[BiEncoder, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     first = once(texts, "passage").stacked()
     programs = once.programs
@@ -126,7 +126,7 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[Retriever, 
     assert once.programs > programs  # control
 
 
-def test_other_parameters_use_the_same_programs(model: tuple[Retriever, Params]) -> None:
+def test_other_parameters_use_the_same_programs(model: tuple[BiEncoder, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     first = once(texts, "passage").stacked()
     programs = once.programs
@@ -138,7 +138,7 @@ def test_other_parameters_use_the_same_programs(model: tuple[Retriever, Params])
     np.testing.assert_array_equal(embedder((model[0], moved))(texts, "passage").stacked(), other)
 
 
-def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model: tuple[Retriever, Params]) -> None:
+def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model: tuple[BiEncoder, Params]) -> None:
     once = embedder(model)
     with pytest.raises(FrozenInstanceError):
         once.retriever = model[0].unpooled()  # type: ignore[misc]
@@ -149,7 +149,7 @@ def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model
     assert replace(first, retriever=pooled.unpooled())(texts, "passage").stacked().shape == (45, 2, 32)
 
 
-def test_padding_is_counted(model: tuple[Retriever, Params]) -> None:
+def test_padding_is_counted(model: tuple[BiEncoder, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     assert once(Ragged.from_lists([]), "passage").stacked().shape == (0, 1, 32)
     once(texts, "passage")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.distributed import make_mesh
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.scoring import similarities
 from jaxret.training import grad_cache
 from jaxret.training.grad_cache import encode_in_chunks, join, rounded, split
@@ -171,7 +171,7 @@ def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:
 def without_dropout(objective: RetrievalObjective) -> RetrievalObjective:
     """Compiles in half the time."""
     module = objective.retriever.module
-    return dataclasses.replace(objective, model=Retriever(module.clone(config=WITHOUT_DROPOUT)))
+    return dataclasses.replace(objective, model=BiEncoder(module.clone(config=WITHOUT_DROPOUT)))
 
 
 @pytest.mark.exhaustive

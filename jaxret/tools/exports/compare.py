@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxret.data.records import Passage
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import Retriever
+from jaxret.models.retriever import BiEncoder
 from jaxret.runs.run import Run
 from jaxret.tools.original import real_texts
 from jaxret.types import Ragged, Tokens
@@ -24,7 +24,7 @@ def in_float32(run: Run) -> Run:
     """The run with products of float32: what is exported is float32, and so is what computes it elsewhere."""
     module = run.retriever.module
     exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
-    return replace(run, retriever=Retriever(exact), compiled={})
+    return replace(run, retriever=BiEncoder(exact), compiled={})
 
 
 def tokens_of(run: Run, side: Side) -> Ragged:
