@@ -27,10 +27,10 @@ class Wanted(NamedTuple):
     """What `--candidates` says: which front, and how many passages of it are scored exactly."""
 
     front: str
-    count: int
+    passages: int
 
     def __str__(self) -> str:
-        return f"{self.front}:{self.count}"
+        return f"{self.front}:{self.passages}"
 
 
 def read_wanted(text: str) -> Wanted:
@@ -102,9 +102,9 @@ class Proposer:
 
     def __call__(self, vectors: Ragged, corpus: Stored, k: int, progress: bool = False) -> SearchResult:
         """The best k of the candidates of each query, by exact scores, then by row. corpus: the same passages."""
-        if not self.wanted.count >= k:
+        if self.wanted.passages < k:
             raise ValueError(f"--candidates={self.wanted} proposes fewer passages than the {k} that are asked for")
-        count = min(self.wanted.count, corpus.total_rows)
+        count = min(self.wanted.passages, corpus.total_rows)
         at_once = max(1, PASS_CANDIDATES // count)
         starts = range(0, len(vectors), at_once)
         found = [
@@ -123,7 +123,7 @@ class Proposer:
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
         score_pairs(scores, candidates.rows >= 0, candidates.rows, asked, errors, corpus)
         by_rule = np.lexsort((candidates.rows, -scores), axis=1)
-        return tuple(np.take_along_axis(x, by_rule, axis=1) for x in (scores, candidates.rows))  # type: ignore[return-value]
+        return np.take_along_axis(scores, by_rule, axis=1), np.take_along_axis(candidates.rows, by_rule, axis=1)
 
 
 def compared(wanted: Wanted, found: SearchResult, vectors: Ragged, corpus: Stored, backend: Backend) -> dict[str, Any]:

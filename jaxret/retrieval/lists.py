@@ -47,7 +47,7 @@ class HeldLists:
         asked = compress(padded, self.precision)
         at_once = documents_at_once(size, length * width, jax.default_backend())
         wanted = min(power_of_two(k), size)
-        found = search_lists(asked, owner, self.vectors, self.mask, several, wanted, at_once)
+        found = search_lists(asked, jnp.asarray(owner), self.vectors, self.mask, several, wanted, at_once)
         scores, places = (np.asarray(x)[:count] for x in found)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
         # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
@@ -71,7 +71,7 @@ def documents_at_once(size: int, products: int, platform: str) -> int:
 @partial(jax.jit, static_argnums=(4, 5, 6))
 def search_lists(
     queries: Compressed,
-    owner: jax.Array | np.ndarray,
+    owner: jax.Array,
     vectors: Compressed,
     mask: jax.Array,
     count: int,

@@ -89,8 +89,8 @@ def search_files(
     asked = read_asked(queries, qrels, split, policy)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
-    names = (asked.name, label, "filtered" if filters else "", candidates.replace(":", "-"))
-    name = ".".join(part for part in names if part)
+    parts = (asked.name, label, "filtered" if filters else "", candidates.replace(":", "-"))
+    name = ".".join(part for part in parts if part)
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search

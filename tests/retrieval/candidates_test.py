@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,13 @@ def test_a_run_is_searched_and_what_was_missed_is_saved(tmp_path: Path, capsys: 
     untrained_run(tmp_path / "run", encoder, data, head__name="layers", head__layers__chosen=(1, 2, 3))
     run = open_run(tmp_path / "run")
     encode_corpus(run, data, progress=False)
-    files = {"queries": str(data), "qrels": str(data), "split": "test", "measures": ["RR@5"], "progress": False}
+    files: dict[str, Any] = {
+        "queries": str(data),
+        "qrels": str(data),
+        "split": "test",
+        "measures": ["RR@5"],
+        "progress": False,
+    }
     exact = search_files(run, k=K, latency=0, **files)
     found = search_files(run, k=K, latency=2, candidates="mean:6", **files)
     assert exact

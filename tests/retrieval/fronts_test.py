@@ -65,7 +65,8 @@ def test_a_front_is_the_same_every_time(name: str) -> None:
     first, again = (FRONTS[name].of(6) for _ in range(2))
     np.testing.assert_array_equal(first.passage(vectors), again.passage(vectors))
     found = queries_of(first, queries)
-    assert (found.shape, found.dtype) == ((2, first.size), np.float32)
+    assert found.shape == (2, first.size)
+    assert found.dtype == np.float32
     np.testing.assert_array_equal(found[1], first.query(vectors[4:]))
 
 
