@@ -30,6 +30,12 @@ _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or
 _PRECISION = flags.DEFINE_string(
     "precision", "float32", "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results"
 )
+_CANDIDATES = flags.DEFINE_string(
+    "candidates",
+    "",
+    "mean:N or muvera:N: of passages with several vectors, score those N that one vector each ranks highest; faster, "
+    "and approximate: how much of the exact result was found is printed",
+)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
 _MEASURES = flags.DEFINE_list(
@@ -74,7 +80,8 @@ def main() -> None:
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _INTERACTIVE.value:
         corpus = choose_corpus(run, _CORPUS.value)
-        interact(Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value), _K.value or 10)
+        searcher = Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value, _CANDIDATES.value)
+        interact(searcher, _K.value or 10)
     elif _QUERY.value is not None:
         answer(
             run,
@@ -84,6 +91,7 @@ def main() -> None:
             _BACKEND.value,
             filters=_FILTER.value,
             precision=_PRECISION.value,
+            candidates=_CANDIDATES.value,
         )
     else:
         search_files(
@@ -103,4 +111,5 @@ def main() -> None:
             dpr_results=_DPR_RESULTS.value,
             match=_MATCH.value,
             precision=_PRECISION.value,
+            candidates=_CANDIDATES.value,
         )

@@ -182,7 +182,8 @@ def plan_searching(
     planned = programs.searching(config, directory, asked, jax.devices()[:devices])
     kinds = work(planned)
     lists = retriever.vectors_per_passage is None
-    some = jax.tree.leaves(planned.arguments)[0].shape[0]
+    vectors_at_once = jax.tree.leaves(planned.arguments)[0].shape[0]
+    some = vectors_at_once // (config.tokens.query_length if retriever.late_interaction else 1)
     vectors = retriever.most_vectors(config.tokens.passage_length)
     pieces = math.ceil(asked.passages * vectors / BLOCK_ROWS) if lists else math.ceil(asked.passages / asked.at_once)
     runs = pieces * math.ceil(asked.queries / some)
@@ -196,8 +197,7 @@ def plan_searching(
         "corpus_bytes": corpus_bytes(config, retriever, asked.passages),
     }
     if topology:
-        block = planned.arguments[2].shape if lists else ()
-        traffic = 4 * math.prod(block) if lists else planned.state["documents"]
+        traffic = programs.bytes_on_device(planned.arguments[2]) if lists else planned.state["documents"]
         there = Topology(topology.chip, (1,)) if lists else topology
         values["memory"] = memory(planned, there, compiled, training=False)
         values["lower_bound"] = lower_bound(kinds, there, traffic, compiled)

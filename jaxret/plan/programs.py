@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,11 @@ from jaxret.models.encoders.pretrained import find, resolve
 from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
-from jaxret.retrieval.backends import SCORES_BYTES, _xla_top_lists
+from jaxret.retrieval.backends import SCORES_BYTES
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.retrieval.devices import ROWS as CELLS
 from jaxret.retrieval.devices import few_sizes, lay_out, power_of_two, search_cells
+from jaxret.retrieval.lists import documents_at_once, search_lists
 from jaxret.retrieval.pieces import rows_at_once
 from jaxret.retrieval.precision import Compressed, find_precision
 from jaxret.runs.adopt import adopt
@@ -184,23 +186,12 @@ def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequen
     """XLA's search of what is on the devices; of lists of vectors, of one block on the first of them."""
     retriever = retriever_of(config, directory)
     if retriever.vectors_per_passage is None:
-        return searching_lists(config, retriever, asked.k, devices[0])
-    passages, precision = asked.at_once, asked.precision
+        return searching_lists(config, retriever, asked, devices[0])
+    passages = asked.at_once
     mesh = Mesh(np.array(devices), (CELLS,), axis_types=(AxisType.Auto,))
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(CELLS))
     layout = lay_out(passages, retriever.vectors_per_passage, mesh.size)
-    numbers = find_precision(precision)
-
-    def compressed(where: NamedSharding, *shape: int) -> Compressed:
-        def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-
-        whole = array(*shape, retriever.dimension, dtype=numbers.dtype)
-        if precision == "float32":
-            return Compressed(whole)
-        scale = array(*shape) if precision == "int8" else None
-        return Compressed(whole, scale, array(*shape), array(*shape))
-
+    compressed = partial(_compressed, retriever.dimension, asked.precision)
     queries = compressed(everywhere, QUERY_ROWS)
     vectors = compressed(split, layout.cells, layout.size * layout.width)
     rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
@@ -208,23 +199,31 @@ def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequen
     return Planned(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
 
 
-def searching_lists(config: ConfigDict, retriever: BiEncoder, k: int, device: Any) -> Planned:
+def searching_lists(config: ConfigDict, retriever: BiEncoder, asked: Asked, device: Any) -> Planned:
+    """Of one block, for as many queries as have QUERY_ROWS vectors: the first of the program's statics."""
     where = SingleDeviceSharding(device)
+    length = padded_length(config.tokens.passage_length)
+    _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
+    queries = power_of_two(QUERY_ROWS // (config.tokens.query_length if retriever.late_interaction else 1))
+    compressed = partial(_compressed, retriever.dimension, asked.precision, where)
+    owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
+    mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
+    lists = compressed(QUERY_ROWS), owner, compressed(rows, length), mask
+    at_once = documents_at_once(rows, length * QUERY_ROWS, device.platform)
+    return Planned(Static(search_lists, (queries, power_of_two(min(asked.k, rows)), at_once)), lists, {})
+
+
+def _compressed(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
+    """Vectors of a shape in a precision, abstract."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-    size, length = retriever.dimension, padded_length(config.tokens.passage_length)
-    width = power_of_two(config.tokens.query_length if retriever.late_interaction else 1)
-    _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
-    queries = max(1, QUERY_ROWS // width)
-    lists = (
-        array(queries, width, size),
-        array(queries, width, dtype=bool),
-        array(rows, length, size),
-        array(rows, length, dtype=bool),
-    )
-    return Planned(Static(_xla_top_lists, (power_of_two(min(k, rows)),)), lists, {})
+    whole = array(*shape, dimension, dtype=find_precision(precision).dtype)
+    if precision == "float32":
+        return Compressed(whole)
+    scale = array(*shape) if precision == "int8" else None
+    return Compressed(whole, scale, array(*shape), array(*shape))
 
 
 class Static(NamedTuple):

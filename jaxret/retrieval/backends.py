@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh, power_of_two
+from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh
+from jaxret.retrieval.lists import Padded, hold_lists
 from jaxret.retrieval.precision import FLOAT32, Precision, find_precision
 from jaxret.retrieval.proof import Found, keep_best
 from jaxret.retrieval.quantized import MOST, OVER, Quantized
@@ -31,15 +31,7 @@ SCORES_BYTES = 2 * 2**30  # of a device that are left for scores, beside documen
 FEW_QUERIES = 4  # up to so many BLAS is faster on a CPU: FAISS gives each query to one thread
 
 
-class Padded(NamedTuple):
-    """Lists of vectors [N,V,D] float32, padded; mask [N,V] says which exist. Lists after the first `real` are empty."""
-
-    vectors: np.ndarray
-    mask: np.ndarray
-    real: int
-
-
-Searcher = Callable[[Any, int], Found]  # queries [Q,D], or Padded where the block is Padded; and k
+Searcher = Callable[[Any, int], Found]  # queries [Q,D], or Ragged where the block is Padded; and k
 
 
 @runtime_checkable
@@ -261,7 +253,7 @@ class Xla:
 
     def load(self, block: np.ndarray | Padded) -> Searcher:
         if isinstance(block, Padded):
-            return self._load_lists(block)
+            return hold_lists(block, self.precision)
         layout = lay_out(len(block), block.shape[1], self.mesh.size)
         step = layout.chunk(block.shape[2]) * layout.cells
         return self.hold((block[start : start + step] for start in range(0, len(block), step)), layout)
@@ -278,33 +270,6 @@ class Xla:
             return None
         left = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
         return max(0, left - SCORES_BYTES) * len(stats)
-
-    def _load_lists(self, block: Padded) -> Searcher:
-        vectors, mask = jnp.asarray(block.vectors), jnp.asarray(block.mask)
-        size = len(block.vectors)
-
-        def top(queries: Padded, k: int) -> Found:
-            q, exists, count = queries
-            k = min(k, block.real)
-            found = _xla_top_lists(q, exists, vectors, mask, min(power_of_two(k), size))
-            scores, place = (np.asarray(x)[:count] for x in found)
-            bound = scores[:, k - 1] if k < block.real else np.full(count, -np.inf, np.float32)
-            # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
-            assert (place[:, :k] < block.real).all()
-            return Found(scores[:, :k], place[:, :k].astype(np.int64), bound)
-
-        return top
-
-
-@partial(jax.jit, static_argnums=4)
-def _xla_top_lists(
-    queries: jax.Array, exists: jax.Array, vectors: jax.Array, mask: jax.Array, k: int
-) -> tuple[jax.Array, jax.Array]:
-    products = jnp.einsum("qud,nvd->qunv", queries, vectors, precision=jax.lax.Precision.HIGHEST)
-    best = jnp.max(jnp.where(mask, products, -jnp.inf), axis=-1)  # [Q,U,N]
-    scores = jnp.sum(jnp.where(exists[..., None], best, 0.0), axis=1)
-    top, places = jax.lax.top_k(scores, k)
-    return top, places
 
 
 # What there is, and what `auto` tries, in this order, by what JAX runs on.
@@ -338,8 +303,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     if problem := _lacks(kind, lists, numbers):
         able = ", ".join(other for other, one in BACKENDS.items() if not _lacks(one, lists, numbers))
         what = "corpus" if lists else "precision"
-        needs = f"this {what} needs {able}, or auto" if able else "leave --precision at float32"
-        raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; {needs}")
+        raise ValueError(f"search backend {name!r} {problem.removeprefix('it ')}; this {what} needs {able}, or auto")
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or take xla")
@@ -350,8 +314,6 @@ def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
     """Why a backend cannot do what is asked."""
     if lists and not kind.lists:
         return "it has no lists of vectors"
-    if lists and precision != FLOAT32:
-        return f"it has no lists of vectors in {precision.name}"
     if precision != FLOAT32 and not kind.precisions:
         return f"it computes in float32, not in {precision.name}"
     return None

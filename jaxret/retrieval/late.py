@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxret.retrieval.backends import Backend, Padded, power_of_two
+from jaxret.retrieval.backends import Backend
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.picked import PickedLists
 from jaxret.retrieval.rounding import sum_error, upper_norms
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged
 
 PAIRS = 2**20  # (query, document) pairs scored again at a time
+DOCUMENTS = 512  # of them, of one query, whose vectors are held as float64
 
 
 class VectorLists:
@@ -39,16 +41,13 @@ class VectorLists:
     def take(self, part: np.ndarray) -> VectorLists:
         return VectorLists(self.vectors.take(part))
 
-    def parts(self) -> list[tuple[slice, Padded]]:
-        if not len(self):
-            return []
-        width = power_of_two(int(self.vectors.lengths.max()))  # few sizes, so few programs are compiled
-        at_once = max(1, QUERY_ROWS // width)
-        found = []
-        for start in range(0, len(self), at_once):
-            part = np.arange(start, min(start + at_once, len(self)))
-            rows = _filled(part, min(at_once, power_of_two(len(part))))
-            found.append((slice(start, start + len(part)), Padded(*self.vectors.padded(rows, width), len(part))))
+    def parts(self) -> list[tuple[slice, Ragged]]:
+        """As many queries at a time as have QUERY_ROWS vectors, of whatever lengths."""
+        found, start, offsets = [], 0, self.vectors.offsets
+        while start < len(self):
+            stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + QUERY_ROWS, "right")) - 1)
+            found.append((slice(start, stop), self.vectors.part(start, stop)))
+            start = stop
         return found
 
     def blocks(
@@ -71,9 +70,12 @@ class VectorLists:
         found = np.empty(len(rows))
         order = np.argsort(queries, kind="stable")
         for pairs in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):  # those of one query
-            documents = shard.take(rows[pairs])
-            products = documents.flat.astype(np.float64) @ self[queries[pairs[0]]].T
-            found[pairs] = np.maximum.reduceat(products, documents.offsets[:-1]).sum(axis=1)  # [documents,U]
+            query = self[queries[pairs[0]]]
+            for start in range(0, len(pairs), DOCUMENTS):
+                some = pairs[start : start + DOCUMENTS]
+                documents = shard.take(rows[some])
+                products = query @ documents.flat.astype(np.float64).T  # [U, vectors]: maxima over what lies together
+                found[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)
         return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.candidates import Proposer, compared, read_wanted
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.kept import Kept, keep, vectors_of
 from jaxret.retrieval.metadata import matching
@@ -42,6 +43,7 @@ class Retrieved:
     truncation: Truncation  # of the queries
     vectors: Ragged  # of the queries
     filters: tuple[str, ...] = ()
+    approximate: Mapping[str, Any] | None = None  # how it was, and what that missed (`candidates.py`); None: exact
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -123,13 +125,14 @@ class Searcher:
         filters: Sequence[str] = (),
         many: bool = False,
         precision: str = "float32",
+        candidates: str = "",
     ) -> None:
         """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
         metadata (`metadata.py`). many: there will be many searches, so that vectors are held in memory if they are few
         enough, and on the devices if they fit there (`kept.py`). precision: in which candidates are found
-        (`precision.py`); what is found is the same. Raises what `open_corpus` and `matching` raise, ValueError for a
-        backend that there is not and where there is no passage to search, and RuntimeError if the backend disagrees
-        with a float64 product."""
+        (`precision.py`); what is found is the same. candidates: FRONT:N, which are scored exactly, and others not
+        (`candidates.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is not
+        and where there is no passage to search, and RuntimeError if the backend disagrees with a float64 product."""
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
@@ -142,12 +145,17 @@ class Searcher:
         self.backend = select_backend(backend, self.shards.ragged, precision, many)
         self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
         self_check(self.backend, self.shards.ragged)
+        self.proposer: Proposer | None = None
+        if candidates:
+            front = select_backend(backend, precision=precision)
+            self_check(front)
+            self.proposer = Proposer.open(self._corpus, read_wanted(candidates), front, many)
         self.embedder = run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> Retrieved:
-        """Encodes the queries and searches exactly; the k best passages of each, best first. Raises ValueError for
-        k < 1 or no queries."""
+        """Encodes the queries and searches, exactly but for `candidates`; the k best passages of each, best first.
+        Raises ValueError for k < 1 or no queries."""
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
         cut, vectors = self.encode(queries, progress)
@@ -168,9 +176,19 @@ class Searcher:
 
     def nearest(self, vectors: Ragged, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """The second half: what is found for the vectors of each query, and the ids of these passages."""
-        result = search(vectors, self._corpus, k, self.backend, progress)
+        if self.proposer:
+            result = self.proposer(vectors, self._corpus, k, progress)
+        else:
+            result = search(vectors, self._corpus, k, self.backend, progress)
         ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
         return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+
+    def compared(self, found: Retrieved) -> Retrieved:
+        """With what an approximate search missed of some of its queries, which are searched exactly."""
+        if not self.proposer:
+            return found
+        missed = compared(self.proposer.wanted, found.result, found.vectors, self._corpus, self.backend)
+        return replace(found, approximate=missed)
 
     def warm_up(self, questions: Sequence[str], k: int) -> list[str]:
         """Compiles what questions of these lengths need when they are asked one at a time, and reads the vectors.
@@ -255,7 +273,8 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
             "backend": retrieved.result.backend,
             "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
             "k": k,
-            "exact": True,
+            "exact": retrieved.approximate is None,
+            **(retrieved.approximate or {}),
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),

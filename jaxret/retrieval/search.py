@@ -21,10 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.retrieval.backends import Backend, Padded, Xla
+from jaxret.retrieval.backends import Backend, Xla
 from jaxret.retrieval.dense import SingleVectors, block_documents
 from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.late import VectorLists
+from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.pieces import in_turns, pieces
 from jaxret.retrieval.proof import Candidates, SearchResult, empty_candidates, search_until_proven
 from jaxret.retrieval.rounding import WIDE_UNIT, exact_score
@@ -144,14 +145,13 @@ def search(
     there = InMemory(corpus) if isinstance(corpus, Sequence) else corpus
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
-    asked = _query_vectors(queries, there, backend)
-    if not np.isfinite(asked.norms).all():
-        query = asked.owner(int(np.argmin(np.isfinite(asked.norms))))
-        raise ValueError(f"query {query} has a NaN, an infinity or a number too large")
+    asked = query_vectors(queries, there)
+    if there.ragged and not backend.lists:
+        raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
 
     def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         chosen = asked.take(part)
-        candidates, largest_norm = _candidates(chosen, there, depth, backend, progress)
+        candidates, largest_norm = find_candidates(chosen, there, depth, backend, progress)
         error = chosen.errors(largest_norm, backend.precision.unit(there.dimension))
         scored = _score_exactly(candidates, chosen, largest_norm, there, k, error)
         return candidates, error, scored
@@ -159,21 +159,28 @@ def search(
     return search_until_proven(look, len(asked), there.total_rows, k, backend.description, backend.precision.more)
 
 
-def _query_vectors(queries: np.ndarray | Ragged, corpus: Corpus, backend: Backend) -> QueryVectors:
+def query_vectors(queries: np.ndarray | Ragged, corpus: Corpus) -> QueryVectors:
+    """Queries as documents of the corpus are scored with them. Raises ValueError for a NaN, an infinity, or vectors of
+    another dimension."""
     flat = queries.flat if isinstance(queries, Ragged) else queries
     if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
         raise ValueError(
             f"queries are {flat.dtype} {list(flat.shape)}; the documents want float32 [Q,{corpus.dimension}]: "
             "were both encoded with the same checkpoint?"
         )
+    asked: QueryVectors
     if corpus.ragged:
-        if not backend.lists:
-            raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
-        return VectorLists(queries if isinstance(queries, Ragged) else Ragged.from_stacked(queries[:, None]))
-    return SingleVectors(np.ascontiguousarray(queries.stacked()[:, 0] if isinstance(queries, Ragged) else queries))
+        asked = VectorLists(queries if isinstance(queries, Ragged) else Ragged.from_stacked(queries[:, None]))
+    else:
+        single = queries.stacked()[:, 0] if isinstance(queries, Ragged) else queries
+        asked = SingleVectors(np.ascontiguousarray(single))
+    if not np.isfinite(asked.norms).all():
+        query = asked.owner(int(np.argmin(np.isfinite(asked.norms))))
+        raise ValueError(f"query {query} has a NaN, an infinity or a number too large")
+    return asked
 
 
-def _candidates(
+def find_candidates(
     queries: QueryVectors, corpus: Corpus, depth: int, backend: Backend, progress: bool
 ) -> tuple[Candidates, float]:
     """The `depth` best documents of each query in the backend's float32, and the largest norm of any vector."""
@@ -231,18 +238,18 @@ def _score_exactly(
         first[:] = False
         np.put_along_axis(first, np.argpartition(-candidates.scores, k - 1, axis=1)[:, :k], True, axis=1)
     errors = queries.errors(largest_norm, WIDE_UNIT)
-    _score(scores, first, candidates.rows, queries, errors, corpus)
+    score_pairs(scores, first, candidates.rows, queries, errors, corpus)
     lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
     at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
     second = ~first & (at_most >= lowest) & (candidates.rows >= 0)
-    _score(scores, second, candidates.rows, queries, errors, corpus)
+    score_pairs(scores, second, candidates.rows, queries, errors, corpus)
     by_rule = np.lexsort((candidates.rows, -scores), axis=1)
     candidates.scores[:] = np.take_along_axis(scores, by_rule, axis=1)
     candidates.rows[:] = np.take_along_axis(candidates.rows, by_rule, axis=1)
     return int(first.sum() + second.sum())
 
 
-def _score(
+def score_pairs(
     scores: np.ndarray, which: np.ndarray, rows: np.ndarray, queries: QueryVectors, errors: np.ndarray, corpus: Corpus
 ) -> None:
     """Writes the exact scores of some (query, row) pairs of [Q,depth]. errors: how far a float64 one may be from them.

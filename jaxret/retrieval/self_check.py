@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxret.retrieval.backends import Backend, Padded
+from jaxret.retrieval.backends import Backend
+from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.precision import compress, losses
 from jaxret.retrieval.proof import Found
 from jaxret.retrieval.rounding import UNIT, rounding_error, sum_error, upper_norms
@@ -46,16 +47,19 @@ def _check_lists(backend: Backend, random: np.random.Generator) -> None:
         numbers[[0, -1]] = 1 + 2.0**-12
         queries = Ragged(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
         documents = Ragged(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
-        rows = np.append(np.arange(n), np.full(4, -1))  # padding in every direction
+        rows = np.append(np.arange(n), np.full(64 - n, -1))  # padding in every direction
         block = Padded(*documents.padded(rows, n_vectors + 1), n)
-        found = backend.load(block)(Padded(*queries.padded(np.arange(n_queries), 2 * users), n_queries), n)
+        found = backend.load(block)(queries, n)
         products = queries.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
-        exact = products.reshape(n_queries, users, n, n_vectors).max(axis=-1).sum(axis=1)
+        shape = (n_queries, users, n, n_vectors)
+        exact = products.reshape(shape).max(axis=-1).sum(axis=1)
+        short = [compress(lists.flat, backend.precision) for lists in (queries, documents)]
+        lost = 2 * losses(*short).reshape(shape).max(axis=-1).sum(axis=1)
         largest = float(upper_norms(documents.flat).max())
         norms = upper_norms(queries.flat).reshape(n_queries, users)
-        error = np.array([sum_error(dimension, row, largest) for row in norms])
+        error = np.array([sum_error(dimension, row, largest, backend.precision.unit(dimension)) for row in norms])
         case = f"{n_queries} x {users} query vectors, {n} documents of {n_vectors} x {dimension}"
-        _compare(backend, found, exact, error, np.zeros_like(exact), n, case)
+        _compare(backend, found, exact, error, lost, n, case)
 
 
 def _compare(

@@ -17,12 +17,14 @@ from jaxret.evaluation.answers import answer_accuracy, have_answer
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+from jaxret.retrieval.candidates import read_wanted
+from jaxret.retrieval.candidates import told as missed
 from jaxret.retrieval.latency import measure, told
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.retrieve import Retrieved, Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
 from jaxret.runs.run import Run
-from jaxret.storage import require_writable, sweep
+from jaxret.storage import require_writable, sweep, write_json
 from jaxret.tools.asked import Asked, read_asked
 
 MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
@@ -64,14 +66,16 @@ def search_files(
     dpr_results: bool = False,
     match: str = "string",
     precision: str = "float32",
+    candidates: str = "",
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
     queries have answer strings, their accuracy is in eval/ too, also without judgements.
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
-    for results that are not to replace others; those of a search with filters have "filtered". self_matches: "remove"
-    leaves out a passage with the id of its query; "auto" does so for the data sets that `self_matches.py` knows.
+    for results that are not to replace others; those of a search with filters have "filtered", those of an approximate
+    one its `candidates`. self_matches: "remove" leaves out a passage with the id of its query; "auto" does so for the
+    data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
     `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
     search, for a measure deeper than k, and for results as DPR's of queries without answers.
@@ -79,20 +83,25 @@ def search_files(
     names = check_measures(measures, k)
     if measures is None and qrels and names != list(MEASURES):
         print(f"with --k={k}, the measures are {', '.join(names)}")
+    if candidates:
+        read_wanted(candidates)  # now, not after the corpus was read
     policy = Policy(on_error)
     asked = read_asked(queries, qrels, split, policy)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
-    name = ".".join([asked.name, *[label] * bool(label), *["filtered"] * bool(filters)])
+    parts = (asked.name, label, "filtered" if filters else "", candidates.replace(":", "-"))
+    name = ".".join(part for part in parts if part)
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision, candidates)
     remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
     retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
+    if retrieved.approximate:
+        write_json(run_file.with_suffix(".candidates.json"), {**retrieved.approximate, "k": k})
 
     answers = answers_found(searcher, retrieved.rankings, asked.queries, k, match)
     if dpr_results:
@@ -139,10 +148,11 @@ def searched_once(searcher: Searcher, asked: Asked, k: int, remove: bool, progre
     print(retrieved.truncation)
     cut = retrieved.shards.fingerprint["contract"].get("passage_length")
     print(
-        f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
+        f"{kind(searcher)} of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
         f"queries by {retrieved.result.backend}"
     )
-    print(proven(retrieved.result))
+    retrieved = searcher.compared(retrieved)
+    print(missed(retrieved.approximate) if retrieved.approximate else proven(retrieved.result))
     own = found_themselves(retrieved.rankings)
     if not remove:
         first = [query for query in own if retrieved.rankings[query][0][0] == query]
@@ -224,6 +234,10 @@ def searched(searcher: Searcher) -> str:
     return f"{rows:,} of {passages:,} passages, those with {' '.join(searcher.filters)}"
 
 
+def kind(searcher: Searcher) -> str:
+    return "approximate search" if searcher.proposer else "exact search"
+
+
 def answer(
     run: Run,
     question: str,
@@ -233,9 +247,10 @@ def answer(
     progress: bool = True,
     filters: Sequence[str] = (),
     precision: str = "float32",
+    candidates: str = "",
 ) -> None:
     """Prints the k best passages for a question."""
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, False, precision, candidates)
     show_answer(searcher, question, k, progress)
 
 
@@ -256,7 +271,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
     seconds = time.perf_counter() - begun
-    print(f"{question}   (exact search of {searched(searcher)} by {retrieved.result.backend}, {seconds:.3f} s)")
+    print(f"{question}   ({kind(searcher)} of {searched(searcher)} by {retrieved.result.backend}, {seconds:.3f} s)")
     print_ranking(found, passages)
 
 

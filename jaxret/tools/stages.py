@@ -62,8 +62,8 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
             raise ValueError(f"{place} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
         found.append(stage)
     names = [stage.name for stage in found]
-    for place, stage in enumerate(found):
-        if stage.teacher in names[place:]:
+    for at, stage in enumerate(found):
+        if stage.teacher in names[at:]:
             raise ValueError(
                 f"{config}: the teacher of stage {stage.name!r} is {stage.teacher!r}, which is no earlier one"
             )

@@ -31,7 +31,7 @@ class Scorer(Protocol):
     ) -> tuple[np.ndarray, tuple[Truncation, ...]]: ...
 
 
-class Retriever:
+class ByRetriever:
     """A run's own scores, as its search has them, of passages in a corpus that it encoded."""
 
     def __init__(self, workdir: str, corpus: str) -> None:
@@ -68,7 +68,7 @@ def open_teacher(name: str, corpus: str) -> Scorer:
     folder = Workdir(name)
     if not folder.config.exists() or not folder.contract.exists():
         return open_stock(name)
-    return open_reranker(name) if stored_config(folder).task == "reranking" else Retriever(name, corpus)
+    return open_reranker(name) if stored_config(folder).task == "reranking" else ByRetriever(name, corpus)
 
 
 def teacher_files(name: str) -> list[Path]:

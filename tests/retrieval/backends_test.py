@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jaxret.retrieval import backends, proof, rounding
-from jaxret.retrieval.backends import BACKENDS, Padded, Searcher, select_backend
+from jaxret.retrieval.backends import BACKENDS, Searcher, select_backend
+from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.proof import Found
 from jaxret.retrieval.self_check import self_check

@@ -249,13 +249,12 @@ def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> Non
     assert made == [0, 1, 2, 3]
 
 
-def test_lists_and_faiss_are_searched_in_float32_alone() -> None:
+def test_faiss_searches_in_float32_alone() -> None:
     with pytest.raises(
         ValueError, match=r"'faiss-cpu' computes in float32, not in int8; this precision needs xla, or auto"
     ):
         select_backend("faiss-cpu", precision="int8")
-    with pytest.raises(ValueError, match=r"no lists of vectors in int8; leave --precision at float32"):
-        select_backend("xla", lists=True, precision="int8")
+    assert select_backend("auto", lists=True, precision="int8").name == "xla"
     chosen = select_backend("auto", precision="bfloat16")
     assert chosen.name == "xla"
     assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description

@@ -98,6 +98,7 @@ def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> N
     for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 documents are looked for
         backend = Counting(Xla.open("test"))
         backend.max_rows = most
+        assert isinstance(held, Kept)
         kept = Kept(held._corpus, held.vectors)
         for k in (1, 2, 3):
             search(queries, kept, k, backend)

@@ -6,13 +6,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.retrieval import backends, late
+from jaxret.retrieval import late
+from jaxret.retrieval import lists as lists_module
 from jaxret.retrieval.backends import select_backend
+from jaxret.retrieval.lists import documents_at_once
+from jaxret.retrieval.precision import PRECISIONS, Compressed
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.rounding import exact_score
 from jaxret.retrieval.search import Corpus, search
@@ -53,8 +55,8 @@ def blocks(documents: Ragged, size: int) -> list[Ragged]:
     return [documents.take(part) for part in parts]
 
 
-def search_lists(queries: Ragged, corpus: Corpus | list[Ragged], k: int) -> SearchResult:
-    return search(queries, corpus, k, select_backend("auto", lists=True))
+def search_lists(queries: Ragged, corpus: Corpus | list[Ragged], k: int, precision: str = "float32") -> SearchResult:
+    return search(queries, corpus, k, select_backend("auto", lists=True, precision=precision))
 
 
 def counts(number: int, seed: int = 0) -> np.ndarray:
@@ -63,11 +65,11 @@ def counts(number: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("integers", [False, True], ids=["gaussian", "ties"])
 @pytest.mark.parametrize("query_counts", [[1] * 5, [3, 1, 6, 2, 4]], ids=["one vector", "late interaction"])
-@pytest.mark.parametrize("size", [300, 37])
-def test_equals_brute_force(integers: bool, query_counts: list[int], size: int) -> None:
+@pytest.mark.parametrize(("size", "precision"), [(300, "float32"), (37, "float32"), (300, "int8"), (300, "bfloat16")])
+def test_equals_brute_force(integers: bool, query_counts: list[int], size: int, precision: str) -> None:
     queries, documents = lists(query_counts, 1, integers), lists(counts(150), 2, integers)
     expected_scores, expected_rows = brute_force(queries, documents, K)
-    found = search_lists(queries, blocks(documents, size), K)
+    found = search_lists(queries, blocks(documents, size), K, precision)
     np.testing.assert_array_equal(found.rows, expected_rows)
     assert found.scores.tobytes() == expected_scores.tobytes()
     if integers:
@@ -156,12 +158,13 @@ def test_bad_numbers_name_the_row(value: float) -> None:
 
 def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     self_check(select_backend("xla"), lists=True)
-    top = backends._xla_top_lists
+    found = lists_module.search_lists
 
-    def rounded(queries: jax.Array, exists: jax.Array, vectors: jax.Array, *rest: Any) -> Any:
-        return top(queries, exists, vectors.astype(jnp.bfloat16).astype(jnp.float32), *rest)
+    def rounded(queries: Compressed, owner: np.ndarray, vectors: Compressed, *rest: Any) -> Any:
+        coarse = vectors.numbers.astype(jnp.bfloat16).astype(jnp.float32)
+        return found(queries, owner, vectors._replace(numbers=coarse), *rest)
 
-    monkeypatch.setattr(backends, "_xla_top_lists", rounded)
+    monkeypatch.setattr(lists_module, "search_lists", rounded)
     with pytest.raises(RuntimeError, match="is less exact than float32"):
         self_check(select_backend("xla"), lists=True)
 
@@ -175,3 +178,42 @@ def test_wrong_shapes_are_errors() -> None:
         search_lists(narrow, documents, 1)
     with pytest.raises(ValueError, match=r"float64 \[1, 8\]"):
         search_lists(lists([1], 1).astype(np.float64), documents, 1)
+
+
+def test_tiles_divide_a_block_and_hold_their_products() -> None:
+    assert documents_at_once(64, 2**20, "cpu") == 1
+    assert documents_at_once(64, 2**18, "cpu") == 4
+    assert documents_at_once(64, 2**18 + 1, "cpu") == 2, "no product beyond a tile"
+    assert documents_at_once(64, 8, "cpu") == 64
+    assert documents_at_once(64, 2**30, "gpu") == 64
+
+
+@pytest.mark.parametrize("tile", [1, 2**20])
+def test_a_tile_after_the_other_is_the_same(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists_module, "TILE", tile)
+    queries, documents = lists([3, 1, 6], 1), lists(counts(40), 2)
+    found = search_lists(queries, blocks(documents, 40), K)
+    np.testing.assert_array_equal(found.rows, brute_force(queries, documents, K)[1])
+
+
+@pytest.mark.parametrize("name", ["int8", "bfloat16"])
+def test_what_is_found_in_fewer_bits_scores_above_what_is_exact(name: str) -> None:
+    """Every score that the proof sees is an upper bound, and no higher than what was lost explains."""
+    queries, documents = lists([3, 5], 1), lists(counts(30), 2)
+    rows = np.append(np.arange(30), [-1, -1])
+    held = lists_module.hold_lists(lists_module.Padded(*documents.padded(rows, 20), 30), PRECISIONS[name])
+    found = held(queries, 30)
+    exact = np.array(
+        [
+            [(queries[i].astype(np.float64) @ documents[j].astype(np.float64).T).max(axis=1).sum() for j in range(30)]
+            for i in range(2)
+        ]
+    )
+    over = found.scores - np.take_along_axis(exact, found.documents, axis=1)
+    norms = np.array([np.linalg.norm(queries[i], axis=1).sum() for i in range(2)])
+    largest = np.linalg.norm(documents.flat, axis=1).max()
+    assert (over > 0).all()
+    assert (over < (norms * largest)[:, None] * (0.06 if name == "int8" else 0.02)).all()
+    control = held.vectors._replace(error=jnp.zeros_like(held.vectors.error), norm=jnp.zeros_like(held.vectors.norm))
+    low = lists_module.HeldLists(control, held.mask, 30, held.precision)(queries, 30)
+    assert (low.scores < np.take_along_axis(exact, low.documents, axis=1)).any(), "control: without what was lost"

@@ -115,7 +115,12 @@ def test_a_question_alone_finds_what_one_of_many_does(kind: str, n_vectors: int)
 
 def test_it_is_made_by_the_first_question_that_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("jaxret.retrieval.backends.Quantized", lambda *given: made.append(given) or Quantized(*given))
+
+    def make(*given: Any) -> Quantized:
+        made.append(given)
+        return Quantized(*given)
+
+    monkeypatch.setattr("jaxret.retrieval.backends.Quantized", make)
     once, many = (select_backend("faiss-cpu", many=many) for many in (False, True))
     self_check(many)
     assert isinstance(many, FaissCpu)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jaxret.retrieval import backends, dense, proof, rounding
-from jaxret.retrieval.backends import Backend, Padded, Searcher, select_backend
+from jaxret.retrieval.backends import Backend, Searcher, select_backend
+from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.proof import Candidates, Found, SearchResult
 from jaxret.retrieval.search import search

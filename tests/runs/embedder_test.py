@@ -181,7 +181,7 @@ def test_padding_is_the_tokenizer_s() -> None:
     assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7
 
 
-def test_a_stream_of_parts(model: tuple[Retriever, Params]) -> None:
+def test_a_stream_of_parts(model: tuple[BiEncoder, Params]) -> None:
     """The vectors of each part are those of the part alone; the next is on the device before they are there."""
     ours, texts = embedder(model), some_texts()
     parts = [texts.part(0, 20), texts.part(20, 21), texts.part(21, 45)]

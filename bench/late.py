@@ -1,0 +1,203 @@
+"""Late interaction beside a plain blocked product with maxima: python bench/late.py --documents=4000
+
+Random lists of vectors (or, with --embeddings, those of an encoded corpus: runs/RUN/embeddings/NAME), opened once by
+all. Each round runs numpy's product, torch's where it is installed (on GPU 0 if it sees one), and then ours, so that
+all see the same machine. Our exact rankings are compared with numpy's, and what differs must tie within float32; of
+candidates the recall is printed. Prints medians, the least of each, and ratios to the faster peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+BLOCK = 65_536  # vectors multiplied at a time by torch
+TILE = 1_024  # and by numpy: with 1,024 query vectors, 4 MiB of products
+
+Ranking = tuple[np.ndarray, np.ndarray]  # scores and rows [Q,k]
+System = Callable[[Any, int], Any]
+
+
+def best(scores: np.ndarray, k: int) -> Ranking:
+    rows = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    rows = np.take_along_axis(rows, np.argsort(-np.take_along_axis(scores, rows, axis=1), axis=1), axis=1)
+    return np.take_along_axis(scores, rows, axis=1), rows
+
+
+def numpy_peer(documents: Any) -> System:
+    """A tile of documents x all query vectors, the maxima over each document, the sums over each query."""
+    starts = np.searchsorted(documents.offsets, np.arange(0, len(documents.flat) + TILE, TILE))
+    bounds = np.unique(np.minimum(starts, len(documents)))
+
+    def run(queries: Any, k: int) -> Ranking:
+        scores = np.empty((len(queries), len(documents)), np.float32)
+        for start, stop in pairwise(bounds):
+            part = documents.part(start, stop)
+            maxima = np.maximum.reduceat(queries.flat @ part.flat.T, part.offsets[:-1], axis=1)
+            scores[:, start:stop] = np.add.reduceat(maxima, queries.offsets[:-1], axis=0)
+        return best(scores, k)
+
+    return run
+
+
+def torch_peer(documents: Any) -> System:
+    """The same with documents padded in order of their lengths, a block at a time."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    order = np.argsort(documents.lengths, kind="stable")
+    blocks, start = [], 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * documents.lengths[order[stop]] <= BLOCK:
+            stop += 1
+        vectors, mask = documents.padded(order[start:stop], int(documents.lengths[order[stop - 1]]))
+        blocks.append((torch.from_numpy(vectors).to(device), torch.from_numpy(~mask).to(device)))
+        start = stop
+
+    def run(queries: Any, k: int) -> Ranking:
+        asked = torch.from_numpy(queries.flat).to(device)
+        owner = torch.from_numpy(np.repeat(np.arange(len(queries)), queries.lengths)).to(device)
+        found = []
+        for vectors, absent in blocks:
+            products = (asked @ vectors.reshape(-1, vectors.shape[-1]).T).reshape(len(asked), *absent.shape)
+            maxima = products.masked_fill_(absent, -torch.inf).amax(dim=-1)
+            sums = torch.zeros((len(queries), maxima.shape[1]), device=device)
+            found.append(sums.index_add_(0, owner, maxima))
+        scores, places = torch.cat(found, dim=1).topk(k, dim=1)
+        return scores.cpu().numpy(), order[places.cpu().numpy()]
+
+    return run
+
+
+def ours(name: str, documents: Any) -> System:
+    """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the documents in memory, as an Index has them."""
+    from jaxret.retrieval.backends import select_backend
+    from jaxret.retrieval.candidates import Proposer, read_wanted
+    from jaxret.retrieval.kept import Kept
+    from jaxret.retrieval.search import InMemory, search
+    from jaxret.retrieval.self_check import self_check
+
+    class Named(InMemory):
+        def ids(self, indices: Any) -> list[str]:
+            return [str(row) for row in indices]
+
+    kept = Kept(Named([documents]), documents)
+    if not name.startswith("xla"):
+        proposer = Proposer.open(kept, read_wanted(name), select_backend("auto"), many=True)
+        return lambda queries, k: proposer(queries, kept, k)
+    backend = select_backend("xla", lists=True, precision=name.partition(":")[2] or "float32")
+    self_check(backend, lists=True)
+    print(f"{name}: {backend.description}", flush=True)
+    return lambda queries, k: search(queries, kept, k, backend)
+
+
+def agree(found: Ranking, expected: Ranking, name: str) -> None:
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5 * np.abs(expected[0]).max(), err_msg=name)
+    if (differ := (found[1] != expected[1]).mean()) > 0.01:
+        raise AssertionError(f"{differ:.1%} of the ids of {name} differ from numpy's")
+
+
+def random_lists(count: int, least: int, most: int, dimension: int, random: np.random.Generator) -> Any:
+    from jaxret.types import Ragged
+
+    offsets = np.concatenate([[0], np.cumsum(random.integers(least, most + 1, count))])
+    flat = random.standard_normal((int(offsets[-1]), dimension), dtype=np.float32)
+    return Ragged(flat / np.linalg.norm(flat, axis=1, keepdims=True), offsets)
+
+
+def stored_lists(folder: str) -> Any:
+    from jaxret.retrieval.encoded import open_encoded
+    from jaxret.retrieval.kept import keep
+
+    kept: Any = keep(open_encoded(folder))
+    return next(iter(kept))[1]
+
+
+def near(documents: Any, count: int, length: int, random: np.random.Generator) -> Any:
+    """Queries: some vectors of a document each, moved a little."""
+    from jaxret.types import Ragged
+
+    rows = random.integers(0, len(documents), count)
+    vectors = [documents[row][random.integers(0, len(documents[row]), length)] for row in rows]
+    flat = np.concatenate(vectors) + 0.05 * random.standard_normal((count * length, documents.flat.shape[1]))
+    return Ragged(flat.astype(np.float32), np.arange(count + 1) * length)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=4000)
+    parser.add_argument("--embeddings", help="folder of an encoded corpus of lists of vectors, for random ones")
+    parser.add_argument("--vectors", type=int, default=100, help="of a document at most; a third of that at least")
+    parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--queries", default="1,64", help="how many at a time")
+    parser.add_argument("--query_vectors", type=int, default=32)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--systems", default="xla,xla:int8,mean:100,muvera:100")
+    arguments = parser.parse_args()
+
+    from jaxret.memory import keep_freed_memory
+
+    keep_freed_memory()
+    random = np.random.default_rng(0)
+    if arguments.embeddings:
+        documents = stored_lists(arguments.embeddings)
+    else:
+        vectors = arguments.vectors
+        documents = random_lists(arguments.documents, vectors // 3, vectors, arguments.dimension, random)
+    peers = {"numpy": numpy_peer(documents)}
+    try:
+        peers["torch"] = torch_peer(documents)
+    except ImportError:
+        print("torch is not installed: numpy is the only peer")
+    systems = {name: ours(name, documents) for name in arguments.systems.split(",")}
+    print(f"{len(documents):,} documents of {documents.lengths.mean():.0f} x {documents.flat.shape[1]}")
+    for count in map(int, arguments.queries.split(",")):
+        compare(peers, systems, near(documents, count, arguments.query_vectors, random), arguments.k, arguments.rounds)
+    print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
+
+
+def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, k: int, rounds: int) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in (*peers, *systems)}
+    notes: dict[str, str] = {}
+    for number in range(rounds + 1):
+        expected: Ranking | None = None
+        for name, run in (*peers.items(), *systems.items()):
+            begin = time.perf_counter()
+            found = run(queries, k)
+            taken = time.perf_counter() - begin
+            ranking = found if name in peers else (found.scores, found.rows)
+            expected = expected or ranking
+            if name in systems:
+                shared = [np.isin(a, b).mean() for a, b in zip(expected[1], ranking[1], strict=True)]
+                scored = found.scored / len(queries)
+                notes[name] = f"; recall {np.mean(shared):.3f}, {scored:.0f} scored exactly, rounds {found.rounds}"
+            if name in peers or name.startswith("xla"):
+                agree(ranking, expected, name)
+            if number:  # the first round compiles
+                seconds[name].append(taken)
+    peer = min(peers, key=lambda name: np.median(seconds[name]))
+    print(f"{len(queries)} queries of {len(queries.flat)} vectors, k={k}, {rounds} rounds; the faster peer is {peer}")
+    for name, values in seconds.items():
+        ratios = [f(values) / f(seconds[peer]) for f in (np.median, np.min)]
+        print(
+            f"  {name:<14} median {np.median(values):.4f} s, least {np.min(values):.4f} s: "
+            f"{ratios[0]:.2f} and {ratios[1]:.2f} times the peer{notes.get(name, '')}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
