@@ -176,7 +176,7 @@ def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
 def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> None:
     queries, documents = data("random", 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "_block_documents", lambda *_: 80)  # more than the backend can return
+        patch.setattr(dense, "block_documents", lambda *_: 80)  # more than the backend can return
         with pytest.raises(RuntimeError, match="limited did not return all 80 documents"):
             search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
 
