@@ -327,9 +327,8 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
 
 @pytest.mark.parametrize("name", sorted({name for name, suffix in SHIPPED if suffix}))
 def test_an_unknown_suffix(name: str) -> None:
-    file = "minilm" if name == "demo" else name
-    allowed = ", ".join(module(file).SUFFIXES)
-    with pytest.raises(ValueError, match=f"configs/{file}.py:mrl: the suffix must be one of {allowed}"):
+    allowed = ", ".join(module(name).SUFFIXES)
+    with pytest.raises(ValueError, match=f"configs/{name}.py:mrl: the suffix must be one of {allowed}"):
         shipped(name, "mrl")
 
 

@@ -127,10 +127,12 @@ def _cells(one: Test) -> list[str]:
     numbers = [f"{found.difference:+.4f}", f"{found.low:+.4f} to {found.high:+.4f}"]
     counts = [str(found.wins), str(found.ties), str(found.losses)]
     tests = (found.p_t, one.holm_t, found.p_permutation, one.holm_permutation)
-    return [one.system, one.measure, *numbers, *counts, *map(_p, tests), "-" if one.p_runs is None else _p(one.p_runs)]
+    over_seeds = "-" if one.p_runs is None else told_p(one.p_runs)
+    return [one.system, one.measure, *numbers, *counts, *map(told_p, tests), over_seeds]
 
 
-def _p(value: float) -> str:
+def told_p(value: float) -> str:
+    """A p-value as it is printed."""
     return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
 
 

@@ -1,0 +1,58 @@
+"""What the demo says of its rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxret.demo.demo import MEASURE, SYSTEMS, demo_config, told_changes
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.evaluation.table import aligned, piped
+from jaxret.training.check import check
+
+QUERIES = [f"q{number}" for number in range(60)]
+
+
+def evaluation(values: np.ndarray) -> Evaluation:
+    return Evaluation({MEASURE: values.mean()}, {MEASURE: dict(zip(QUERIES, values.tolist()))}, 60, 60)
+
+
+@pytest.fixture
+def table() -> dict[str, Evaluation]:
+    """The second row is better than the first, the third is the second, the fourth a little better than the third."""
+    rng = np.random.default_rng(3)
+    first = rng.uniform(0, 0.5, 60)
+    better = first + rng.uniform(0, 0.4, 60)
+    noise = rng.normal(size=60)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    little = better + 0.05 * (noise + 2.2 / np.sqrt(60))  # t = 2.2: p = 0.03, significant alone, not as one of three
+    return {"a": evaluation(first), "b": evaluation(better), "c": evaluation(better), "d": evaluation(little)}
+
+
+def test_every_row_is_told_against_the_one_above(table: dict[str, Evaluation]) -> None:
+    told = told_changes(table, ["one", "two", "three"], piped)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines()[2:5]]
+    rows = [np.array(list(one.per_query[MEASURE].values())) for one in table.values()]
+    assert [row[:2] for row in cells] == [["b", "one"], ["c", "two"], ["d", "three"]]
+    assert [row[2] for row in cells] == [
+        f"{(after - before).mean():+.4f}" for before, after in itertools.pairwise(rows)
+    ]
+    assert [row[5] for row in cells] == ["yes", "no", "no"]
+    alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomisation test on 60 values
+    assert 0.05 / 3 < alone < 0.05, "control: without the correction it would be significant"
+    assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # the second smallest of three
+    assert "over 60 questions" in told
+    assert "for 3 tests" in told
+    assert "yes" not in told_changes({"a": table["b"], "b": table["c"]}, ["one"], aligned)
+
+
+def test_every_system_is_a_config_that_says_what_it_is(tmp_path) -> None:
+    for system in SYSTEMS:
+        config = demo_config(system.config, tmp_path, {"train.steps": 7})
+        check(config)
+        assert config.train.steps == ("{steps}" in system.change or system.config == "mlr") * 7
+        assert (config.encoder.layers == 5) == (system.config != "as_it_comes")
+        assert "{" not in system.change.format(steps=1, pairs=2)
