@@ -3,6 +3,7 @@
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
 jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
+jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
 """
 
 from absl import flags
@@ -25,6 +26,16 @@ _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --que
 _BACKEND = flags.DEFINE_string("backend", "auto", "auto, faiss-gpu, faiss-cpu or xla")
 _PRECISION = flags.DEFINE_string(
     "precision", "float32", "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results"
+)
+_INDEX = flags.DEFINE_string(
+    "index", "", "name of an approximate index that finds candidates (jaxret index builds it); default: exact search"
+)
+_CANDIDATES = flags.DEFINE_integer(
+    "candidates", 0, "with --index: vectors whose passages are scored exactly; default: as measured", lower_bound=0
+)
+_NPROBE = flags.DEFINE_integer("nprobe", 0, "with --index: lists to look at (IVF); default: as measured", lower_bound=0)
+_EF_SEARCH = flags.DEFINE_integer(
+    "ef_search", 0, "with --index: nodes to look at (HNSW); default: as measured", lower_bound=0
 )
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
@@ -57,6 +68,7 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 def main() -> None:
     from jaxret.data.files import check_question
     from jaxret.distributed import require_platform
+    from jaxret.retrieval.approximate import Chosen
     from jaxret.retrieval.retrieve import Searcher, choose_corpus
     from jaxret.runs.run import open_run
     from jaxret.tools.interactive import interact
@@ -66,11 +78,16 @@ def main() -> None:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
+    if not _INDEX.value and (_CANDIDATES.value or _NPROBE.value or _EF_SEARCH.value):
+        raise ValueError("--candidates, --nprobe and --ef_search are of an approximate index: give --index=NAME too")
+    if _INDEX.value and (_BACKEND.value, _PRECISION.value) != ("auto", "float32"):
+        raise ValueError("--backend and --precision are of exact search: leave them or --index out")
+    index = Chosen(_INDEX.value, _CANDIDATES.value, _NPROBE.value, _EF_SEARCH.value) if _INDEX.value else None
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _INTERACTIVE.value:
         corpus = choose_corpus(run, _CORPUS.value)
-        interact(Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value), _K.value or 10)
+        interact(Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value, index), _K.value or 10)
     elif _QUERY.value is not None:
         answer(
             run,
@@ -80,6 +97,7 @@ def main() -> None:
             _BACKEND.value,
             filters=_FILTER.value,
             precision=_PRECISION.value,
+            index=index,
         )
     else:
         search_files(
@@ -99,4 +117,5 @@ def main() -> None:
             dpr_results=_DPR_RESULTS.value,
             match=_MATCH.value,
             precision=_PRECISION.value,
+            index=index,
         )

@@ -13,6 +13,7 @@ from jaxret.contract import require_equal
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
+from jaxret.retrieval.approximate import Approximate, Chosen, Mapped, open_index
 from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.kept import Kept, keep, vectors_of
@@ -40,6 +41,7 @@ class Retrieved:
     truncation: Truncation  # of the queries
     vectors: Ragged  # of the queries
     filters: tuple[str, ...] = ()
+    index: Approximate | None = None  # that found candidates; without one, the search was exact
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -104,24 +106,31 @@ class Searcher:
         filters: Sequence[str] = (),
         many: bool = False,
         precision: str = "float32",
+        index: Chosen | None = None,
     ) -> None:
         """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
         metadata (`metadata.py`). many: there will be many searches, so that vectors are held in memory if they are few
         enough, and on the devices if they fit there (`kept.py`). precision: in which candidates are found
-        (`precision.py`); what is found is the same. Raises what `open_corpus` and `matching` raise, ValueError for a
-        backend that there is not and where there is no passage to search, and RuntimeError if the backend disagrees
-        with a float64 product."""
+        (`precision.py`); what is found is the same. index: an approximate index that finds candidates
+        (`approximate.py`): what it does not find is missing. Raises what `open_corpus`, `matching` and `open_index`
+        raise, ValueError for a backend that there is not and where there is no passage to search, and RuntimeError if
+        the backend disagrees with a float64 product."""
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
         self.shards = open_corpus(run, folder)
+        if index and filters:
+            raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
         if filters:
             self.shards = self.shards.only(matching(self.shards, filters))
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
         self.backend = select_backend(backend, self.shards.ragged, precision)
-        self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
+        self.index = open_index(self.shards, index) if index else None
+        self._corpus: Any = Mapped(self.shards) if index else self.shards
+        if many and not index:
+            self._corpus = keep(self.shards, on_devices(self.shards, self.backend))
         self_check(self.backend, self.shards.ragged)
         self.embedder = run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
@@ -137,7 +146,7 @@ class Searcher:
             query.id: [(passage, float(score)) for passage, score in zip(found, scores, strict=True)]
             for query, found, scores in zip(queries, ids, result.scores, strict=True)
         }
-        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters)
+        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters, self.index)
 
     def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
         """The first half of a search: text to tokens to vectors. Raises ValueError for no queries."""
@@ -149,7 +158,10 @@ class Searcher:
 
     def nearest(self, vectors: Ragged, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """The second half: what is found for the vectors of each query, and the ids of these passages."""
-        result = search(vectors, self._corpus, k, self.backend, progress)
+        if self.index:
+            result = self.index.search(vectors, self._corpus, k)
+        else:
+            result = search(vectors, self._corpus, k, self.backend, progress)
         ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
         return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
 
@@ -169,7 +181,10 @@ class Searcher:
 
     @property
     def where(self) -> str:
-        """Where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read."""
+        """Where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read; "mapped", of which
+        an index needs a few."""
+        if self.index:
+            return "mapped"
         if not isinstance(self._corpus, Kept):
             return "disk"
         return "devices" if self._corpus.vectors is None else "memory"
@@ -236,7 +251,8 @@ def provenance(run: Run, retrieved: Retrieved, k: int, **more: Any) -> dict[str,
             "backend": retrieved.result.backend,
             "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
             "k": k,
-            "exact": True,
+            "exact": retrieved.index is None,
+            **({"index": retrieved.index.described} if retrieved.index else {}),
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),

@@ -17,6 +17,7 @@ from jaxret.evaluation.answers import answer_accuracy, have_answer
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+from jaxret.retrieval.approximate import Chosen
 from jaxret.retrieval.latency import measure, told
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.retrieve import Retrieved, Searcher, choose_corpus, evaluate_retrieved, provenance
@@ -64,13 +65,15 @@ def search_files(
     dpr_results: bool = False,
     match: str = "string",
     precision: str = "float32",
+    index: Chosen | None = None,
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
     queries have answer strings, their accuracy is in eval/ too, also without judgements.
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
-    for results that are not to replace others; those of a search with filters have "filtered". self_matches: "remove"
+    for results that are not to replace others; those of a search with filters have "filtered", those of a search with
+    an approximate index its name. self_matches: "remove"
     leaves out a passage with the id of its query; "auto" does so for the data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
     `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
@@ -83,12 +86,13 @@ def search_files(
     asked = read_asked(queries, qrels, split, policy)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
-    name = ".".join([asked.name, *[label] * bool(label), *["filtered"] * bool(filters)])
+    more = [label, "filtered" if filters else "", index.name if index else ""]
+    name = ".".join([asked.name, *(part for part in more if part)])
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision, index)
     remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
     retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
@@ -142,10 +146,10 @@ def searched_once(searcher: Searcher, asked: Asked, k: int, remove: bool, progre
     print(retrieved.truncation)
     cut = retrieved.shards.fingerprint["contract"].get("passage_length")
     print(
-        f"exact search of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
+        f"{kind(searcher)} search of {searched(searcher)} (of at most {cut} tokens) for {len(asked.queries):,} "
         f"queries by {retrieved.result.backend}"
     )
-    print(proven(retrieved.result))
+    print(f"approximate: {searcher.index.told(k + remove)}" if searcher.index else proven(retrieved.result))
     own = found_themselves(retrieved.rankings)
     if not remove:
         first = [query for query in own if retrieved.rankings[query][0][0] == query]
@@ -212,6 +216,11 @@ def answers_found(
     return found
 
 
+def kind(searcher: Searcher) -> str:
+    """What a search of a searcher is called."""
+    return "approximate" if searcher.index else "exact"
+
+
 def searched(searcher: Searcher) -> str:
     """What a searcher searches, in a few words: "12 of 57,578 passages, those with section:python"."""
     rows, passages = searcher.shards.total_rows, searcher.shards.corpus["passages"]
@@ -229,9 +238,12 @@ def answer(
     progress: bool = True,
     filters: Sequence[str] = (),
     precision: str = "float32",
+    index: Chosen | None = None,
 ) -> None:
     """Prints the k best passages for a question."""
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, precision=precision, index=index)
+    if searcher.index:
+        print(f"approximate: {searcher.index.told(k)}")
     show_answer(searcher, question, k, progress)
 
 
@@ -252,7 +264,9 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
     seconds = time.perf_counter() - begun
-    print(f"{question}   (exact search of {searched(searcher)} by {retrieved.result.backend}, {seconds:.3f} s)")
+    print(
+        f"{question}   ({kind(searcher)} search of {searched(searcher)} by {retrieved.result.backend}, {seconds:.3f} s)"
+    )
     print_ranking(found, passages)
 
 

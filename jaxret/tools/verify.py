@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from jaxret.checkpoint import CheckpointError
 from jaxret.contract import ContractError
 from jaxret.data.formats import DataError
+from jaxret.retrieval.approximate import check_index_file, identity_of, read_index_manifest
+from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.parts import Part, read_parts
 from jaxret.retrieval.passages import unchanged_corpus
 from jaxret.retrieval.shards import ShardError, file_problems, plan_shards, read_manifest, read_sealed
@@ -71,6 +73,8 @@ def _corpus(folder: Path) -> Iterator[Checked]:
         yield _tried(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
     for name in [part.name for part in parts] or [""]:
         yield from _shards(folder / name)
+    for manifest in sorted(folder.glob("indexes/*/manifest.json")):
+        yield _tried(manifest, lambda: _approximate(manifest.parent))  # noqa: B023
 
 
 def _shards(folder: Path) -> Iterator[Checked]:
@@ -88,6 +92,13 @@ def _shards(folder: Path) -> Iterator[Checked]:
         yield _tried(folder / "passages.npy", lambda: _index(folder))
     if (folder / "metadata").exists():
         yield from _columns(folder / "metadata")
+
+
+def _approximate(folder: Path) -> None:
+    found = read_index_manifest(folder)
+    check_index_file(folder, found)
+    if found["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
+        raise ShardError(f"{folder} is an index of other vectors than the corpus has now; build it again")
 
 
 def _index(folder: Path) -> None:
