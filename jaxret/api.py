@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from jaxret.data.files import Where, check_passage, check_question
 from jaxret.data.records import Passage, Query
 from jaxret.models.encoders.pretrained import resolve
+from jaxret.retrieval.approximate import Chosen
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import Searcher, choose_corpus
 from jaxret.runs.run import Run, open_run
@@ -134,29 +135,44 @@ class Hit:
 
 
 class Index:
-    """A corpus that a retriever encoded, opened for exact search."""
+    """A corpus that a retriever encoded, opened for search: exact, unless an approximate index is asked for."""
 
     def __init__(
-        self, retriever: Retriever, corpus: PathLike = "", backend: str = "auto", precision: str = "float32"
+        self,
+        retriever: Retriever,
+        corpus: PathLike = "",
+        backend: str = "auto",
+        precision: str = "float32",
+        approximate: str = "",
     ) -> None:
         folder = choose_corpus(retriever.run, os.fspath(corpus))
+        chosen = Chosen(approximate) if approximate else None
         self.retriever = retriever
-        self._searcher = Searcher(retriever.run, folder, backend, many=True, precision=precision)
+        self._searcher = Searcher(retriever.run, folder, backend, many=True, precision=precision, index=chosen)
 
     @classmethod
     def open(
-        cls, source: Retriever | PathLike, corpus: PathLike = "", *, backend: str = "auto", precision: str = "float32"
+        cls,
+        source: Retriever | PathLike,
+        corpus: PathLike = "",
+        *,
+        backend: str = "auto",
+        precision: str = "float32",
+        approximate: str = "",
     ) -> Index:
         """Opens a corpus that was encoded, by `build` or by `jaxret encode`: of a retriever, or of a run's folder.
         Every file is compared with its digest.
 
         corpus: its name, or the folder or file that was encoded; needed if there are several. backend: "auto",
         "faiss-gpu", "faiss-cpu" or "xla"; precision: "float32", or with XLA "float16", "bfloat16" or "int8", in which
-        candidates take half or a quarter of the memory: what is found is the same. On accelerators the corpus stays on
-        all of them if it fits. Raises FileNotFoundError if there is no such corpus, ContractError (a ValueError) if
-        another model or checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
+        candidates take half or a quarter of the memory: what is found is the same. approximate: the name of an index
+        that `jaxret index` built: it finds candidates, which are scored exactly; what it does not find is missing. On
+        accelerators the corpus stays on all of them if it fits (of an exact search). Raises FileNotFoundError if there
+        is no such corpus, ContractError (a ValueError) if another model or checkpoint encoded it, ShardError (a
+        ValueError) for a file that is missing or damaged.
         """
-        return cls(source if isinstance(source, Retriever) else Retriever.open(source), corpus, backend, precision)
+        retriever = source if isinstance(source, Retriever) else Retriever.open(source)
+        return cls(retriever, corpus, backend, precision, approximate)
 
     @classmethod
     def build(
@@ -211,7 +227,8 @@ class Index:
         ]
 
     def __repr__(self) -> str:
-        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.backend.description})"
+        by = self._searcher.index or self._searcher.backend
+        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {by.description})"
 
 
 def _is_run(source: PathLike) -> bool:

@@ -8,6 +8,7 @@ VERBS = {
     "pretrain": "pre-train an encoder for retrieval on a corpus; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
     "search": "search an encoded corpus exactly, and evaluate",
+    "index": "an approximate index of an encoded corpus, with its recall measured",
     "compare": "results of several runs: means, deviations over seeds, paired tests",
     "explain": "why a passage is found: words, tokens or vectors, as the family has them",
     "mine": "hard negatives for training, from BM25, a run or a file of rankings; audited",

@@ -3,6 +3,7 @@
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
 jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
+jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
 """
 
 from absl import flags
@@ -36,6 +37,16 @@ _CANDIDATES = flags.DEFINE_string(
     "mean:N or muvera:N: of passages with several vectors, score those N that one vector each ranks highest; faster, "
     "and approximate: how much of the exact result was found is printed",
 )
+_INDEX = flags.DEFINE_string(
+    "index", "", "name of an approximate index that finds candidates (jaxret index builds it); default: exact search"
+)
+_RESCORE = flags.DEFINE_integer(
+    "rescore", 0, "with --index: vectors whose passages are scored exactly; default: as measured", lower_bound=0
+)
+_NPROBE = flags.DEFINE_integer("nprobe", 0, "with --index: lists to look at (IVF); default: as measured", lower_bound=0)
+_EF_SEARCH = flags.DEFINE_integer(
+    "ef_search", 0, "with --index: nodes to look at (HNSW); default: as measured", lower_bound=0
+)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training")
 _MEASURES = flags.DEFINE_list(
@@ -67,6 +78,7 @@ _ON_ERROR = flags.DEFINE_enum("on_error", "error", ["error", "skip"], "what to d
 def main() -> None:
     from jaxret.data.files import check_question
     from jaxret.distributed import require_platform
+    from jaxret.retrieval.approximate import Chosen
     from jaxret.retrieval.retrieve import Searcher, choose_corpus
     from jaxret.runs.run import open_run
     from jaxret.tools.interactive import interact
@@ -76,11 +88,17 @@ def main() -> None:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
+    if not _INDEX.value and (_RESCORE.value or _NPROBE.value or _EF_SEARCH.value):
+        raise ValueError("--rescore, --nprobe and --ef_search are of an approximate index: give --index=NAME too")
+    if _INDEX.value and (_BACKEND.value, _PRECISION.value) != ("auto", "float32"):
+        raise ValueError("--backend and --precision are of exact search: leave them or --index out")
+    index = Chosen(_INDEX.value, _RESCORE.value, _NPROBE.value, _EF_SEARCH.value) if _INDEX.value else None
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _INTERACTIVE.value:
         corpus = choose_corpus(run, _CORPUS.value)
-        searcher = Searcher(run, corpus, _BACKEND.value, _FILTER.value, True, _PRECISION.value, _CANDIDATES.value)
+        how = (_FILTER.value, True, _PRECISION.value, _CANDIDATES.value, index)
+        searcher = Searcher(run, corpus, _BACKEND.value, *how)
         interact(searcher, _K.value or 10)
     elif _QUERY.value is not None:
         answer(
@@ -92,6 +110,7 @@ def main() -> None:
             filters=_FILTER.value,
             precision=_PRECISION.value,
             candidates=_CANDIDATES.value,
+            index=index,
         )
     else:
         search_files(
@@ -112,4 +131,5 @@ def main() -> None:
             match=_MATCH.value,
             precision=_PRECISION.value,
             candidates=_CANDIDATES.value,
+            index=index,
         )

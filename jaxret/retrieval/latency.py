@@ -51,7 +51,7 @@ def measure(
         "k": k,
         "percentiles": "nearest rank",
         "vectors": searcher.where,
-        "backend": searcher.backend.description,
+        "backend": (searcher.index or searcher.backend).description,
         "device": str(searcher.run.mesh.devices.flat[0].device_kind),
         "processors": os.cpu_count(),
     }
@@ -69,6 +69,11 @@ def told(latency: dict[str, Any]) -> str:
         f"{name} p50 {latency[key]['p50']:.2f} ms, p99 {latency[key]['p99']:.2f} ms"
         for name, key in (("encoding", "encode_ms"), ("search", "search_ms"))
     )
-    places = {"memory": "in memory", "devices": "on the devices", "disk": "read from disk each time"}
+    places = {
+        "memory": "in memory",
+        "devices": "on the devices",
+        "disk": "read from disk each time",
+        "mapped": "mapped from disk",
+    }
     where = places[latency["vectors"]]
     return f"one question at a time ({latency['questions']} asked, vectors {where}): {'; '.join(halves)}"

@@ -15,6 +15,7 @@ from jaxret.data.formats import source_path
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
+from jaxret.retrieval.approximate import Chosen, Mapped, open_index
 from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.candidates import Proposer, compared, read_wanted
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
@@ -43,7 +44,7 @@ class Retrieved:
     truncation: Truncation  # of the queries
     vectors: Ragged  # of the queries
     filters: tuple[str, ...] = ()
-    approximate: Mapping[str, Any] | None = None  # how it was, and what that missed (`candidates.py`); None: exact
+    approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
 
     @property
     def corpus(self) -> dict[str, Any]:
@@ -126,24 +127,34 @@ class Searcher:
         many: bool = False,
         precision: str = "float32",
         candidates: str = "",
+        index: Chosen | None = None,
     ) -> None:
         """folder: as `choose_corpus` gives it. filters: FIELD:VALUE, what passages that are searched must have in their
         metadata (`metadata.py`). many: there will be many searches, so that vectors are held in memory if they are few
         enough, and on the devices if they fit there (`kept.py`). precision: in which candidates are found
         (`precision.py`); what is found is the same. candidates: FRONT:N, which are scored exactly, and others not
-        (`candidates.py`). Raises what `open_corpus` and `matching` raise, ValueError for a backend that there is not
-        and where there is no passage to search, and RuntimeError if the backend disagrees with a float64 product."""
+        (`candidates.py`). index: an approximate index that finds candidates (`approximate.py`): what it does not find
+        is missing. Raises what `open_corpus`, `matching` and `open_index` raise, ValueError for a backend that there is
+        not, where there is no passage to search and for both ways of finding candidates, and RuntimeError if the
+        backend disagrees with a float64 product."""
+        if candidates and index:
+            raise ValueError(f"candidates are found by {candidates} or by the index {index.name}, not by both")
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
         self.shards = open_corpus(run, folder)
+        if index and filters:
+            raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
         if filters:
             self.shards = self.shards.only(matching(self.shards, filters))
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
         self.backend = select_backend(backend, self.shards.ragged, precision, many)
-        self._corpus = keep(self.shards, on_devices(self.shards, self.backend)) if many else self.shards
+        self.index = open_index(self.shards, index) if index else None
+        self._corpus: Any = Mapped(self.shards) if index else self.shards
+        if many and not index:
+            self._corpus = keep(self.shards, on_devices(self.shards, self.backend))
         self_check(self.backend, self.shards.ragged)
         self.proposer: Proposer | None = None
         if candidates:
@@ -164,7 +175,8 @@ class Searcher:
             query.id: [(passage, float(score)) for passage, score in zip(found, scores, strict=True)]
             for query, found, scores in zip(queries, ids, result.scores, strict=True)
         }
-        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters)
+        approximate = {"index": self.index.described} if self.index else None
+        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters, approximate)
 
     def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
         """The first half of a search: text to tokens to vectors. Raises ValueError for no queries."""
@@ -178,6 +190,8 @@ class Searcher:
         """The second half: what is found for the vectors of each query, and the ids of these passages."""
         if self.proposer:
             result = self.proposer(vectors, self._corpus, k, progress)
+        elif self.index:
+            result = self.index.search(vectors, self._corpus, k)
         else:
             result = search(vectors, self._corpus, k, self.backend, progress)
         ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
@@ -206,7 +220,10 @@ class Searcher:
 
     @property
     def where(self) -> str:
-        """Where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read."""
+        """Where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read; "mapped", of which
+        an index needs a few."""
+        if self.index:
+            return "mapped"
         if not isinstance(self._corpus, Kept):
             return "disk"
         return "devices" if self._corpus.vectors is None else "memory"

@@ -249,6 +249,17 @@ def _score_exactly(
     return int(first.sum() + second.sum())
 
 
+def score_candidates(
+    queries: QueryVectors, rows: np.ndarray, corpus: Corpus, k: int, largest_norm: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of some rows [Q,C] (-1: none) by exact scores and the tie rule: scores [Q,k], rows [Q,k]. Each query
+    has k rows. largest_norm: at least that of any vector of the corpus."""
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    score_pairs(scores, rows >= 0, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
+    by_rule = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return np.take_along_axis(scores, by_rule, axis=1), np.take_along_axis(rows, by_rule, axis=1)
+
+
 def score_pairs(
     scores: np.ndarray, which: np.ndarray, rows: np.ndarray, queries: QueryVectors, errors: np.ndarray, corpus: Corpus
 ) -> None:

@@ -124,6 +124,7 @@ def read_result(given: str, data: str) -> Result:
             **dataset["sha256"],
             "corpus": made["corpus"]["sha256"],
             "filter": made["search"].get("filter", []),
+            "approximate": made["search"].get("index", {}).get("factory", ""),
             "self_matches": dataset["self_matches"],
             "match": dataset.get("match", "string"),
         },

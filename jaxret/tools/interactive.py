@@ -21,6 +21,8 @@ def interact(searcher: Searcher, k: int) -> None:
     with a history; Ctrl-C ends a line, not the session. What is wrong with a question is told on stderr, and the next
     one is read."""
     warm_up(searcher, k)
+    if searcher.index:
+        print(f"approximate: {searcher.index.told(k)}")
     print(f"{searched(searcher)}; an empty line or Ctrl-D ends", flush=True)
     for question in questions():
         try:

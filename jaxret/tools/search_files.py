@@ -17,6 +17,7 @@ from jaxret.evaluation.answers import answer_accuracy, have_answer
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+from jaxret.retrieval.approximate import Chosen
 from jaxret.retrieval.candidates import read_wanted
 from jaxret.retrieval.candidates import told as missed
 from jaxret.retrieval.latency import measure, told
@@ -67,6 +68,7 @@ def search_files(
     match: str = "string",
     precision: str = "float32",
     candidates: str = "",
+    index: Chosen | None = None,
 ) -> Evaluation | None:
     """Searches for every query, and writes `runs/<dataset>.trec` in the run's folder. With judgements: for every judged
     query; writes `runs/<dataset>.<split>.trec` and `eval/<dataset>.<split>.json`, and prints the table. Where the
@@ -74,8 +76,8 @@ def search_files(
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
     for results that are not to replace others; those of a search with filters have "filtered", those of an approximate
-    one its `candidates`. self_matches: "remove" leaves out a passage with the id of its query; "auto" does so for the
-    data sets that `self_matches.py` knows.
+    one its `candidates` or the name of its `index`. self_matches: "remove" leaves out a passage with the id of its
+    query; "auto" does so for the data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
     `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
     search, for a measure deeper than k, and for results as DPR's of queries without answers.
@@ -89,18 +91,18 @@ def search_files(
     asked = read_asked(queries, qrels, split, policy)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
-    parts = (asked.name, label, "filtered" if filters else "", candidates.replace(":", "-"))
-    name = ".".join(part for part in parts if part)
+    how = ("filtered" if filters else "", candidates.replace(":", "-"), index.name if index else "")
+    name = ".".join(part for part in (asked.name, label, *how) if part)
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision, candidates)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision, candidates, index)
     remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
     retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
-    if retrieved.approximate:
+    if searcher.proposer and retrieved.approximate:
         write_json(run_file.with_suffix(".candidates.json"), {**retrieved.approximate, "k": k})
 
     answers = answers_found(searcher, retrieved.rankings, asked.queries, k, match)
@@ -152,7 +154,10 @@ def searched_once(searcher: Searcher, asked: Asked, k: int, remove: bool, progre
         f"queries by {retrieved.result.backend}"
     )
     retrieved = searcher.compared(retrieved)
-    print(missed(retrieved.approximate) if retrieved.approximate else proven(retrieved.result))
+    if searcher.index:
+        print(f"approximate: {searcher.index.told(k + remove)}")
+    else:
+        print(missed(retrieved.approximate) if retrieved.approximate else proven(retrieved.result))
     own = found_themselves(retrieved.rankings)
     if not remove:
         first = [query for query in own if retrieved.rankings[query][0][0] == query]
@@ -235,7 +240,7 @@ def searched(searcher: Searcher) -> str:
 
 
 def kind(searcher: Searcher) -> str:
-    return "approximate search" if searcher.proposer else "exact search"
+    return "approximate search" if searcher.proposer or searcher.index else "exact search"
 
 
 def answer(
@@ -248,9 +253,12 @@ def answer(
     filters: Sequence[str] = (),
     precision: str = "float32",
     candidates: str = "",
+    index: Chosen | None = None,
 ) -> None:
     """Prints the k best passages for a question."""
-    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, False, precision, candidates)
+    searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, False, precision, candidates, index)
+    if searcher.index:
+        print(f"approximate: {searcher.index.told(k)}")
     show_answer(searcher, question, k, progress)
 
 

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from jaxret.checkpoint import CheckpointError
 from jaxret.contract import ContractError
 from jaxret.data.formats import DataError
+from jaxret.retrieval.approximate import check_index_file, identity_of, read_index_manifest
 from jaxret.retrieval.collapse import alarm
+from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.parts import Part, read_parts
 from jaxret.retrieval.passages import unchanged_corpus
 from jaxret.retrieval.shard_set import ShardSet
@@ -97,6 +99,8 @@ def _corpus(folder: Path) -> Iterator[Checked]:
         yield _tried(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
     for name in [part.name for part in parts] or [""]:
         yield from _shards(folder / name)
+    for manifest in sorted(folder.glob("indexes/*/manifest.json")):
+        yield _tried(manifest, lambda: _approximate(manifest.parent))  # noqa: B023
 
 
 def _shards(folder: Path) -> Iterator[Checked]:
@@ -123,6 +127,13 @@ def _shards(folder: Path) -> Iterator[Checked]:
 def _same_model(sidecar: Path, manifest: Manifest) -> None:
     if read_sealed(sidecar).get("fingerprint") != manifest.fingerprint:
         raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
+
+
+def _approximate(folder: Path) -> None:
+    found = read_index_manifest(folder)
+    check_index_file(folder, found)
+    if found["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
+        raise ShardError(f"{folder} is an index of other vectors than the corpus has now; build it again")
 
 
 def _index(folder: Path) -> None:
