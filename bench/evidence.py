@@ -197,7 +197,7 @@ def mine_negatives(work: Work, step: Mine, seed: int, folder: Path) -> None:
     from jaxret.mining.mine import Job, mine
 
     pool = work.given({"pool": step.pool}, seed)["pool"]
-    settings = Settings(depth=50, keep=20, seed=seed)
+    settings = Settings(depth=50, keep=20, seed=seed if step.seeded else 0)
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(work.questions, (pool,), str(folder / "mined.jsonl"), corpus=work.questions, settings=settings)
     mine(job, progress=False)
@@ -249,9 +249,14 @@ def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: S
 
 
 def environment(work: Work) -> dict[str, str]:
-    """What was compiled is kept; the math library takes no second core."""
-    compiled = str(work.folder / "compiled")
-    return {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": compiled, **os.environ}
+    """What was compiled is kept; the math library takes no second core; huge pages, as in the Makefile."""
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(work.folder / "compiled"),
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    }
+    return {**settings, **os.environ}
 
 
 def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:

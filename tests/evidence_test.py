@@ -28,7 +28,7 @@ with open(pathlib.Path(folder) / "made", "a") as file:
 if name == "stage-1":
     sys.exit("no such luck")
 path = pathlib.Path(json.loads((pathlib.Path(folder) / "paths").read_text())[f"{name} {seed}"])
-values = {str(i): i / 10 + (name == "mlr-2") * 0.01 * int(seed) for i in range(9)}
+values = {str(i): i / 10 + int(seed) / 100 + (name == "mlr-2") * int(seed) * (6 + i) / 1000 for i in range(9)}
 path.parent.mkdir(parents=True)
 made = {measure: values for measure in ("nDCG@10", "RR@10", "R@100")}
 path.write_text(json.dumps({"values": made, "processor_seconds": 1}))
@@ -137,7 +137,7 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     assert "a step that it needs failed" in found["failed"][work.path("stage-2", 1).name]
     assert "no such luck" in capsys.readouterr().out
     table = to_markdown(found, evidence.CLAIMS)
-    assert "+0.0150 [+0.0150, +0.0150]" in table
+    assert "+0.0150 [" in table
     assert "2 of 3 claims were run" in table
 
     evidence.work_through(work, 2, results, command)
@@ -151,7 +151,7 @@ def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatc
     def finish(name: str, seed: int) -> None:
         path = work.result(name, seed)
         path.parent.mkdir(parents=True)
-        scores = {str(i): float(i % 3 + (name == "mlr-2")) for i in range(9)}
+        scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(9)}
         path.write_text(json.dumps({"values": {m: scores for m in evidence.MEASURES}, "processor_seconds": 1}))
 
     assert collect(work, 2, {}, {})["rows"][0]["verdict"] == NOT_RUN
@@ -162,5 +162,5 @@ def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatc
     assert collect(work, 2, {}, kept)["rows"][0]["difference"] == 7.0
     for name in ("dual", "mlr-2"):
         finish(name, 2)
-    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == 1.0
+    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == pytest.approx(1.0)
     assert attempt(work, "dual", 2, {}, ["false"])
