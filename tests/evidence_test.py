@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from bench import evidence
-from bench.evidence import Work, attempt, collect, digest, needs, order
+from bench.evidence import attempt, collect, order
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Pretrain, Train
+from bench.evidence_steps import Work, digest, needs
 from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, judged, row_of, to_markdown
 from configs.minilm import get_config
 from configs.pretraining.mlm import get_config as pretraining_config
