@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from jaxret.data.formats import Policy, called, read_corpus, read_judgements, read_queries
 from jaxret.evaluation.diversity import Diversity, diversity
@@ -12,8 +14,19 @@ from jaxret.runs.run import Run
 from jaxret.storage import write_json
 
 
-def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
-    """Encodes the judged queries of a folder and their relevant passages, before any pooling.
+@dataclass(frozen=True)
+class Pairs:
+    """Judged queries with each of their relevant passages, P pairs: ids, and the vectors before any pooling."""
+
+    query_ids: list[str]
+    passage_ids: list[str]
+    queries: Float[np.ndarray, "P D"]
+    passages: Float[np.ndarray, "P V D"]
+    rows: Int[np.ndarray, " P"]  # a number for each passage, the same in every pair that has it
+
+
+def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> Pairs:
+    """Encodes the judged queries of a folder and their relevant passages.
 
     Raises ValueError if the checkpoint has one vector a passage, or one for every token.
     """
@@ -42,7 +55,14 @@ def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Di
     passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
     left = np.array([asked[j.query_id] for j in pairs])
     right = np.array([row[j.passage_id] for j in pairs])
-    return diversity(query_vectors[left], passage_vectors[right], right)
+    names = [j.query_id for j in pairs], [j.passage_id for j in pairs]
+    return Pairs(*names, query_vectors[left], passage_vectors[right], right)
+
+
+def measure(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
+    """Of the judged pairs of a folder. Raises what `judged_pairs` raises."""
+    pairs = judged_pairs(run, data, split, progress)
+    return diversity(pairs.queries, pairs.passages, pairs.rows)
 
 
 def report(run: Run, data: str | Path, split: str, progress: bool = True) -> str:

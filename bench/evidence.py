@@ -1,0 +1,155 @@
+"""What the papers claim, tried on real questions by small models: one command, which may be killed at any time.
+
+python bench/evidence.py --data=FOLDER --workdir=runs/evidence     works, or goes on; results: bench/evidence.json
+python bench/evidence.py --table                                   the table of docs/evidence.md, from there
+
+FOLDER has the sets of SOURCES and TEXTS. What is trained, and which claims are tried, is in bench/evidence_claims.py:
+every claim with the first seed, then with the second, and so on; a run that several claims need is made once. Each step
+is a process and a folder of its own. One that fails is told, has a log, and is tried again when the command is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Train
+from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs
+from bench.evidence_table import judged, row_of, to_markdown
+from jaxret.lockfile import LOCK, LockFile
+from jaxret.storage import read_json, sha256_file, sha256_json, write_json
+
+RESULTS = Path(__file__).with_name("evidence.json")
+
+
+def order(claims: Sequence[Claim], seeds: int) -> Iterator[tuple[int, Claim]]:
+    """(seed, claim): every claim with the first seed, in their order, then with the second; one that comes later begins
+    when others have had so many."""
+    for turn in range(1, seeds + max(claim.later for claim in claims) + 1):
+        for claim in claims:
+            if 1 <= turn - claim.later <= seeds:
+                yield turn - claim.later, claim
+
+
+def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: Sequence[str]) -> bool:
+    """Whether a step is done, which is done now, after those that it needs, unless it was or has just failed."""
+    if work.is_done(name, seed):
+        return True
+    path = work.path(name, seed)
+    if path.name in failed:
+        return False
+    if not all([attempt(work, one, seed, failed, command) for one in needs(name)]):
+        failed[path.name] = "a step that it needs failed"
+        return False
+    log = work.folder / "logs" / f"{path.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    print(f"{time.strftime('%F %T')} {path.name}", flush=True)
+    with log.open("a") as file:
+        status = subprocess.run([*command, name, str(seed)], stdout=file, stderr=file, env=environment(work)).returncode
+    if work.is_done(name, seed):
+        return True
+    told = log.read_text(errors="replace").strip().splitlines()
+    failed[path.name] = f"status {status}: {told[-1][:300] if told else 'nothing was said'}"
+    print(f"{path.name} failed, {failed[path.name]}; all of it: {log}", flush=True)
+    return False
+
+
+def environment(work: Work) -> dict[str, str]:
+    """What was compiled is kept; the math library takes no second core; huge pages, as in the Makefile."""
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(work.folder / "compiled"),
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    }
+    return {**settings, **os.environ}
+
+
+def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What bench/evidence.json holds: a row for each claim, from the seeds that both its settings have; the means of
+    every run. before: the same as it was; rows with no new run are taken from there."""
+    old = {(row["baseline"], row["treated"], row["measure"]): row for row in before.get("rows", [])}
+    rows, runs = [], {}
+    for claim in CLAIMS:
+        names = claim.baseline, claim.treated
+        there = [seed for seed in range(1, seeds + 1) if all(work.is_done(name, seed) for name in names)]
+        made_from = [work.path(name, seed).name for seed in there for name in names]
+        known = old.get((*names, claim.measure), {})
+        if known.get("runs") != made_from:
+            found = {seed: [read_json(work.result(name, seed))["values"] for name in names] for seed in there}
+            values = {seed: [one[claim.measure] for one in pair] for seed, pair in found.items()}
+            known = row_of(claim, values, made_from)
+        rows.append({**known, "paper": claim.paper, "claim": claim.says})
+    for name, seed in itertools.product([n for n, s in STEPS.items() if isinstance(s, Train)], range(1, seeds + 1)):
+        path = work.path(name, seed).name
+        if path in before.get("runs", {}):
+            runs[path] = before["runs"][path]
+        elif work.is_done(name, seed):
+            done = read_json(work.result(name, seed))
+            means = {m: round(sum(done["values"][m].values()) / len(done["values"][m]), 5) for m in MEASURES}
+            runs[path] = {**means, "processor_seconds": done["processor_seconds"]}
+    return {"data": work.data, "common": COMMON, "rows": judged(rows), "runs": runs, "failed": dict(failed)}
+
+
+def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) -> None:
+    """Does what is not done yet; the results are written again after every step that changed them."""
+    failed: dict[str, str] = {}
+    for seed, claim in order(CLAIMS, seeds):
+        for name in (claim.baseline, claim.treated):
+            attempt(work, name, seed, failed, command)
+            before = results_so_far(results)
+            found = json.loads(json.dumps(collect(work, seeds, failed, before)))
+            if found != before:
+                write_json(results, found)
+
+
+def results_so_far(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {"rows": [], "failed": {}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help=f"folder with {', '.join(SOURCES)}, nq-qed, medquad, debian-packages")
+    parser.add_argument("--workdir", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the table of --results, and do nothing else")
+    parser.add_argument("--step", nargs=2, metavar=("NAME", "SEED"), help="make one step, here")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(to_markdown(results_so_far(arguments.results), CLAIMS))
+        return
+    if not arguments.data or not arguments.workdir:
+        parser.error("--data and --workdir are needed")
+    folder = arguments.workdir.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    make_data(arguments.data.resolve(), folder / "data")
+    copy_encoder(folder / "minilm")
+    files = sorted(path for path in (folder / "data").rglob("*") if path.is_file())
+    work = Work(folder, sha256_json([sha256_file(path) for path in files]))
+    if arguments.step:
+        make(work, arguments.step[0], int(arguments.step[1]))
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the step too
+    command = [sys.executable, __file__, f"--data={arguments.data}", f"--workdir={folder}", "--step"]
+    lock = LockFile(folder / LOCK, "working through claims")
+    try:
+        work_through(work, arguments.seeds, arguments.results, command)
+    finally:
+        lock.release()
+    print(to_markdown(results_so_far(arguments.results), CLAIMS))
+
+
+if __name__ == "__main__":
+    main()

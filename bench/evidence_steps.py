@@ -1,0 +1,193 @@
+"""A step of `bench/evidence.py`: where it is, what it is made of, and how it is made."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.evidence_claims import CLAIMS, COMMON, LAST_WINS, PERPLEXITY, STEPS, VARIATION, Mine, Pretrain, Train
+from bench.evidence_table import Values
+from jaxret.storage import sha256_json, write_json
+from jaxret.tools.transaction import new_folder
+
+SOURCES = ("squadshifts-wiki", "squadshifts-amazon")  # questions and passages
+TEXTS = (*(f"{name}/corpus.jsonl" for name in SOURCES), "nq-qed/psgs.tsv", "medquad", "debian-packages")
+MEASURES = ("nDCG@10", "RR@10", "R@100")
+
+
+def make_data(source: Path, folder: Path) -> None:
+    """`questions`: both sets in one BEIR folder, the smaller splits to train on, the largest to measure: few steps read
+    few questions, and small differences need many. `texts`: a corpus to pre-train on."""
+    from jaxret.data.formats import read_corpus
+
+    if folder.exists():
+        return
+    with new_folder(folder) as made:
+        (made / "questions" / "qrels").mkdir(parents=True)
+        (made / "texts").mkdir()
+        for name in ("corpus.jsonl", "queries.jsonl"):
+            (made / "questions" / name).write_text("".join((source / one / name).read_text() for one in SOURCES))
+        for split, parts in {"train": ("dev", "test"), "test": ("train",)}.items():
+            files = [(source / one / "qrels" / f"{part}.tsv").read_text() for one in SOURCES for part in parts]
+            lines = [files[0].splitlines()[0], *(line for text in files for line in text.splitlines()[1:])]
+            (made / "questions" / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+        with (made / "texts" / "corpus.jsonl").open("w") as file:
+            for number, passage in enumerate(itertools.chain.from_iterable(read_corpus(source / t) for t in TEXTS)):
+                file.write(json.dumps({"_id": str(number), "title": passage.title, "text": passage.text}) + "\n")
+
+
+def copy_encoder(folder: Path) -> None:
+    """MiniLM without what sentence-transformers says of its vectors, which would decide head.token and normalize."""
+    from configs.minilm import get_config
+    from jaxret.data.tokenizer import TOKENIZER_FILES
+    from jaxret.models.encoders.pretrained import resolve
+
+    if folder.exists():
+        return
+    source = resolve(get_config().encoder.checkpoint)
+    with new_folder(folder) as made:
+        for name in ("config.json", "model.safetensors", *TOKENIZER_FILES):
+            if (source / name).exists():
+                shutil.copyfile(source / name, made / name)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where steps are. A folder's name has a digest of all that the step is made of: what has changed is another."""
+
+    folder: Path
+    data: str  # digest of the data
+
+    @property
+    def questions(self) -> str:
+        return str(self.folder / "data" / "questions")
+
+    def path(self, name: str, seed: int) -> Path:
+        return self.folder / "steps" / f"{name}.{seed if STEPS[name].seeded else 'all'}.{digest(name, self.data)}"
+
+    def result(self, name: str, seed: int) -> Path:
+        """Written last of all: a step with it is done."""
+        return self.path(name, seed) / "done.json"
+
+    def is_done(self, name: str, seed: int) -> bool:
+        return self.result(name, seed).exists()
+
+    def given(self, keys: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Keys, with the paths that "@NAME/FILE" stands for."""
+        return {
+            key: str(self.path(value[1:].partition("/")[0], seed) / value.partition("/")[2])
+            if isinstance(value, str) and value.startswith("@")
+            else value
+            for key, value in keys.items()
+        }
+
+
+def needs(name: str) -> list[str]:
+    """The steps that one reads from."""
+    step = STEPS[name]
+    values = [step.pool] if isinstance(step, Mine) else list(step.keys.values())
+    return [value[1:].partition("/")[0] for value in values if isinstance(value, str) and value.startswith("@")]
+
+
+@cache
+def digest(name: str, data: str) -> str:
+    step = STEPS[name]
+    common = COMMON if isinstance(step, Train) else {}
+    made_from = [type(step).__name__, asdict(step), common, [digest(one, data) for one in needs(name)], data]
+    return sha256_json(json.loads(json.dumps(made_from)))[:8]
+
+
+def make(work: Work, name: str, seed: int) -> None:
+    begin, used = time.time(), time.process_time()
+    step, folder = STEPS[name], work.path(name, seed)
+    measured: Values = {}
+    if isinstance(step, Train):
+        measured = train_and_measure(work, name, step, seed)
+    elif isinstance(step, Mine):
+        mine_negatives(work, step, seed, folder)
+    else:
+        pretrain_encoder(work, step, folder)
+    cost = {"seconds": round(time.time() - begin), "processor_seconds": round(time.process_time() - used)}
+    write_json(work.result(name, seed), {"values": measured, **cost})
+    if isinstance(step, Train) and not any(name in needs(other) for other in STEPS):
+        shutil.rmtree(folder / "checkpoints")  # 200 MB
+        shutil.rmtree(folder / "embeddings")
+
+
+def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
+    """What of every question is measured: measure -> id -> value."""
+    from configs.minilm import get_config
+    from jaxret.retrieval.encode import encode_corpus
+    from jaxret.runs.run import open_run
+    from jaxret.tools.search_files import search_files
+    from jaxret.training.loop import train
+
+    config = get_config(step.system).lock()
+    seeds = {f"seed.{key}": seed for key in config.seed}
+    places = {
+        "data.train": work.questions,
+        "data.store": str(work.folder / "tokens"),
+        "encoder.checkpoint": str(work.folder / "minilm"),
+    }
+    config.update_from_flattened_dict({**places, **seeds, **COMMON, **work.given(step.keys, seed)})
+    folder = work.path(name, seed)
+    train(config, folder, progress=False).require_finished()
+    run = open_run(folder)
+    encode_corpus(run, work.questions, progress=False)
+    found = search_files(run, work.questions, work.questions, "test", 100, MEASURES, progress=False)
+    assert found is not None  # there are judgements
+    wanted = {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}
+    return {**found.per_query, **(several_vectors(run, work.questions) if wanted - set(MEASURES) else {})}
+
+
+def several_vectors(run: Any, data: str) -> Values:
+    """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
+    5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
+    import numpy as np
+
+    from jaxret.evaluation.diversity import normed, perplexity
+    from jaxret.tools.diversity import judged_pairs
+
+    pairs = judged_pairs(run, data, "test", progress=False)
+    scores = normed(pairs.queries, pairs.passages, "cosine")
+    winners, best = scores.argmax(axis=1), scores.max(axis=1)
+    varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)
+    chosen = {one: winners[pairs.rows == one] for one in np.unique(pairs.rows)}
+    names = dict(zip(pairs.rows.tolist(), pairs.passage_ids, strict=True))
+    return {
+        LAST_WINS: dict(zip(pairs.query_ids, (winners == 0).astype(float).tolist(), strict=True)),
+        VARIATION: dict(zip(pairs.query_ids, varied.tolist(), strict=True)),
+        PERPLEXITY: {
+            names[one]: value
+            for one, won in chosen.items()
+            if (value := perplexity(won, np.zeros(len(won)))[0]) is not None
+        },
+    }
+
+
+def mine_negatives(work: Work, step: Mine, seed: int, folder: Path) -> None:
+    from jaxret.mining.filters import Settings
+    from jaxret.mining.mine import Job, mine
+
+    pool = work.given({"pool": step.pool}, seed)["pool"]
+    settings = Settings(depth=50, keep=20, seed=seed if step.seeded else 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(work.questions, (pool,), str(folder / "mined.jsonl"), corpus=work.questions, settings=settings)
+    mine(job, progress=False)
+
+
+def pretrain_encoder(work: Work, step: Pretrain, folder: Path) -> None:
+    from configs.pretraining.mlm import get_config
+    from jaxret.tools.pretrain import pretrain
+
+    config = get_config().lock()
+    fixed = {"data.train": str(work.folder / "data" / "texts"), "data.store": str(work.folder / "tokens")}
+    config.update_from_flattened_dict({**fixed, "pretraining.method": step.method, **step.keys})
+    pretrain(config, folder, progress=False).require_finished()

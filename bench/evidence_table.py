@@ -1,0 +1,123 @@
+"""Values of questions -> rows of `bench/evidence.py`'s table: differences, tests, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.evidence_claims import Claim
+from jaxret.evaluation.comparison import over_queries
+from jaxret.evaluation.significance import holm, over_runs
+from jaxret.evaluation.table import piped
+
+LEVEL = 0.05
+RESAMPLES = 20_000  # sign vectors: p is 5e-5 at least
+HOLDS, NOT_SEEN, OPPOSITE, NOT_RUN = "holds", "not seen", "opposite", "not run yet"
+
+Values = Mapping[str, Mapping[str, float]]  # measure -> id -> value
+
+
+def row_of(claim: Claim, values: Mapping[int, Sequence[Mapping[str, float]]], runs: Sequence[str]) -> dict[str, Any]:
+    """A claim's row, of (baseline, treated) by id for each seed; without p-values corrected, and without a verdict."""
+    row: dict[str, Any] = {
+        "baseline": claim.baseline,
+        "treated": claim.treated,
+        "measure": claim.measure,
+        "margin": claim.margin,
+        "runs": list(runs),
+        "seeds": list(values),
+    }
+    if not values:
+        return row
+    before = [{claim.measure: dict(pair[0])} for pair in values.values()]
+    # A claim of "no worse than by `margin`" is one of "better", for values that many higher.
+    after = [{claim.measure: {key: v + claim.margin for key, v in pair[1].items()}} for pair in values.values()]
+    found = over_queries(before, after, claim.measure, 0, RESAMPLES)
+    means = [[float(np.mean(list(pair[side].values()))) for pair in values.values()] for side in (0, 1)]
+    p_seeds = over_runs(means[0], [mean + claim.margin for mean in means[1]])
+    numbers = {
+        "before": float(np.mean(means[0])),
+        "after": float(np.mean(means[1])),
+        "difference": found.difference - claim.margin,
+        "low": found.low - claim.margin,
+        "high": found.high - claim.margin,
+        "p": found.p_permutation,
+    }
+    return {
+        **row,
+        "ids": found.queries,
+        **{key: round(value, 6) for key, value in numbers.items()},
+        "by_seed": [round(b - a, 6) for a, b in zip(*means, strict=True)],
+        "p_seeds": None if p_seeds is None else round(p_seeds, 6),
+    }
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with Holm's p-values, over all that were run, and verdicts."""
+    corrected = iter(holm([row["p"] for row in rows if row["seeds"]]))
+    return [
+        {**row, "holm": round(p, 6), "verdict": verdict(row, p)}
+        if row["seeds"] and (p := next(corrected)) is not None
+        else {**row, "verdict": NOT_RUN}
+        for row in rows
+    ]
+
+
+def verdict(row: Mapping[str, Any], p: float) -> str:
+    """holds, opposite: p is below LEVEL, and the difference (and the margin, where worse is allowed) has that sign in
+    every seed."""
+    effects = [difference + row["margin"] for difference in row["by_seed"]]
+    if p < LEVEL and min(effects) > 0:
+        return HOLDS
+    return OPPOSITE if p < LEVEL and max(effects) < 0 else NOT_SEEN
+
+
+def to_markdown(results: Mapping[str, Any], claims: Sequence[Claim]) -> str:
+    """The table, what its words mean, and what failed."""
+    rows = {(row["baseline"], row["treated"], row["measure"]): row for row in results["rows"]}
+    header = ["paper", "claim", "setting, minus", "measure", "before", "after", "difference [95 %]", "p", "Holm"]
+    header += ["seeds (with the sign)", "p over seeds", "verdict"]
+    cells = [_cells(claim, rows.get((claim.baseline, claim.treated, claim.measure), {"seeds": []})) for claim in claims]
+    run = [row for row in results["rows"] if row["seeds"]]
+    parts = [piped(header, cells, left=4), legend(len(run), len(claims))]
+    parts += [f"Failed: {name}: {told}" for name, told in results["failed"].items()]
+    return "\n\n".join(parts)
+
+
+def _cells(claim: Claim, row: Mapping[str, Any]) -> list[str]:
+    margin = f" (by more than {claim.margin:g})" if claim.margin else ""
+    begin = [claim.paper, claim.says + margin, f"`{claim.treated}` - `{claim.baseline}`", claim.measure]
+    if not row["seeds"]:
+        return [*begin, *[""] * 7, NOT_RUN]
+    sign = 1 if row["difference"] + row["margin"] > 0 else -1
+    same = sum(sign * (difference + row["margin"]) > 0 for difference in row["by_seed"])
+    return [
+        *begin,
+        f"{row['before']:.4f}",
+        f"{row['after']:.4f}",
+        f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]",
+        _p(row["p"]),
+        _p(row["holm"]),
+        f"{len(row['seeds'])} ({same})",
+        "" if row["p_seeds"] is None else _p(row["p_seeds"]),
+        row["verdict"],
+    ]
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
+
+
+def legend(run: int, claims: int) -> str:
+    return (
+        f"{run} of {claims} claims were run. The difference is the mean over questions (perplexity: passages) of a "
+        "value that is itself a mean over seeds, its interval the percentile bootstrap over them; p is the "
+        "randomisation test, two-sided, and Holm corrects it for all rows that were run. "
+        f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign. **{OPPOSITE}**: the same, with "
+        f'the other sign. **{NOT_SEEN}**: neither, which says nothing against a claim. A claim of "no worse" is '
+        'tested as "worse by less than the margin". p over seeds (Welch\'s test between the means of runs) says '
+        "whether other seeds would agree; with two or three it decides little. A row of one seed is about two trained "
+        "models, not yet about two methods."
+    )

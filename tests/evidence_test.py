@@ -1,0 +1,167 @@
+"""The bookkeeping of bench/evidence.py: what comes when, what is done once, what a row says. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import evidence
+from bench.evidence import attempt, collect, order
+from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Pretrain, Train
+from bench.evidence_steps import Work, digest, needs
+from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, judged, row_of, to_markdown
+from configs.minilm import get_config
+from configs.pretraining.mlm import get_config as pretraining_config
+
+CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
+# A step, in place of training: MLR is better by the seed's hundredth. One always fails.
+SCRIPT = """
+import json, pathlib, sys
+folder, name, seed = sys.argv[1:]
+with open(pathlib.Path(folder) / "made", "a") as file:
+    file.write(f"{name} {seed}\\n")
+if name == "stage-1":
+    sys.exit("no such luck")
+path = pathlib.Path(json.loads((pathlib.Path(folder) / "paths").read_text())[f"{name} {seed}"])
+values = {str(i): i / 10 + int(seed) / 100 + (name == "mlr-2") * int(seed) * (6 + i) / 1000 for i in range(9)}
+path.parent.mkdir(parents=True)
+made = {measure: values for measure in ("nDCG@10", "RR@10", "R@100")}
+path.write_text(json.dumps({"values": made, "processor_seconds": 1}))
+"""
+
+
+def test_seeds_take_turns_and_long_claims_wait() -> None:
+    first, second, late = CLAIM, replace(CLAIM, says="b"), replace(CLAIM, says="c", later=2)
+    found = [(seed, claim.says) for seed, claim in order([late, first, second], 3)]
+    better = first.says
+    early = [(1, better), (1, "b"), (2, better), (2, "b")]
+    assert found == [*early, (1, "c"), (3, better), (3, "b"), (2, "c"), (3, "c")]
+
+
+def test_claims_are_about_steps_whose_keys_there_are() -> None:
+    for claim in CLAIMS:
+        assert isinstance(STEPS[claim.baseline], Train)
+        assert isinstance(STEPS[claim.treated], Train)
+    named = [(claim.baseline, claim.treated, claim.measure) for claim in CLAIMS]
+    assert len(set(named)) == len(named)
+    for name, step in STEPS.items():
+        assert all(not STEPS[one].seeded or step.seeded for one in needs(name)), f"{name} has no seed of its own"
+        if isinstance(step, Train):
+            get_config(step.system).lock().update_from_flattened_dict({**COMMON, **step.keys})
+        elif isinstance(step, Pretrain):
+            pretraining_config().lock().update_from_flattened_dict(dict(step.keys))
+
+
+def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: digest.__wrapped__(name, "data") for name in ("stage-1", "own", "stage-2", "dual")}
+    digest.cache_clear()
+    monkeypatch.setitem(STEPS, "stage-1", Train(keys={"data.train": "@bm25/mined.jsonl", "train.steps": 7}))
+    after = {name: digest(name, "data") for name in before}
+    digest.cache_clear()
+    assert [name for name in before if before[name] == after[name]] == ["dual"]
+    assert digest("dual", "other data") != after["dual"]
+
+
+def values(baseline: list[float], treated: list[float]) -> list[dict[str, float]]:
+    return [{str(i): value for i, value in enumerate(side)} for side in (baseline, treated)]
+
+
+def made(shift: tuple[float, ...], margin: float = 0.0) -> dict[str, Any]:
+    """A row of as many seeds, in each of which the treated one is that much better, but for noise."""
+    rng = np.random.default_rng(0)
+    pairs = {}
+    for seed, by in enumerate(shift, 1):
+        before = rng.uniform(size=200)
+        pairs[seed] = values(before.tolist(), (before + by + rng.normal(0, 0.01, 200)).tolist())
+    return row_of(replace(CLAIM, margin=margin), pairs, ["a run"])
+
+
+def test_a_row_is_the_mean_over_seeds_and_questions() -> None:
+    pairs = {1: values([0.0, 0.5, 1.0], [0.3, 0.5, 1.0]), 3: values([0.2, 0.5, 0.0], [0.2, 0.8, 0.3])}
+    row = row_of(CLAIM, pairs, ["a"])
+    assert (row["seeds"], row["ids"], row["by_seed"]) == ([1, 3], 3, [0.1, 0.2])
+    assert row["difference"] == pytest.approx(0.15, abs=1e-6)
+    assert row["before"] == pytest.approx(np.mean([0.5, 0.7 / 3]), abs=1e-6)
+    assert row["p"] == pytest.approx(2 / 8)  # three gains of .15: only all signs or none reach their sum
+    allowed = row_of(replace(CLAIM, margin=0.2), pairs, ["a"])
+    assert {key: allowed[key] for key in ("difference", "low", "high", "by_seed")} == {
+        key: row[key] for key in ("difference", "low", "high", "by_seed")
+    }
+
+
+@pytest.mark.parametrize(
+    ("shift", "margin", "expected"),
+    [
+        ((0.01, 0.02), 0.0, HOLDS),
+        ((-0.01, -0.02), 0.0, OPPOSITE),
+        ((0.0, 0.0), 0.0, NOT_SEEN),
+        ((0.05, -0.005), 0.0, NOT_SEEN),  # one seed says otherwise
+        ((0.0, 0.0), 0.01, HOLDS),  # no worse by so much
+        ((-0.02, -0.02), 0.01, OPPOSITE),
+        ((), 0.0, NOT_RUN),
+    ],
+)
+def test_verdicts(shift: tuple[float, ...], margin: float, expected: str) -> None:
+    assert judged([made(shift, margin)])[0]["verdict"] == expected
+
+
+def test_holm_counts_the_rows_that_were_run() -> None:
+    row = {**made((0.01,)), "p": 0.02}
+    alone, unrun = judged([row, made(())])
+    assert (alone["holm"], alone["verdict"], unrun["verdict"]) == (0.02, HOLDS, NOT_RUN)
+    assert [one["verdict"] for one in judged([row, row, row])] == [NOT_SEEN] * 3  # .06 each
+
+
+def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
+    work, script, results = Work(tmp_path, "data"), tmp_path / "step.py", tmp_path / "results.json"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path)]
+    paths = {f"{name} {seed}": str(work.result(name, seed)) for name in STEPS for seed in (1, 2)}
+    (tmp_path / "paths").write_text(json.dumps(paths))
+    evidence.work_through(work, 2, results, command)
+    attempts = (tmp_path / "made").read_text().splitlines()
+    expected = ["dual 1", "mlr-2 1", "bm25 1", "stage-1 1", "dual 2", "mlr-2 2", "stage-1 2"]
+    assert attempts == expected  # bm25 has no seed; what needs stage-1 is not begun
+    found = json.loads(results.read_text())
+    assert found["rows"][0]["by_seed"] == pytest.approx([0.01, 0.02])
+    assert found["rows"][1]["verdict"] == NOT_RUN
+    assert "no such luck" in found["failed"][work.path("stage-1", 1).name]
+    assert "a step that it needs failed" in found["failed"][work.path("stage-2", 1).name]
+    assert "no such luck" in capsys.readouterr().out
+    table = to_markdown(found, evidence.CLAIMS)
+    assert "+0.0150 [" in table
+    assert "2 of 3 claims were run" in table
+
+    evidence.work_through(work, 2, results, command)
+    assert (tmp_path / "made").read_text().splitlines() == [*expected, "stage-1 1", "stage-1 2"]
+
+
+def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
+    work = Work(tmp_path, "data")
+
+    def finish(name: str, seed: int) -> None:
+        path = work.result(name, seed)
+        path.parent.mkdir(parents=True)
+        scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(9)}
+        path.write_text(json.dumps({"values": {m: scores for m in evidence.MEASURES}, "processor_seconds": 1}))
+
+    assert collect(work, 2, {}, {})["rows"][0]["verdict"] == NOT_RUN
+    for name in ("dual", "mlr-2"):
+        finish(name, 1)
+    first = collect(work, 2, {}, {})
+    kept = {**first, "rows": [{**first["rows"][0], "difference": 7.0}]}
+    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == 7.0
+    for name in ("dual", "mlr-2"):
+        finish(name, 2)
+    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == pytest.approx(1.0)
+    assert attempt(work, "dual", 2, {}, ["false"])
