@@ -90,8 +90,9 @@ def search_until_proven(
     k: int,
     description: str,
     more: float = 1 / 8,
+    least: int = MARGIN,
 ) -> SearchResult:
-    """Looks for `k` and some more candidates of every query (MARGIN, or `more` as a share of k), and deeper where that
+    """Looks for `k` and some more candidates of every query (`least`, or `more` as a share of k), and deeper where that
     proves nothing.
 
     look(queries, depth): the best candidates with exact scores, in the order of the tie rule, where `bound` is how high
@@ -101,7 +102,7 @@ def search_until_proven(
     wanted = min(k, total_rows)
     scores = np.empty((queries, wanted), np.float32)
     rows = np.empty((queries, wanted), np.int64)
-    todo, depth, rounds, scored = np.arange(queries), k + max(MARGIN, int(k * more)), [], 0
+    todo, depth, rounds, scored = np.arange(queries), k + max(least, int(k * more)), [], 0
     while todo.size:
         rounds.append(len(todo))
         depth = min(depth, total_rows)

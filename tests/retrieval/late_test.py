@@ -196,6 +196,18 @@ def test_a_tile_after_the_other_is_the_same(tile: int, monkeypatch: pytest.Monke
     np.testing.assert_array_equal(found.rows, brute_force(queries, documents, K)[1])
 
 
+def test_lists_in_int8_are_proven_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost adds up over a query's vectors, so more candidates are looked at, though few are scored."""
+    queries, documents = lists([8] * 4, 1), lists(counts(300), 2)
+    found = search_lists(queries, [documents], K, "int8")
+    assert found.rounds == (4,)
+    monkeypatch.setattr("jaxret.retrieval.search.LISTS_MARGIN", 1)
+    control = search_lists(queries, [documents], K, "int8")
+    assert len(control.rounds) > 1
+    np.testing.assert_array_equal(control.rows, found.rows)
+    assert found.scored < 4 * (K + 128)
+
+
 @pytest.mark.parametrize("name", ["int8", "bfloat16"])
 def test_what_is_found_in_fewer_bits_scores_above_what_is_exact(name: str) -> None:
     """Every score that the proof sees is an upper bound, and no higher than what was lost explains."""
