@@ -25,7 +25,7 @@ from jaxret.retrieval.approximate import (
     load,
     require_one_query_vector,
 )
-from jaxret.retrieval.backends import FaissCpu
+from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.dense import BLOCK_ROWS
 from jaxret.retrieval.encoded import EncodedCorpus
 from jaxret.retrieval.factory import (
@@ -184,7 +184,7 @@ def measure(
     index = load(folder / "index.faiss", manifest)
     depths = [depth for depth in DEPTHS if depth < corpus.total_rows] or [1]
     k = max(depths) + (asked.own is not None)
-    exact = search(asked.vectors, corpus, k, FaissCpu.open("recall"), progress)
+    exact = search(asked.vectors, corpus, k, select_backend("faiss-cpu"), progress)
     best = _others(exact.scores, exact.rows, asked.own)
     made = Approximate(
         index, manifest["factory"], manifest["vectors_per_passage"], manifest["largest_norm"], Settings(1, 1)
