@@ -75,6 +75,8 @@ def test_it_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path
     folder = choose_corpus(run)
     with pytest.raises(ValueError, match="--filter needs exact search"):
         Searcher(run, folder, filters=["kind:a"], index=Chosen("ivf"))
+    with pytest.raises(ValueError, match="found by mean:3 or by the index ivf, not by both"):
+        Searcher(run, folder, candidates="mean:3", index=Chosen("ivf"))
     shutil.copytree(run.workdir.path / "embeddings", tmp_path / "embeddings")
     other = replace(run, workdir=Workdir(tmp_path))
     (tmp_path / "ids.txt").write_text("p1\n")
