@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_every_row_is_told_against_the_one_above(table: dict[str, Evaluation]) -
     assert "yes" not in told_changes({"a": table["b"], "b": table["c"]}, ["one"], aligned)
 
 
-def test_every_system_is_a_config_that_says_what_it_is(tmp_path) -> None:
+def test_every_system_is_a_config_that_says_what_it_is(tmp_path: Path) -> None:
     for system in SYSTEMS:
         config = demo_config(system.config, tmp_path, {"train.steps": 7})
         check(config)
