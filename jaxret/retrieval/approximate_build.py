@@ -193,7 +193,7 @@ def measure(
     measured, mapped = list[dict[str, Any]](), Mapped(corpus)
     for effort in efforts:
         trial = replace(made, settings=Settings(candidates, effort))
-        recall = {}
+        recall = dict[str, float]()
         for depth in depths:  # each of a search for so many: for more, an index may look harder
             begun = time.perf_counter()
             result = trial.search(asked.vectors, mapped, depth + (asked.own is not None))
@@ -201,8 +201,8 @@ def measure(
             found = _others(result.scores, result.rows, asked.own)
             recall[str(depth)] = round(recall_at(found, best, depth), 4)
         measured.append({"effort": effort, "candidates": candidates, "recall": recall, "ms": round(each, 3)})
-    depth = "10" if 10 in depths else "1"
-    chosen = next((row for row in measured if row["recall"][depth] >= GOOD), measured[-1])
+    deciding = "10" if 10 in depths else "1"
+    chosen = next((row for row in measured if row["recall"][deciding] >= GOOD), measured[-1])
     questions = {"count": len(asked.vectors), "source": asked.source, "sha256": sha256_bytes(asked.vectors.tobytes())}
     found_all = {
         "questions": questions,
