@@ -129,6 +129,7 @@ def test_what_cannot_be_proposed_is_an_error() -> None:
         Proposer.open(corpus, Wanted("mean", 9), faiss())(queries, corpus, K)
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_searched_and_what_was_missed_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data, head__name="layers", head__layers__chosen=(1, 2, 3))

@@ -237,7 +237,7 @@ class Killed(BaseException):
     """Nobody catches it."""
 
 
-@pytest.mark.parametrize("job", ["append", "delete"])
+@pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
 def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
     job: str, root: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

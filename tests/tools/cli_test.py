@@ -251,7 +251,9 @@ def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("script", "arguments", "setting"),
     [
-        ("train.py", (*MINILM, "--config.mesh.platform=gpu"), "mesh.platform"),
+        pytest.param(
+            "train.py", (*MINILM, "--config.mesh.platform=gpu"), "mesh.platform", marks=pytest.mark.exhaustive
+        ),
         ("encode.py", ("--workdir=nowhere", "--corpus=x", "--platform=gpu"), "--platform"),
         ("search.py", ("--workdir=nowhere", "--query=x", "--platform=gpu"), "--platform"),
     ],

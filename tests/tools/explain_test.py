@@ -60,6 +60,7 @@ def test_late_interaction_shows_which_token_matched_which(make: Callable[..., Ru
         stored_passage(choose_corpus(run), "p99")
 
 
+@pytest.mark.exhaustive
 def test_several_vectors_show_which_one_won(make: Callable[..., Run]) -> None:
     run = make("mlr", head__name="layers", head__layers__chosen=(2, 3), pooling="none")
     passage, score = best(run)

@@ -47,9 +47,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "cls" else [pytest.mark.exhaustive]) for name in RUNS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in RUNS])
 def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     told = export(run, "sentence-transformers", out)

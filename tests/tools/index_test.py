@@ -37,6 +37,7 @@ def data(run: Run) -> str:
     return str(run.workdir.path.parent / "data")
 
 
+@pytest.mark.exhaustive
 def test_a_search_says_that_it_is_approximate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """And is exact without the index: two searches, two files, which are not compared with each other."""
     for index in (None, Chosen("ivf", nprobe=1), Chosen("ivf")):

@@ -70,6 +70,7 @@ def compiled() -> int:
     return int(devices.search_cells._cache_size())  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 def test_after_the_first_nothing_is_compiled_and_few_bytes_are_read(run: Run) -> None:
     searcher = Searcher(replace(run, compiled={}), choose_corpus(run), "xla")
     interactive.warm_up(searcher, 3)

@@ -159,6 +159,7 @@ def test_the_best_checkpoint_is_that_of_the_metric(whole: tuple[Path, TrainResul
     assert open_run(whole[0], "last").checkpoint["step"] == STEPS
 
 
+@pytest.mark.exhaustive
 def test_stopped_between_checkpoints_and_resumed(
     whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,8 @@ def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pyte
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
 
 
-@pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attention", ["flash", "cudnn"])
 def test_a_kernel_changes_no_count(attention: str) -> None:
     """Neither the products that it computes again count, nor is one that it does not show left out."""
     overrides = DUAL_ENCODER | {"encoder.dtype": "bfloat16", "encoder.attention_dropout": 0.0}

@@ -87,7 +87,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
     ("family", "mesh"),
     [
         pytest.param("dual_encoder", "8x1", marks=pytest.mark.exhaustive),
-        ("dual_encoder", "4x2"),
+        pytest.param("dual_encoder", "4x2", marks=pytest.mark.exhaustive),
         pytest.param("self_contrastive", "8x1", marks=pytest.mark.exhaustive),
         pytest.param("self_contrastive", "4x2", marks=pytest.mark.exhaustive),
     ],
