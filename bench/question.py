@@ -1,9 +1,9 @@
 """What a question costs in a warm process, beside the model's forward pass: python bench/question.py --folder=/tmp/q
 
-Makes a run of all-MiniLM-L6-v2 as it comes (6 layers, 384 wide) and a corpus of random vectors and texts, opens both as
-a user does, asks the demo's questions one at a time, ten passages each with their texts, and times the forward pass
-alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after the first round,
-which is warm-up; on a busy machine, medians of the least times, too.
+Makes a run of a model as it comes (--model; all-MiniLM-L6-v2, 6 layers, 384 wide) and a corpus of random vectors and
+texts, opens both as a user does, asks the demo's questions one at a time, ten passages each with their texts, and times
+the forward pass alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after
+the first round, which is warm-up; on a busy machine, medians of the least times, too.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Compilations:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="for the run and the corpus; kept for the next time")
+    parser.add_argument("--model", default=MODEL, help="any that `jaxret open` takes")
     parser.add_argument("--passages", type=int, default=60_000)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,7 +93,7 @@ def main() -> None:
     retriever = jaxret.Retriever.open(arguments.folder / "run") if (arguments.folder / "run").exists() else None
     if retriever is None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        retriever = jaxret.Retriever.open(MODEL, workdir=arguments.folder / "run")
+        retriever = jaxret.Retriever.open(arguments.model, workdir=arguments.folder / "run")
         draw(retriever, arguments.folder, arguments.passages)
     index = jaxret.Index.open(retriever)
     lines = (Path(jaxret.__file__).parent / "demo" / QUESTIONS_FILE).read_text().splitlines()
