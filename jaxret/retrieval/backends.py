@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh
 from jaxret.retrieval.lists import Padded, hold_lists
-from jaxret.retrieval.precision import FLOAT32, Precision, find_precision
+from jaxret.retrieval.precision import FLOAT32, LONGEST_INT8, Precision, find_precision
 from jaxret.retrieval.proof import Found, keep_best
 from jaxret.retrieval.quantized import MOST, OVER, Quantized
 
@@ -111,10 +111,11 @@ class FaissCpu:
         shape = block.shape[:2]
         rows = block.reshape(-1, block.shape[-1])
         quantized = cache(partial(Quantized, self.faiss, rows))
+        alone = self.many and rows.shape[1] <= LONGEST_INT8
 
         def top(queries: np.ndarray, k: int) -> Found:
             wanted = min(k * shape[1], len(rows))  # k x V vectors hold at least k documents
-            if self.many and len(queries) == 1 and wanted <= MOST // OVER:
+            if alone and len(queries) == 1 and wanted <= MOST // OVER:
                 scores, found, left_out = quantized().best(queries, wanted)
                 best = from_rows(scores, found, shape, k)
                 return best._replace(bound=np.maximum(best.bound, left_out))

@@ -150,11 +150,13 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(filters)}" if filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
-        self.backend = select_backend(backend, self.shards.ragged, precision, many)
+        self.backend = select_backend(backend, self.shards.ragged, precision)
         self.index = open_index(self.shards, index) if index else None
         self._corpus: Any = Mapped(self.shards) if index else self.shards
         if many and not index:
             self._corpus = keep(self.shards, on_devices(self.shards, self.backend))
+        if isinstance(self._corpus, Kept):  # else blocks are loaded anew for every search
+            self.backend = select_backend(backend, self.shards.ragged, precision, many=True)
         self_check(self.backend, self.shards.ragged)
         self.proposer: Proposer | None = None
         if candidates:

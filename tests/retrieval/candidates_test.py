@@ -103,6 +103,14 @@ def test_queries_a_few_at_a_time_and_passages_a_few_at_a_time(monkeypatch: pytes
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
+    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
+    vectors = np.array([[[1, 2.0**-24, 2.0**-53, 2.0**-53], [0, 0, 0, 0]]] * 2, np.float32)
+    corpus, queries = Passages([vectors]), Ragged.from_stacked(np.ones((1, 1, 4), np.float32))
+    found = Proposer.open(corpus, Wanted("mean", 2), faiss())(queries, corpus, 1)
+    assert found.scores.item() == 1 + 2.0**-23
+
+
 def test_recall_is_the_share_of_the_exact_rows() -> None:
     exact = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert recall(exact[:, ::-1], exact) == 1
@@ -125,8 +133,9 @@ def test_what_cannot_be_proposed_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"for passages of several vectors; here each has one"):
         Proposer.open(single, Wanted("mean", 9), faiss())
     documents.flat[int(documents.offsets[7])] = np.nan
-    with pytest.raises(ValueError, match=r"document row 7 has a NaN"):
-        Proposer.open(corpus, Wanted("mean", 9), faiss())(queries, corpus, K)
+    for parts in (corpus, Passages(blocks(documents, 5))):
+        with pytest.raises(ValueError, match=r"document row 7 has a NaN"):
+            Proposer.open(parts, Wanted("mean", 9), faiss())(queries, parts, K)
 
 
 @pytest.mark.exhaustive

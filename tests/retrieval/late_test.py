@@ -88,6 +88,7 @@ def test_padding_never_outbids_a_vector() -> None:
 
 def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late, "QUERY_ROWS", 8)  # several passes over a block
+    monkeypatch.setattr(late, "DOCUMENTS", 4)  # and a query's documents scored again in two parts
     queries, documents = lists([2] * 11, 3), lists(counts(6), 4)
     found = search_lists(queries, blocks(documents, 4), 50)
     expected_scores, expected_rows = brute_force(queries, documents, 50)

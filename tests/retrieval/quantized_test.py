@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.retrieval import quantized
 from jaxret.retrieval.backends import FaissCpu, select_backend
+from jaxret.retrieval.precision import LONGEST_INT8
 from jaxret.retrieval.quantized import MOST, OVER, Quantized
 from jaxret.retrieval.rounding import rounding_error, upper_norms
 from jaxret.retrieval.search import InMemory, search
@@ -42,8 +44,9 @@ QUERY = np.random.default_rng(1).standard_normal((1, DIMENSION), dtype=np.float3
 
 @pytest.mark.parametrize("dimension", [16, DIMENSION])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_left_out_is_below_the_bound(kind: str, dimension: int) -> None:
-    """Where FAISS multiplies bytes, a multiple of 16, and where it does not."""
+def test_what_was_left_out_is_below_the_bound(kind: str, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where FAISS multiplies bytes, a multiple of 16, and where it does not; of vectors that are rounded in parts."""
+    monkeypatch.setattr(quantized, "ROWS", 700)
     given, query = np.ascontiguousarray(vectors(kind)[:, :dimension]), QUERY[:, :dimension]
     held = Quantized(faiss, given)
     scores, rows, bound = held.best(query, K)
@@ -82,6 +85,29 @@ def test_faiss_multiplies_whole_numbers_exactly_and_no_others() -> None:
     for query in (random.integers(-127, 128, (1, 384)), np.full((1, 384), -127), np.full((1, 384), 127)):
         scores, rows = index.search(query.astype(np.float32), 40)
         np.testing.assert_array_equal(scores[0], (codes.astype(np.int64) @ query[0])[rows[0]])
+
+
+def test_vectors_too_long_for_sums_of_int8_are_searched_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127 x 127 x 133,184 is above 2^31: FAISS's sum of the two best vectors would wrap around and be the lowest."""
+    monkeypatch.setattr("jaxret.retrieval.search.MARGIN", 0)
+    dimension = 133_184
+    assert dimension > LONGEST_INT8
+    documents = np.full((8, 1, dimension), 0.1, np.float32)
+    documents[:2], documents[2] = 1, 0.9
+    query = np.ones((1, dimension), np.float32)
+    found = search(query, [documents], 1, select_backend("faiss-cpu", many=True))
+    assert (found.rows.item(), found.scores.item()) == (0, dimension)
+
+
+def test_a_search_leaves_faiss_its_threads() -> None:
+    threads = faiss.omp_get_max_threads()
+    held = Quantized(faiss, vectors("gaussian"))
+    try:
+        faiss.omp_set_num_threads(3)
+        held.best(QUERY, K)
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def test_a_query_of_zeros_finds_as_many() -> None:

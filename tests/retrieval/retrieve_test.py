@@ -19,6 +19,8 @@ from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queri
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
+from jaxret.retrieval import kept
+from jaxret.retrieval.backends import FaissCpu
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.latency import measure
 from jaxret.retrieval.passages import Passages
@@ -229,6 +231,15 @@ def test_latency_is_of_one_question_at_a_time_and_ends_in_time(run: Run, root: P
     compiled = searcher.embedder.programs
     assert measure(searcher, queries, 3, most=10, seconds=0.0)["questions"] == 1
     assert searcher.embedder.programs == compiled
+
+
+def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is read anew for every question int8 would be made anew."""
+    for room, many in ((kept.KEPT_BYTES, True), (0, False)):
+        monkeypatch.setattr(kept, "KEPT_BYTES", room)
+        searcher = Searcher(run, choose_corpus(run), "faiss-cpu", many=True)
+        assert isinstance(searcher.backend, FaissCpu)
+        assert (searcher.where, searcher.backend.many) == ("memory" if many else "disk", many)
 
 
 def test_queries_that_are_passages_do_not_find_themselves(

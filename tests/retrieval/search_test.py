@@ -282,10 +282,12 @@ def test_only_queries_with_near_ties_take_a_second_round() -> None:
 
 
 def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
-    """1 + 2^-24 is halfway between two float32 numbers; 2^-60 more decides, and a float64 sum loses it."""
-    documents = np.array([[[1.0, 2.0**-24, 2.0**-60, -(2.0**-70)]]], np.float32)
+    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
+    documents = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
     queries = np.ones((1, 4), np.float32)
+    assert np.float32(documents.astype(np.float64).sum()) == 1, "control"
     result = search(queries, [documents], 1, select_backend("faiss-cpu"))
+    assert result.scores.item() == 1 + 2.0**-23
     assert_same_bits(result, brute_force(queries, documents, 1))
 
 
