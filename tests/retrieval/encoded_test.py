@@ -104,7 +104,9 @@ def test_all_shards_may_be_mapped_at_a_time(tmp_path: Path) -> None:
         writer.write(shard, np.ones((1, 1, 4), np.float32), [f"d{shard.start}"])
     writer.finish()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = (max(map(int, os.listdir("/dev/fd"))) + 60, before[1])
+    taken = set(map(int, os.listdir("/dev/fd")))
+    free = [number for number in range(4000) if number not in taken]
+    low = (free[60], before[1])
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, low)
         corpus = open_encoded(tmp_path)
