@@ -166,10 +166,10 @@ class Index:
         corpus: its name, or the folder or file that was encoded; needed if there are several. backend: "auto",
         "faiss-gpu", "faiss-cpu" or "xla"; precision: "float32", or with XLA "float16", "bfloat16" or "int8", in which
         candidates take half or a quarter of the memory: what is found is the same. approximate: the name of an index
-        that `jaxret index` built: it finds candidates, which are scored exactly; what it does not find is missing. On
-        accelerators the corpus stays on all of them if it fits (of an exact search). Raises FileNotFoundError if there
-        is no such corpus, ContractError (a ValueError) if another model or checkpoint encoded it, ShardError (a
-        ValueError) for a file that is missing or damaged.
+        that `jaxret index` built: it finds candidates, which are scored exactly; what it does not find is missing, and
+        backend and precision cannot be chosen. On accelerators the corpus stays on all of them if it fits (of an exact
+        search). Raises FileNotFoundError if there is no such corpus or index, ContractError (a ValueError) if another
+        model or checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
         """
         retriever = source if isinstance(source, Retriever) else Retriever.open(source)
         return cls(retriever, corpus, backend, precision, approximate)
@@ -227,8 +227,7 @@ class Index:
         ]
 
     def __repr__(self) -> str:
-        by = self._searcher.index or self._searcher.backend
-        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {by.description})"
+        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.description})"
 
 
 def _is_run(source: PathLike) -> bool:

@@ -7,7 +7,7 @@ VERBS = {
     "train": "train a retriever; the same command again goes on",
     "pretrain": "pre-train an encoder for retrieval on a corpus; the same command again goes on",
     "encode": "encode a corpus; the same command again goes on",
-    "search": "search an encoded corpus exactly, and evaluate",
+    "search": "search an encoded corpus, exactly unless told otherwise, and evaluate",
     "index": "an approximate index of an encoded corpus, with its recall measured",
     "compare": "results of several runs: means, deviations over seeds, paired tests",
     "explain": "why a passage is found: words, tokens or vectors, as the family has them",

@@ -1,9 +1,9 @@
 """Builds an approximate index of an encoded corpus with FAISS, and measures what it finds of exact search:
 
-jaxret index --workdir=runs/mlr --factory=IVF4096,PQ64 --queries=FOLDER --split=dev
+jaxret index --workdir=runs/mlr --factory=IVF4096,PQ64 --queries=FOLDER --qrels=FOLDER --split=dev
 jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="how do I ...?"
 
-Search stays exact unless it is given --index. Run the same command again to go on, or to measure with other settings.
+No search uses an index unless --index names it. Run the same command again to go on, or to measure with other settings.
 """
 
 from absl import flags
@@ -12,7 +12,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 _FACTORY = flags.DEFINE_string(
     "factory", None, "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...", required=True
 )
-_CORPUS = flags.DEFINE_string("corpus", "", "name of the encoded corpus; needed if there are several")
+_CORPUS = flags.DEFINE_string(
+    "corpus", "", "the encoded corpus: its name, or the path that was encoded; default: the only one"
+)
 _NAME = flags.DEFINE_string("name", "", "name of the index; default: the factory string")
 _QUERIES = flags.DEFINE_string(
     "queries", "", "folder or file with queries to measure recall with; default: passages' own vectors"

@@ -1,4 +1,4 @@
-"""Searches an encoded corpus exactly:
+"""Searches an encoded corpus, exactly unless --index or --candidates is given:
 
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
@@ -90,8 +90,6 @@ def main() -> None:
         check_question(_QUERY.value)
     if not _INDEX.value and (_RESCORE.value or _NPROBE.value or _EF_SEARCH.value):
         raise ValueError("--rescore, --nprobe and --ef_search are of an approximate index: give --index=NAME too")
-    if _INDEX.value and (_BACKEND.value, _PRECISION.value) != ("auto", "float32"):
-        raise ValueError("--backend and --precision are of exact search: leave them or --index out")
     index = Chosen(_INDEX.value, _RESCORE.value, _NPROBE.value, _EF_SEARCH.value) if _INDEX.value else None
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)

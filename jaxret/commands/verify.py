@@ -1,13 +1,13 @@
 """Compares everything in a folder with its digests, and names what is wrong:
 
 jaxret verify runs/mlr              a run: its files, every array of its checkpoints, its encoded corpora
-jaxret verify DIR                   an encoded corpus, or a store of tokens
+jaxret verify DIR                   an encoded corpus, an approximate index, or a store of tokens
 
 Nothing is changed. It ends with status 1 if anything is wrong. What is whole and can hardly be meant is an alarm:
 vectors that all point the same way, and corpora that different checkpoints encoded.
 """
 
-ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS) or a store of tokens"}
+ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}
 
 
 def main(folder: str) -> None:

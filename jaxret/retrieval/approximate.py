@@ -20,8 +20,9 @@ from jaxret.retrieval.dense import QUERY_ROWS, SingleVectors
 from jaxret.retrieval.encoded import EncodedCorpus
 from jaxret.retrieval.factory import effort_of, faiss_library, set_effort
 from jaxret.retrieval.proof import SearchResult
-from jaxret.retrieval.search import Corpus, score_candidates
+from jaxret.retrieval.search import Corpus, query_vectors, score_candidates
 from jaxret.retrieval.shards import ShardError
+from jaxret.runs.workdir import plain
 from jaxret.storage import sha256_file, sha256_json
 from jaxret.types import Ragged
 
@@ -62,18 +63,20 @@ class Approximate:
         """One line: library, version, index."""
         return f"FAISS {faiss_library().__version__}, {self.factory}"
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """What results say of it."""
+    def used(self, k: int) -> Settings:
+        """How hard a search for k passages searches at least: all of the k are candidates."""
+        return self.settings._replace(candidates=max(k, self.settings.candidates))
+
+    def described(self, k: int) -> dict[str, Any]:
+        """What results of a search for k passages say of it."""
         name, _ = effort_of(self.index)
         effort = {name: self.settings.effort} if name else {}
-        return {"factory": self.factory, **effort, "candidates": self.settings.candidates, "recall": self.recall}
+        return {"factory": self.factory, **effort, "candidates": self.used(k).candidates, "recall": self.recall(k)}
 
-    @property
-    def recall(self) -> dict[str, float] | None:
-        """Recall at each k that was measured, with these settings; None if it was not."""
+    def recall(self, k: int) -> dict[str, float] | None:
+        """Recall at each depth that was measured, with the settings of a search for k passages; None if it was not."""
         for row in (self.measured or {}).get("measured", []):
-            if Settings(row["candidates"], row["effort"]) == self.settings:
+            if Settings(row["candidates"], row["effort"]) == self.used(k):
                 return dict(row["recall"])
         return None
 
@@ -81,20 +84,19 @@ class Approximate:
         """What a search for k passages says of it, in a line."""
         name, _ = effort_of(self.index)
         effort = f"{name} {self.settings.effort}, " if name else ""
-        how = f"{self.factory}, {effort}{max(k, self.settings.candidates):,} candidates scored exactly"
-        if self.recall is None or k > self.settings.candidates:
+        how = f"{self.factory}, {effort}{self.used(k).candidates:,} candidates scored exactly"
+        if (recall := self.recall(k)) is None:
             return f"{how}; its recall with these settings was not measured"
-        found = ", ".join(f"@{depth} {value:.3f}" for depth, value in self.recall.items())
+        found = ", ".join(f"@{depth} {value:.3f}" for depth, value in recall.items())
         asked = (self.measured or {})["questions"]
         return f"{how}; recall of exact search {found}, measured with {asked['count']:,} {asked['source']}"
 
     def search(self, queries: np.ndarray | Ragged, corpus: Corpus, k: int) -> SearchResult:
         """The best k passages among the candidates of each query [Q,D] float32, with the scores and in the order of
-        exact search; fewer only where the corpus has fewer. Raises ValueError where no setting finds so many."""
-        flat = queries.stacked()[:, 0] if isinstance(queries, Ragged) else queries
-        if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
-            raise ValueError(f"queries are {flat.dtype} {list(flat.shape)}; float32 [Q,{corpus.dimension}] are right")
-        asked, wanted = SingleVectors(np.ascontiguousarray(flat)), min(k, corpus.total_rows)
+        exact search; fewer only where the corpus has fewer. Raises ValueError for what exact search refuses, and where
+        no setting finds so many."""
+        asked, wanted = query_vectors(queries, corpus), min(k, corpus.total_rows)
+        assert isinstance(asked, SingleVectors), "there are no indexes of lists"
         rows = self._candidates(asked.vectors, wanted)
         scored = score_candidates(asked, rows, corpus, wanted, self.largest_norm)
         return SearchResult(*scored, self.description, (len(asked),), int((rows >= 0).sum()))
@@ -103,7 +105,7 @@ class Approximate:
         """At least `wanted` rows for each query, int64 [Q,C], -1 where there are no more. Where an index gives fewer
         (few lists were looked at, or many vectors are of the same passages), it looks twice as hard."""
         _, most = effort_of(self.index)
-        depth, effort = max(wanted, self.settings.candidates), self.settings.effort
+        depth, effort = self.used(wanted)
         found: list[np.ndarray] = [np.empty(0, np.int64)] * len(queries)
         todo = np.arange(len(queries))
         while True:
@@ -147,9 +149,7 @@ class Mapped:
 
 def index_folder(corpus: Path, name: str) -> Path:
     """The folder of an index of an encoded corpus. Raises ValueError for a name that is no plain name."""
-    if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
-        raise ValueError(f"the name of an index is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
-    return corpus / "indexes" / name
+    return corpus / "indexes" / plain("the name of an index", name)
 
 
 def identity_of(corpus: EncodedCorpus) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from jaxret.retrieval.factory import (
     seed_training,
 )
 from jaxret.retrieval.kept import require_finite
+from jaxret.retrieval.proof import recall_at
 from jaxret.retrieval.rounding import upper_norms
 from jaxret.retrieval.search import search
 from jaxret.storage import StorageError, atomic_write, sealed, sha256_bytes, sha256_file, write_json
@@ -219,11 +220,6 @@ def _others(scores: np.ndarray, rows: np.ndarray, own: np.ndarray | None) -> np.
         return scores
     last = np.argsort(rows == own[:, None], axis=1, kind="stable")[:, :-1]
     return np.take_along_axis(scores, last, axis=1)
-
-
-def recall_at(found: np.ndarray, best: np.ndarray, k: int) -> float:
-    """The share of the k best that were found, of exact scores [Q,>=k], both descending."""
-    return float((found[:, :k] >= best[:, k - 1 : k]).mean())
 
 
 def default_efforts(index: Any, candidates: int) -> list[int]:

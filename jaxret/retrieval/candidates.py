@@ -14,7 +14,7 @@ from jaxret.retrieval.dense import SingleVectors
 from jaxret.retrieval.fronts import FRONTS, Front, queries_of
 from jaxret.retrieval.kept import Kept, Stored, keep, require_finite
 from jaxret.retrieval.picked import Picked
-from jaxret.retrieval.proof import PASS_CANDIDATES, SearchResult
+from jaxret.retrieval.proof import PASS_CANDIDATES, SearchResult, recall_at
 from jaxret.retrieval.rounding import WIDE_UNIT, upper_norms
 from jaxret.retrieval.search import find_candidates, query_vectors, score_pairs, search
 from jaxret.types import Ragged
@@ -31,6 +31,11 @@ class Wanted(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.front}:{self.passages}"
+
+    def require(self, k: int) -> None:
+        """Raises ValueError if k passages are more than are proposed."""
+        if self.passages < k:
+            raise ValueError(f"--candidates={self} proposes fewer passages than the {k} that are asked for")
 
 
 def read_wanted(text: str) -> Wanted:
@@ -100,11 +105,20 @@ class Proposer:
         seen = FrontCorpus(corpus, FRONTS[wanted.front].of(corpus.dimension))
         return cls(wanted, seen, keep(seen) if many else seen, backend)
 
+    @property
+    def count(self) -> int:
+        """How many candidates a query has."""
+        return min(self.wanted.passages, self.corpus.total_rows)
+
+    @property
+    def description(self) -> str:
+        """One line: the backend, and what it ranks."""
+        return f"{self.backend.description}, {self.count:,} candidates a query by {self.wanted.front}"
+
     def __call__(self, vectors: Ragged, corpus: Stored, k: int, progress: bool = False) -> SearchResult:
         """The best k of the candidates of each query, by exact scores, then by row. corpus: the same passages."""
-        if self.wanted.passages < k:
-            raise ValueError(f"--candidates={self.wanted} proposes fewer passages than the {k} that are asked for")
-        count = min(self.wanted.passages, corpus.total_rows)
+        self.wanted.require(k)
+        count = self.count
         at_once = max(1, PASS_CANDIDATES // count)
         starts = range(0, len(vectors), at_once)
         found = [
@@ -112,8 +126,7 @@ class Proposer:
             for start in starts
         ]
         scores, rows = (np.concatenate(parts)[:, :k] for parts in zip(*found, strict=True))
-        told = f"{self.backend.description}, {count:,} candidates a query by {self.wanted.front}"
-        return SearchResult(scores, rows, told, (len(vectors),), len(vectors) * count)
+        return SearchResult(scores, rows, self.description, (len(vectors),), len(vectors) * count)
 
     def _some(self, vectors: Ragged, corpus: Stored, count: int, progress: bool) -> tuple[np.ndarray, np.ndarray]:
         asked = query_vectors(vectors, corpus)
@@ -133,13 +146,8 @@ def compared(wanted: Wanted, found: SearchResult, vectors: Ragged, corpus: Store
     k = found.rows.shape[1]
     exact = search(vectors.take(some), corpus, k, backend)
     depths = sorted({min(k, depth) for depth in (1, 10, 100, k)})
-    recalls = {str(depth): recall(found.rows[some, :depth], exact.rows[:, :depth]) for depth in depths}
+    recalls = {str(depth): recall_at(found.scores[some], exact.scores, depth) for depth in depths}
     return {"candidates": str(wanted), "recall_of_exact": recalls, "queries_compared": len(some)}
-
-
-def recall(found: np.ndarray, exact: np.ndarray) -> float:
-    """Of the rows [Q,k] of an exact search, the share that was found [Q,k]."""
-    return float(np.mean([np.isin(a, b).mean() for a, b in zip(exact, found, strict=True)]))
 
 
 def told(missed: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxret.retrieval.parts import Part, identity, read_parts
 from jaxret.retrieval.picked import Picked, PickedLists
-from jaxret.retrieval.shard_set import ShardSet, open_shards
+from jaxret.retrieval.shard_set import ShardSet, let_map, open_shards
 from jaxret.retrieval.shards import ShardError
 from jaxret.types import Ragged
 
@@ -125,6 +125,7 @@ def open_encoded(folder: str | Path, verify: bool = True) -> EncodedCorpus:
     folder = Path(folder)
     parts = read_parts(folder)
     shards = [open_shards(folder / part.name, verify) for part in parts] or [open_shards(folder, verify)]
+    let_map(sum(len(each.shards) for each in shards))
     if not parts:
         sha256 = corpus_of(shards[0]).get("sha256", "")
         return EncodedCorpus(folder, [Part("", sha256, shards[0].total_rows)], shards, None)

@@ -51,7 +51,7 @@ def measure(
         "k": k,
         "percentiles": "nearest rank",
         "vectors": searcher.where,
-        "backend": (searcher.index or searcher.backend).description,
+        "backend": searcher.description,
         "device": str(searcher.run.mesh.devices.flat[0].device_kind),
         "processors": os.cpu_count(),
     }

@@ -25,6 +25,12 @@ class SearchResult:
     scored: int = 0  # (query, document) pairs that were scored exactly
 
 
+def recall_at(found: np.ndarray, best: np.ndarray, k: int) -> float:
+    """The share of the k best that an approximate search found, by its exact scores and those of an exact search
+    [Q,>=k], both descending: of equal ones it does not matter which were found."""
+    return float((found[:, :k] >= best[:, k - 1 : k]).mean())
+
+
 class Found(NamedTuple):
     """The best documents of a block for each query; no document twice."""
 

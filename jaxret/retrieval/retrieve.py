@@ -135,10 +135,12 @@ class Searcher:
         (`precision.py`); what is found is the same. candidates: FRONT:N, which are scored exactly, and others not
         (`candidates.py`). index: an approximate index that finds candidates (`approximate.py`): what it does not find
         is missing. Raises what `open_corpus`, `matching` and `open_index` raise, ValueError for a backend that there is
-        not, where there is no passage to search and for both ways of finding candidates, and RuntimeError if the
+        not, where there is no passage to search and for several ways of finding candidates, and RuntimeError if the
         backend disagrees with a float64 product."""
         if candidates and index:
             raise ValueError(f"candidates are found by {candidates} or by the index {index.name}, not by both")
+        if index and (backend, precision) != ("auto", "float32"):
+            raise ValueError("--backend and --precision are of exact search: leave them or the index out")
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
@@ -167,18 +169,25 @@ class Searcher:
         self._texts: list[Passages] = []  # of each part, the last one first
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> Retrieved:
-        """Encodes the queries and searches, exactly but for `candidates`; the k best passages of each, best first.
-        Raises ValueError for k < 1 or no queries."""
+        """Encodes the queries and searches, exactly but for `candidates` and `index`; the k best passages of each, best
+        first. Raises ValueError for k < 1 or no queries, and for more passages than `candidates` says."""
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
+        if self.proposer:
+            self.proposer.wanted.require(k)
         cut, vectors = self.encode(queries, progress)
         result, ids = self.nearest(vectors, k, progress)
         rankings = {
             query.id: [(passage, float(score)) for passage, score in zip(found, scores, strict=True)]
             for query, found, scores in zip(queries, ids, result.scores, strict=True)
         }
-        approximate = {"index": self.index.described} if self.index else None
-        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters, approximate)
+        return Retrieved(rankings, result, self.shards, cut, vectors, self.filters, self._approximate(k))
+
+    def _approximate(self, k: int) -> dict[str, Any] | None:
+        """How a search for k passages finds candidates, as results say it; None: so that nothing is missing."""
+        if self.proposer:
+            return {"candidates": str(self.proposer.wanted)}
+        return {"index": self.index.described(k)} if self.index else None
 
     def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
         """The first half of a search: text to tokens to vectors. Raises ValueError for no queries."""
@@ -219,6 +228,11 @@ class Searcher:
                 _, (ids,) = self.nearest(vectors, k)
                 found = found or ids
         return found
+
+    @property
+    def description(self) -> str:
+        """What finds the passages, in a line."""
+        return (self.proposer or self.index or self.backend).description
 
     @property
     def where(self) -> str:

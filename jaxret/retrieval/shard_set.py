@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import resource
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +16,8 @@ from tqdm import tqdm
 
 from jaxret.retrieval.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.types import Ragged
+
+FEW = 64  # shards, for which there is room
 
 # numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at
 # once (SystemError: AST constructor recursion depth mismatch).
@@ -137,12 +142,25 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
     return ShardSet(folder, manifest)
 
 
+def let_map(shards: int) -> None:
+    """Has this process have so many more files open, as far as it may: a file that is mapped stays open, and many
+    systems allow 1,024 unless asked for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if shards <= FEW or soft == resource.RLIM_INFINITY:
+        return
+    wanted = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
+    with contextlib.suppress(OSError, ValueError):  # macOS: above a limit of its own; who lacks room says so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _map(path: Path) -> np.ndarray:
     """A memory map: a header that promises more than the file holds allocates nothing."""
     try:
         with _HEADERS:
             return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise OSError(f"{path}: this process may not have more files open; raise the limit (ulimit -n)") from error
         raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
 
 

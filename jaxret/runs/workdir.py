@@ -101,11 +101,11 @@ class Workdir:
 
     def embeddings(self, corpus: str) -> Path:
         """The folder of a corpus's vectors. Raises ValueError for a name that is no plain name."""
-        return self.path / "embeddings" / _plain("the name of a corpus", corpus)
+        return self.path / "embeddings" / plain("the name of a corpus", corpus)
 
     def rankings(self, dataset: str) -> Path:
         """The TREC run of a data set ("scifact", "scifact.test"). Raises ValueError for a name that is no plain one."""
-        return self.path / "runs" / f"{_plain('the name of a data set', dataset)}.trec"
+        return self.path / "runs" / f"{plain('the name of a data set', dataset)}.trec"
 
     @property
     def evaluations(self) -> tuple[Path, ...]:
@@ -114,11 +114,11 @@ class Workdir:
 
     def evaluation(self, dataset: str) -> Path:
         """The measures of a data set. Raises ValueError for a name that is no plain one."""
-        return self.path / "eval" / f"{_plain('the name of a data set', dataset)}.json"
+        return self.path / "eval" / f"{plain('the name of a data set', dataset)}.json"
 
 
-def _plain(what: str, name: str) -> str:
-    """The name, if it stays inside the folder that it is put in."""
+def plain(what: str, name: str) -> str:
+    """The name, if it stays inside the folder that it is put in. Raises ValueError. what: what it is the name of."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
         raise ValueError(f"{what} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
     return name

@@ -124,7 +124,7 @@ def read_result(given: str, data: str) -> Result:
             **dataset["sha256"],
             "corpus": made["corpus"]["sha256"],
             "filter": made["search"].get("filter", []),
-            "approximate": made["search"].get("index", {}).get("factory", ""),
+            "approximate": _approximate(made["search"]),
             "self_matches": dataset["self_matches"],
             "match": dataset.get("match", "string"),
         },
@@ -134,6 +134,11 @@ def read_result(given: str, data: str) -> Result:
         checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
         trained=trained_on(record, whole=False).get("train"),
     )
+
+
+def _approximate(search: Mapping[str, Any]) -> str:
+    """What found the candidates that were scored: an index's factory, or a front and how many; "" if it is exact."""
+    return str(search.get("candidates") or search.get("index", {}).get("factory", ""))
 
 
 def _order(measure: str) -> tuple[int, int]:

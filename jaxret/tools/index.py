@@ -51,15 +51,16 @@ def index_corpus(
     place = index_folder(folder, name or factory)
     there = open_corpus(run, folder) if run else open_encoded(folder)
     require_one_query_vector(there)
-    empty = make_index(factory, there.dimension)  # what is wrong with these is told before anything is encoded
-    if not there.total_rows:
-        raise ValueError(f"{folder} has no passage to index: all were deleted")
+    empty = make_index(factory, there.dimension)  # what is wrong with what was asked is told before anything is built
+    if there.total_rows < 2:
+        raise ValueError(f"{folder} has {there.total_rows} of its passages left: an index needs two at least")
     _require_efforts(empty, factory, {"nprobe": nprobe, "ef_search": ef_search})
+    asked = _questions(run, queries, qrels, split, sample)
     with hold(place, "indexing"):
         if not _is_there(place, there, factory, train_vectors, seed):
             build(there, place, factory, train_vectors, seed, print, progress)
         manifest = read_index_manifest(place)
-        asked = _questions(run, queries, qrels, split, sample) or passages_as_questions(there, sample, seed)
+        asked = asked or passages_as_questions(there, sample, seed)
         index = load(place / "index.faiss", manifest)
         efforts = sorted({*nprobe, *ef_search}) or default_efforts(index, candidates)
         print(f"recall of exact search, with {len(asked.vectors):,} {asked.source}:")

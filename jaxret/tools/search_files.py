@@ -86,7 +86,7 @@ def search_files(
     if measures is None and qrels and names != list(MEASURES):
         print(f"with --k={k}, the measures are {', '.join(names)}")
     if candidates:
-        read_wanted(candidates)  # now, not after the corpus was read
+        read_wanted(candidates).require(k)  # now, not after the corpus was read
     policy = Policy(on_error)
     asked = read_asked(queries, qrels, split, policy)
     if dpr_results and not any(query.answers for query in asked.queries):

@@ -1,5 +1,5 @@
-"""Everything in a folder against its digests: a run with its checkpoints and encoded corpora, an encoded corpus, or a
-store of tokens. Nothing is changed."""
+"""Everything in a folder against its digests: a run with its checkpoints and encoded corpora, an encoded corpus, an
+index of one, or a store of tokens. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ def verify(folder: str | Path) -> Iterator[Checked]:
         yield from _run(Workdir(folder))
     elif any(folder.glob("shard-*.json")) or (folder / "parts.json").exists():
         yield from _corpus(folder)
+    elif folder.absolute().parent.name == "indexes":
+        yield _tried(folder / "manifest.json", lambda: _approximate(folder.absolute()))
     elif (folder / "manifest.json").exists():
         yield from _columns(folder)
     else:
-        raise ValueError(f"{folder} is no run, no encoded corpus and no store of tokens: there is nothing to verify")
+        raise ValueError(
+            f"{folder} is no run, no encoded corpus, no index and no store of tokens: there is nothing to verify"
+        )
 
 
 def _tried(name: str | Path, act: Callable[[], object]) -> Checked:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from jaxret.retrieval.approximate import Chosen, Mapped, open_index, read_index_manifest
-from jaxret.retrieval.approximate_build import Questions, measure, recall_at, take_rows
+from jaxret.retrieval.approximate_build import Questions, measure, take_rows
 from jaxret.retrieval.backends import select_backend
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
 from jaxret.retrieval.factory import bytes_per_vector, effort_of, make_index, sample_sizes
 from jaxret.retrieval.parts import Part, part_name, write_parts
+from jaxret.retrieval.proof import recall_at
 from jaxret.retrieval.search import search
 from jaxret.retrieval.shards import ShardError, ShardWriter
 from jaxret.runs.workdir import Workdir
@@ -119,8 +120,9 @@ def test_recall_is_that_of_a_brute_force(corpus: EncodedCorpus) -> None:
             hits = np.mean([scores[q, found[q]] >= kth[q] - 1e-6 for q in range(len(queries))])
             assert row["recall"][str(k)] == pytest.approx(hits, abs=1e-4)
     assert told["measured"][0]["recall"]["10"] < told["measured"][1]["recall"]["10"], "control"
-    assert index.recall == told["measured"][1]["recall"]
-    assert open_index(corpus, Chosen(folder.name, 31)).recall is None
+    assert index.recall(30) == told["measured"][1]["recall"]
+    assert index.described(31) == {"factory": "IVF8,PQ2x4", "nprobe": 8, "candidates": 31, "recall": None}
+    assert open_index(corpus, Chosen(folder.name, 31)).recall(30) is None
 
 
 def test_recall_at() -> None:
@@ -167,7 +169,8 @@ def test_a_flipped_byte_and_a_kill_are_noticed(tmp_path: Path) -> None:
     path.write_bytes(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
     with pytest.raises(ShardError, match=r"index.faiss: damaged .*; build it again"):
         open_index(corpus, Chosen(place.name))
-    assert any("index.faiss: damaged" in one.problem for one in verify(corpus.folder))
+    for folder in (corpus.folder, place):
+        assert any("index.faiss: damaged" in one.problem for one in verify(folder))
     path.unlink()
     with pytest.raises(ShardError, match="does not exist"):
         open_index(corpus, Chosen(place.name))
@@ -176,7 +179,11 @@ def test_a_flipped_byte_and_a_kill_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no index"):
         open_index(corpus, Chosen(place.name))
     built(corpus, "IVF8,Flat")
-    assert open_index(corpus, Chosen(place.name)).index.ntotal == corpus.total_rows
+    index = open_index(corpus, Chosen(place.name))
+    assert index.index.ntotal == corpus.total_rows
+    assert not [one.problem for one in verify(place) if one.problem]
+    with pytest.raises(ValueError, match="query 1 has a NaN"):
+        index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), Mapped(corpus), 1)
 
 
 def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
@@ -225,6 +232,9 @@ def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs 256 .*, and the sample has 100: raise --train_vectors"):
         built(corpus, "IVF8,PQ4", train_vectors=100)
     assert not (corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
+    single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
+    with pytest.raises(ValueError, match=r"c has 1 of its passages left: an index needs two at least"):
+        built(open_encoded(single), "SQ8")
     with pytest.raises(ValueError, match="--nprobe=9: 1 to 8 are right"):
         built(corpus, "IVF8,Flat", nprobe=[9])
     with pytest.raises(ValueError, match="--ef_search: the index IVF8,Flat has none; it has nprobe"):

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.data.records import Query
 from jaxret.retrieval import candidates as candidates_module
 from jaxret.retrieval.backends import Backend, select_backend
-from jaxret.retrieval.candidates import Proposer, Wanted, compared, read_wanted, recall, told
+from jaxret.retrieval.candidates import Proposer, Wanted, compared, read_wanted, told
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.fronts import FRONTS
 from jaxret.retrieval.retrieve import Searcher, choose_corpus
@@ -111,12 +112,6 @@ def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
     assert found.scores.item() == 1 + 2.0**-23
 
 
-def test_recall_is_the_share_of_the_exact_rows() -> None:
-    exact = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
-    assert recall(exact[:, ::-1], exact) == 1
-    assert recall(np.array([[1, 2, 9, 10], [5, 6, 7, 10]]), exact) == (2 / 4 + 3 / 4) / 2
-
-
 @pytest.mark.parametrize("text", ["mean", "mean:", "mean:0", "mean:-3", "middle:10", "10", "mean:1e3"])
 def test_a_front_that_there_is_not(text: str) -> None:
     with pytest.raises(ValueError, match=r"--candidates is '.*'; it must be .*: mean:1000, muvera:1000"):
@@ -167,5 +162,9 @@ def test_a_run_is_searched_and_what_was_missed_is_saved(tmp_path: Path, capsys: 
     assert str(told_of).count("'candidates': 'mean:6'") == 1
     (before,) = (path for path in results.parent.glob("*.json") if "mean" not in path.name)
     assert "'exact': True" in str(json.loads(before.read_text())), "the exact result stays"
+    with pytest.raises(ValueError, match="--candidates=mean:4 proposes fewer passages than the 5"):
+        search_files(run, k=K, candidates="mean:4", **files)
     searcher = Searcher(run, choose_corpus(run), candidates="mean:1000")
+    assert searcher.search([Query("q", "silver river")], 1).approximate == {"candidates": "mean:1000"}, "never exact"
+    assert searcher.description.endswith(" candidates a query by mean")
     assert searcher.proposer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,27 @@ def test_control_what_was_deleted_would_be_found(tmp_path: Path) -> None:
     found = search(queries, open_encoded(folder), 3, select_backend("xla"))
     whole = search(queries, open_encoded(written(tmp_path / "whole", documents, [])), 3, select_backend("xla"))
     assert (found.scores < whole.scores).any()
+
+
+def test_all_shards_may_be_mapped_at_a_time(tmp_path: Path) -> None:
+    """A descriptor each; MS MARCO has more than many systems allow."""
+    writer = ShardWriter(tmp_path, 100, 1, {"corpus": {"sha256": "0" * 64, "passages": 100}})
+    for shard in writer.pending():
+        writer.write(shard, np.ones((1, 1, 4), np.float32), [f"d{shard.start}"])
+    writer.finish()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = set(map(int, os.listdir("/dev/fd")))
+    free = [number for number in range(4000) if number not in taken]
+    low = (free[60], before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, low)
+        corpus = open_encoded(tmp_path)
+        assert len(list(corpus)) == 100
+        resource.setrlimit(resource.RLIMIT_NOFILE, low)
+        with pytest.raises(OSError, match=r"vectors-000.*this process may not have more files open; raise the limit"):
+            list(corpus)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_digests_change_with_what_is_there(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def result(
         "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": "5"}},
         **({"lineage": {"sha256": changed["lineage"]}} if "lineage" in changed else {}),
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
-        "search": {"k": k, **({"filter": changed["filter"]} if "filter" in changed else {})},
+        "search": {"k": k} | {key: changed[key] for key in ("filter", "index", "candidates") if key in changed},
         "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")}
         | {key: changed[key] for key in ("match",) if key in changed},
     }
@@ -106,15 +106,17 @@ def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:
         {"qrels": "7"},
         {"corpus": "7"},
         {"filter": ["section:x"]},
+        {"approximate": "IVF4,PQ4x4", "index": {"factory": "IVF4,PQ4x4", "candidates": 200}},
+        {"approximate": "mean:6", "candidates": "mean:6"},
         {"self_matches": "removed"},
         {"match": "regex"},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=lambda changed: list(changed)[-1],
 )
 def test_results_on_other_data_are_refused_with_both_digests(changed: dict[str, Any], tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2, **changed)
     (key, value), before = next(iter(changed.items())), {"queries": "1", "qrels": "2", "corpus": "4"}
-    expected: Any = (before | {"self_matches": "kept", "match": "string"}).get(key, [])
+    expected: Any = (before | {"self_matches": "kept", "match": "string", "approximate": ""}).get(key, [])
     with pytest.raises(ContractError) as refused:
         compare_runs([one, other])
     assert f"  {key}: {expected!r} in {one}/eval/scifact.test.json, {value!r} in {other}/eval/scifact.test.json" in str(

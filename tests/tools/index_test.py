@@ -76,6 +76,11 @@ def test_it_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path
     folder = choose_corpus(run)
     with pytest.raises(ValueError, match="--filter needs exact search"):
         Searcher(run, folder, filters=["kind:a"], index=Chosen("ivf"))
+    with pytest.raises(ValueError, match="--backend and --precision are of exact search"):
+        jaxret.Index.open(jaxret.Retriever.open(run.workdir), backend="xla", approximate="ivf")
+    with pytest.raises(ValueError, match="missing: this file does not exist"):
+        index_corpus(run.workdir, "SQ8", run=run, queries=str(tmp_path / "missing"), progress=False)
+    assert not (folder / "indexes" / "SQ8").exists(), "questions are read before anything is built"
     with pytest.raises(ValueError, match="found by mean:3 or by the index ivf, not by both"):
         Searcher(run, folder, candidates="mean:3", index=Chosen("ivf"))
     shutil.copytree(run.workdir.path / "embeddings", tmp_path / "embeddings")

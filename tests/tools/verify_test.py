@@ -108,5 +108,5 @@ def test_a_store_of_tokens(run: Path) -> None:
 
 
 def test_what_cannot_be_verified_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run, no encoded corpus and no store of tokens"):
+    with pytest.raises(ValueError, match="is no run, no encoded corpus, no index and no store"):
         list(verify(tmp_path))
