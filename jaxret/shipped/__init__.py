@@ -71,7 +71,10 @@ def stages(config: str) -> list[dict[str, Any]]:
     spec.loader.exec_module(module)
     if not hasattr(module, "stages"):
         raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
-    return list(module.stages(suffix) if colon else module.stages())
+    try:
+        return list(module.stages(suffix) if colon else module.stages())
+    except Exception as error:  # whatever the file does
+        raise ValueError(f"--config={config}: {path}: {error}") from error
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:
