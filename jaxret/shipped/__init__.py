@@ -60,7 +60,7 @@ def load(config: str) -> ConfigDict:
         raise ValueError(told if path in told or shown in told else f"--config={config}: {told}") from error
 
 
-def stages(config: str) -> list[dict[str, Any]]:
+def stages(config: str) -> list[Any]:
     """What a config's `stages` function says that `jaxret recipe` is to do. Raises ValueError if it has none."""
     path, colon, suffix = locate(config).partition(":")
     importable()

@@ -78,7 +78,7 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
     return found
 
 
-def _stage(entry: Mapping[str, Any], place: str, found: Sequence[Stage]) -> Stage:
+def _stage(entry: Any, place: str, found: Sequence[Stage]) -> Stage:
     groups = ("mine", "config")
     if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key) or {}, Mapping) for key in groups):
         raise ValueError(f"{place} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
