@@ -75,7 +75,10 @@ def open_teacher(name: str, corpus: str) -> Scorer:
 def check_teacher(name: str, corpus: str) -> None:
     """Raises FileNotFoundError for a teacher, or a corpus of it, that is not there; nothing is loaded."""
     if not is_run(name):
-        resolve(name)
+        try:
+            resolve(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"the teacher {name!r} is no stage, no run, and no model: {error}") from error
     elif _task(name) == "retrieval":
         corpus_folder(Workdir(name), corpus)
 

@@ -292,7 +292,7 @@ def _value(text: str) -> Any:
         ({"qrels": "", "queries": "asked.jsonl"}, {}, "asked.jsonl has no answers, so there is nothing to measure"),
         ({"split": "other"}, {}, r"qrels.*other"),
         ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
-        ({}, {"teacher": "nobody"}, "nobody"),
+        ({}, {"teacher": "nobody"}, "teacher 'nobody' is no stage, no run, and no model"),
     ],
 )
 def test_what_a_late_step_would_stumble_over_is_told_first(
