@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.evidence_claims import Claim
-from jaxret.evaluation.comparison import over_queries
+from jaxret.evaluation.comparison import over_queries, told_p
 from jaxret.evaluation.significance import holm, over_runs
 from jaxret.evaluation.table import piped
 
@@ -98,16 +98,12 @@ def _cells(claim: Claim, row: Mapping[str, Any]) -> list[str]:
         f"{row['before']:.4f}",
         f"{row['after']:.4f}",
         f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]",
-        _p(row["p"]),
-        _p(row["holm"]),
+        told_p(row["p"]),
+        told_p(row["holm"]),
         f"{len(row['seeds'])} ({same})",
-        "" if row["p_seeds"] is None else _p(row["p_seeds"]),
+        "" if row["p_seeds"] is None else told_p(row["p_seeds"]),
         row["verdict"],
     ]
-
-
-def _p(value: float) -> str:
-    return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
 
 
 def legend(run: int, claims: int) -> str:

@@ -26,8 +26,10 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_markdown, to_text, write_evaluation
 from jaxret.evaluation.significance import compare, holm
 from jaxret.evaluation.table import Row, aligned, piped
+from jaxret.runs.workdir import Workdir
 from jaxret.shipped import load
 from jaxret.storage import atomic_write
+from jaxret.tools.asked import result_name
 from jaxret.tools.experiment import MEASURES, run_system
 from jaxret.tools.search_files import print_ranking
 
@@ -180,8 +182,7 @@ The same on your own data, in any format of docs/data.md:
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
     """Prints the top three from the run file that the search wrote."""
-    (path,) = (run_folder / "runs").glob("*.trec")
-    ranking = read_run(path)
+    ranking = read_run(Workdir(run_folder).rankings(result_name(str(data.corpus), str(data.corpus), "test")))
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:
         print(f"\n{question.text}")

@@ -31,25 +31,21 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
     nowhere: there it occurs everywhere, and one empty answer makes every passage right.
     """
-    return have_answer([text], answers)[0]
-
-
-def have_answer(texts: Iterable[str], answers: Iterable[str], match: str = "string") -> list[bool]:
-    """`has_answer` of each text, for the same answers. match: what these are, "string" or "regex"."""
-    right = _matcher(answers, match)
-    return [right(_prepared(text, match)) for text in texts]
+    return _matcher(answers, "string")(_joined(text))
 
 
 class AnswerMatcher:
-    """`have_answer` for many queries and passages that come again: what is looked at of passages is kept."""
+    """`has_answer` for many queries, and passages that come again: what is looked at of passages is kept. match: what
+    answers are, "string" or "regex"."""
 
     def __init__(self, match: str = "string") -> None:
         self.match = match
         self._prepared = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
 
-    def __call__(self, texts: Iterable[str], answers: Iterable[str]) -> list[bool]:
-        """Of each text, whether it has any of the answers. Raises ValueError for one that is no regular expression."""
-        right = _matcher(answers, self.match)
+    def __call__(self, texts: Iterable[str], query: Query) -> list[bool]:
+        """Of each text, whether it has any of a query's answers. Raises ValueError for one that is no regular
+        expression."""
+        right = _matcher(query.answers, self.match, f"query {query.id!r}: ")
         return [right(self._prepared(text)) for text in texts]
 
 

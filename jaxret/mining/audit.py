@@ -45,7 +45,7 @@ class Audit:
         self.nearly += sum(not same and _is_near(_words(p), bags) for p, same in zip(example.negatives, again))
         if example.query.answers:
             self.answerable += len(example.negatives)
-            self.answers += sum(matcher((p.text for p in example.negatives), example.query.answers))
+            self.answers += sum(matcher((p.text for p in example.negatives), example.query))
         if example.negative_scores:
             self.scored += len(example.negative_scores)
             self.above += sum(score > example.positive_scores[0] for score in example.negative_scores)

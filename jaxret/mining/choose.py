@@ -90,7 +90,7 @@ class Chooser:
     def _answering(self, asked: Asked, passages: Sequence[Passage]) -> tuple[Passage, ...]:
         if not asked.query.answers:
             return ()
-        has = self._matcher((passage.text for passage in passages), asked.query.answers)
+        has = self._matcher((passage.text for passage in passages), asked.query)
         return tuple(passage for passage, right in zip(passages, has, strict=True) if right)
 
     def _kept(self, case: Case, pool: int) -> list[int]:

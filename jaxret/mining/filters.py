@@ -101,7 +101,7 @@ def _same_text(case: Case, settings: Settings, matcher: AnswerMatcher) -> np.nda
 def _answer(case: Case, settings: Settings, matcher: AnswerMatcher) -> np.ndarray:
     if not settings.answers or not case.query.answers:
         return np.zeros(len(case.passages), bool)
-    return np.array(matcher((passage.text for passage in case.passages), case.query.answers), bool)
+    return np.array(matcher((passage.text for passage in case.passages), case.query), bool)
 
 
 def _margin(case: Case, settings: Settings, matcher: AnswerMatcher) -> np.ndarray:

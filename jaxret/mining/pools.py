@@ -20,6 +20,7 @@ from jaxret.retrieval.retrieve import Searcher, choose_corpus
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import sha256_file
+from jaxret.types import Ragged
 
 BM25_NAME = "bm25"
 K1, B = 0.9, 0.4
@@ -83,10 +84,18 @@ class RunPool:
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
         found = self.searcher.search(queries, depth)
-        there = [[key for key in ids if key in self._rows] for ids in positives]
-        scores = self.searcher.scores(found.vectors, [[self._rows[key] for key in ids] for ids in there])
-        known = [dict(zip(*both, strict=True)) for both in zip(there, scores, strict=True)]
+        known = self._known(found.vectors, positives)
         return [Found(found.rankings[query.id], mine) for query, mine in zip(queries, known, strict=True)]
+
+    def scores(self, queries: Sequence[Query], passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+        """Of each query the scores of some passages, as search has them, but for those that the corpus lacks; nothing
+        is searched."""
+        return self._known(self.searcher.encode(queries)[1], passages)
+
+    def _known(self, vectors: Ragged, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+        there = [[key for key in ids if key in self._rows] for ids in passages]
+        scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in there])
+        return [dict(zip(*both, strict=True)) for both in zip(there, scores, strict=True)]
 
     def parent(self) -> dict[str, Any]:
         run, shards = self.searcher.run, self.searcher.shards

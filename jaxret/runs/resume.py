@@ -13,6 +13,7 @@ from jaxret.contract import flatten, require_equal
 from jaxret.models.heads import HEADS
 from jaxret.runs.run import config_json, stored_config
 from jaxret.runs.seal import write_sealed
+from jaxret.runs.system import NO_RESULT
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 
@@ -21,11 +22,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 # What may change on resuming: no result depends on it, except for the schedule, and which checkpoint validation finds
 # best. That is said then; what a longer run makes of each optimizer.decay is in docs/training.md.
 SCHEDULE = ("train.steps", "train.epochs")
-_FREE = (
-    r"mesh\.(?!reduce_dtype).*|validation\..*|encode\..*|encoder\.(attention|recompute|download|ignore)"
-    r"|train\.(chunk_size|log_every|checkpoint_every|skip_nonfinite)"
-    r"|data\.(train|dev|store|dev_negatives_run)"  # where the text is; data.json says whether it is the same
-)
+_FREE = rf"{NO_RESULT}|validation\..*|encode\.dtype|train\.(checkpoint_every|skip_nonfinite)"
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
 _ABSENT = "(absent)"
 

@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# Of a config: what seeds of one system differ in, and what changes no result.
-_NOT_THE_SYSTEM = (
-    r"seed\..*|mesh\..*|encode\..*|train\.(log_every|chunk_size)|data\.(train|dev|store)|validation\.corpus"
+# Keys of a config that change no result; of where texts are, data.json says whether they are the same.
+NO_RESULT = (
+    r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype).*|encoder\.(attention|recompute|download|ignore)"
+    r"|train\.(chunk_size|log_every)|data\.(train|dev|store|dev_negatives_run)"
 )
 
 
 def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys (flat) of a config that say which system it is."""
-    return {key: value for key, value in config.items() if not re.fullmatch(_NOT_THE_SYSTEM, key)}
+    return {key: value for key, value in config.items() if not re.fullmatch(rf"seed\..*|{NO_RESULT}", key)}
 
 
 def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def load(config: str) -> ConfigDict:
         raise ValueError(told if path in told or shown in told else f"--config={config}: {told}") from error
 
 
-def stages(config: str) -> list[dict[str, Any]]:
+def stages(config: str) -> list[Any]:
     """What a config's `stages` function says that `jaxret recipe` is to do. Raises ValueError if it has none."""
     path, colon, suffix = locate(config).partition(":")
     importable()
@@ -71,7 +71,10 @@ def stages(config: str) -> list[dict[str, Any]]:
     spec.loader.exec_module(module)
     if not hasattr(module, "stages"):
         raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
-    return list(module.stages(suffix) if colon else module.stages())
+    try:
+        return list(module.stages(suffix) if colon else module.stages())
+    except Exception as error:  # whatever the file does
+        raise ValueError(f"--config={config}: {path}: {error}") from error
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:

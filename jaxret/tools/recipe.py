@@ -18,26 +18,28 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.contract import ContractError, flatten
-from jaxret.data.files import find_file
-from jaxret.data.formats import corpus_file, example_files, files_of, found_queries, is_named, source_path
+from jaxret.data.files import Policy, find_file
+from jaxret.data.formats import corpus_file, example_files, files_of, found_queries
 from jaxret.data.formats.readers import found_judgements
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
 from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
+from jaxret.runs.adopt import UNSET
 from jaxret.runs.lock import hold
 from jaxret.runs.run import config_json, open_checkpoints, open_run
 from jaxret.runs.system import without_seeds
 from jaxret.runs.workdir import Workdir
 from jaxret.shipped import changed
 from jaxret.storage import atomic_write, sha256_file, sha256_json, write_json
-from jaxret.tools.asked import result_name
+from jaxret.tools.asked import read_asked, result_name
 from jaxret.tools.ledger import Ledger
 from jaxret.tools.rerank import score_examples
-from jaxret.tools.search_files import measures_for, search_files
-from jaxret.tools.stages import Stage
-from jaxret.tools.teacher import open_teacher, teacher_files
+from jaxret.tools.search_files import check_measures, measures_for, search_files
+from jaxret.tools.stages import Stage, named_files, training_files
+from jaxret.tools.teacher import check_teacher, open_teacher, teacher_files
+from jaxret.training.check import check
 from jaxret.training.loop import train
 
 
@@ -54,9 +56,24 @@ class Evaluated:
     match: str = "string"
 
 
+def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
+    """Raises, before anything is done, what a late step would raise: for measures, queries and judgements, settings of
+    stages, a teacher that is not there."""
+    check_measures(on.measures, on.k)
+    asked = read_asked(on.queries, on.qrels, on.split, Policy())
+    if not on.qrels and not any(query.answers for query in asked.queries):
+        raise ValueError(f"{on.queries} has no answers, so there is nothing to measure stages with; give --qrels")
+    names = [stage.name for stage in found]
+    for stage in found:
+        check(stage.config)
+        if stage.teacher and stage.teacher not in names:
+            check_teacher(stage.teacher, corpus_name(on.corpus))
+
+
 def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progress: bool = True) -> Path:
     """Does what is not done yet, and prints the table, whose path is returned. Raises what the steps raise."""
     folder = Workdir(workdir).path
+    check_recipe(found, on)
     with hold(folder, "a recipe"):
         recipe = _Recipe(folder, {stage.name: stage for stage in found}, on, Ledger(folder), progress)
         results = {stage.name: recipe.stage(stage) for stage in found}
@@ -140,7 +157,7 @@ class _Recipe:
         data = stage.config.data
         return {
             "settings": asdict(stage.mining) if stage.mining else {},
-            "data": self._digest(_training_files(data.train, data.train_split)),
+            "data": self._digest(training_files(data.train, data.train_split)),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus,
@@ -173,10 +190,14 @@ class _Recipe:
         if teacher in self.stages:  # a retriever scores as its search does
             who: Any = [self._made.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
         else:
-            who = [teacher, self._digest(teacher_files(teacher))]
+            who = self._outside(teacher)
         found: Any = self._records(f"{stage.name}.mine")
         found = found or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
         return {"teacher": who, "data": found, "split": data.train_split}
+
+    def _outside(self, teacher: str) -> Any:
+        """What a teacher that is no stage is: its files, or the name of what is not in a folder."""
+        return self._digest(teacher_files(teacher, corpus_name(self.on.corpus))) or teacher
 
     def _score(self, stage: Stage, config: ConfigDict) -> list[Path]:
         data, out = config.data, self.scored(stage.name)
@@ -197,15 +218,16 @@ class _Recipe:
         keys = {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"}
         start = config.train.start_from
         earlier = self._made.get(f"{start}.train", {}) if start in self.stages else {}
-        named = self._digest(_named_files(config, start not in self.stages))
-        return {"config": keys, "train": train, "dev": self._digest(dev), "start_from": earlier, "named": named}
+        named = self._digest(named_files(config, start not in self.stages))
+        made = {"config": keys, "train": train, "dev": self._digest(dev), "start_from": earlier, "named": named}
+        return made | {"given": sorted(UNSET.keys() & stage.given)}
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
         if config.train.start_from in self.stages:
             config = changed(config, {"train.start_from": str(self.folder / config.train.start_from)}, stage.name)
         try:
-            train(config, workdir.path, self.progress).require_finished()
+            train(config, workdir.path, self.progress, stage.given).require_finished()
         except ContractError as error:  # of settings or data that the stage was not begun with
             raise ContractError(f"{error}\nWithout the folder {workdir}, the recipe trains this stage anew.") from error
         with open_checkpoints(workdir, config) as checkpoints:
@@ -218,15 +240,19 @@ class _Recipe:
         keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
         made: dict[str, Any] = {
             "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
-            "data": self._digest(_training_files(data.train, data.train_split)),
+            "data": self._digest(training_files(data.train, data.train_split)),
+            "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
             "start_from": self._lineage.get(start, start),
-            "named": self._digest(_named_files(stage.config, start not in self.stages)),
-            "teacher": self._lineage.get(stage.teacher, stage.teacher),
+            "named": self._digest(named_files(stage.config, start not in self.stages)),
         }
+        if stage.teacher:
+            made["teacher"] = self._lineage.get(stage.teacher) or self._outside(stage.teacher)
         if stage.mining is not None:
             settings = {key: value for key, value in asdict(stage.mining).items() if key != "seed"}
             earlier = [[self._lineage.get(one, one) for one in names] for names in (stage.pools, stage.concat)]
             made["mine"] = [settings, self._corpus, *earlier]
+        elif data.negatives_run:
+            made["negatives"] = self._digest(example_files(data.train, data.train_split, data.negatives_run))
         self._lineage[stage.name] = sha256_json(made)
         write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
@@ -259,27 +285,3 @@ class _Recipe:
 
     def _result(self, stage: Stage) -> Path:
         return Workdir(self.folder / stage.name).evaluation(self._name())
-
-
-def _training_files(source: str, split: str) -> list[Path]:
-    """The files that training queries are read from."""
-    path = source_path(source)
-    if path.is_file() and not is_named(path):
-        return [path]
-    return example_files(source, split)
-
-
-def _named_files(config: ConfigDict, start: bool) -> list[Path]:
-    """The files on this machine that training reads beside its data: a config has their names alone. start: also those
-    of the run that it starts from."""
-    data, found = config.data, []
-    for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
-        if source and source_path(source).is_file():
-            found.append(source_path(source))
-    if config.validation.corpus:
-        found += files_of(corpus_file(config.validation.corpus))
-    model = Path(config.encoder.checkpoint)
-    found += [model / name for name in ("config.json", "model.safetensors") if (model / name).is_file()]
-    if start and config.train.start_from:
-        found += sorted(Workdir(config.train.start_from).checkpoints.glob("*/_CHECKPOINT_METADATA"))
-    return found

@@ -13,7 +13,7 @@ from jaxret.contract import ContractError
 from jaxret.data.files import check_question
 from jaxret.data.formats import Policy, write_results, write_run
 from jaxret.data.records import Passage, Query, Rankings
-from jaxret.evaluation.answers import answer_accuracy, have_answer
+from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
@@ -190,13 +190,15 @@ def relevant_missing(retrieved: Retrieved, asked: Asked) -> int:
 def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, queries: Sequence[Query], match: str) -> None:
     """The rankings with the passages' texts, read for some questions at a time, and whether each has an answer."""
 
+    matcher = AnswerMatcher(match)
+
     def results() -> Iterator[tuple[Query, list[tuple[Passage, float, bool]]]]:
         for start in range(0, len(queries), _QUESTIONS):
             some = queries[start : start + _QUESTIONS]
             texts = searcher.passages({passage for query in some for passage, _ in rankings[query.id]})
             for query in some:
                 found = [texts[passage] for passage, _ in rankings[query.id]]
-                right = have_answer((passage.text for passage in found), query.answers, match)
+                right = matcher((passage.text for passage in found), query)
                 scores = (score for _, score in rankings[query.id])
                 yield query, list(zip(found, scores, right, strict=True))
 

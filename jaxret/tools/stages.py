@@ -1,15 +1,19 @@
-"""The stages of a config, as its function `stages` says them, read and checked."""
+"""The stages of a config, as its function `stages` says them, read and checked; and the files that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxret.data.formats import corpus_file, example_files, files_of, is_named, source_path
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME
+from jaxret.models.encoders.pretrained import model_files
+from jaxret.runs.workdir import Workdir
 from jaxret.shipped import changed, load, stages
 from jaxret.training.group_losses import taught_by
 
@@ -22,7 +26,8 @@ _HELD = ("data.", "mesh.", "seed.")  # of the command line, what a stage of anot
 class Stage:
     """mining: None where it trains on the data as it is. pools, concat: "bm25" or names of earlier stages, whose run is
     searched, or whose mined file follows. teacher: an earlier stage, a run, or a cross-encoder in transformers' files,
-    whose scores are in what it is trained on; "": none."""
+    whose scores are in what it is trained on; "": none. given: the keys of its config that somebody set, which the
+    encoder's directory may not decide (runs/adopt.py)."""
 
     name: str
     config: ConfigDict
@@ -30,6 +35,7 @@ class Stage:
     pools: tuple[str, ...] = ()
     concat: tuple[str, ...] = ()
     teacher: str = ""
+    given: tuple[str, ...] = ()
 
     @property
     def reranks(self) -> bool:
@@ -52,7 +58,8 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
             chosen = entry.get("suffix", suffix)
             base = f"{name}:{chosen}" if chosen else name
             keys = {**entry.get("config", {}), **given}
-        stage = replace(stage, config=changed(load(base), keys, base if "base" in entry else config))
+        made = changed(load(base), keys, base if "base" in entry else config)
+        stage = replace(stage, config=made, given=tuple(sorted(keys)))
         if stage.mining and match:
             stage = replace(stage, mining=replace(stage.mining, match=match))
         if stage.teacher and not taught_by(stage.config):
@@ -63,21 +70,24 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
         found.append(stage)
     names = [stage.name for stage in found]
     for at, stage in enumerate(found):
-        if stage.teacher in names[at:]:
-            raise ValueError(
-                f"{config}: the teacher of stage {stage.name!r} is {stage.teacher!r}, which is no earlier one"
-            )
+        for what, other in (("teacher", stage.teacher), ("train.start_from", stage.config.train.start_from)):
+            if other in names[at:]:
+                raise ValueError(f"{config}: {what} of stage {stage.name!r} is {other!r}, which is no earlier one")
     if all(stage.reranks for stage in found):
         raise ValueError(f"{config}: none of its stages is a retriever, so there is nothing to evaluate")
     return found
 
 
-def _stage(entry: Mapping[str, Any], place: str, found: Sequence[Stage]) -> Stage:
+def _stage(entry: Any, place: str, found: Sequence[Stage]) -> Stage:
+    groups = ("mine", "config")
+    if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key) or {}, Mapping) for key in groups):
+        raise ValueError(f"{place} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
     before = [stage.name for stage in found]
     searched = [stage.name for stage in found if not stage.reranks]
     unknown = set(entry) - set(_KEYS)
     name = entry.get("name", "")
-    if unknown or not name or name in before or name in ("mined", "done"):
+    taken = (*before, "mined", "done", BM25_NAME)
+    if unknown or not name or name in taken or name != Path(name).name:
         raise ValueError(
             f"{place}: it has name (one of its own), and perhaps {', '.join(_KEYS[1:])}; it is {dict(entry)}"
         )
@@ -98,4 +108,30 @@ def _stage(entry: Mapping[str, Any], place: str, found: Sequence[Stage]) -> Stag
     mined = [stage.name for stage in found if stage.mining is not None]
     if wrong := [one for one in concat if one not in mined]:
         raise ValueError(f"{place}: concat {wrong[0]!r} is no earlier stage that mines; those are {mined}")
-    return replace(stage, mining=Settings(**settings), pools=pools, concat=concat)
+    try:
+        return replace(stage, mining=Settings(**settings), pools=pools, concat=concat)
+    except TypeError as error:
+        raise ValueError(f"{place}: mine: {error}") from error
+
+
+def training_files(source: str, split: str) -> list[Path]:
+    """The files that training queries are read from."""
+    path = source_path(source)
+    if path.is_file() and not is_named(path):
+        return [path]
+    return example_files(source, split)
+
+
+def named_files(config: ConfigDict, start: bool) -> list[Path]:
+    """The files on this machine that training reads beside its data: a config has their names alone. start: also those
+    of the run that it starts from."""
+    data, found = config.data, []
+    for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
+        if source and source_path(source).is_file():
+            found.append(source_path(source))
+    if config.validation.corpus:
+        found += files_of(corpus_file(config.validation.corpus))
+    found += model_files(config.encoder.checkpoint)
+    if start and config.train.start_from:
+        found += sorted(Workdir(config.train.start_from).checkpoints.glob("*/_CHECKPOINT_METADATA"))
+    return found

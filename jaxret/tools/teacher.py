@@ -10,12 +10,14 @@ import numpy as np
 
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokenizer import Truncation
-from jaxret.mining.pools import RunPool
+from jaxret.mining.pools import RunPool, is_run
+from jaxret.models.encoders.pretrained import model_files, resolve
+from jaxret.retrieval.retrieve import corpus_folder
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import stored_config
 from jaxret.runs.workdir import Workdir
 
-_AT_ONCE = 4096  # queries
+_AT_ONCE = 256  # queries, whose passages' vectors are in memory
 
 
 @runtime_checkable
@@ -51,9 +53,9 @@ class ByRetriever:
         scores: dict[tuple[str, str], float] = {}
         for start in range(0, len(wanted), _AT_ONCE):
             block = list(wanted)[start : start + _AT_ONCE]
-            ranked = pool.rank([queries[query] for query in block], [wanted[query] for query in block], 1)
-            for query, found in zip(block, ranked, strict=True):
-                scores |= {(query, passage): score for passage, score in found.positives.items()}
+            known = pool.scores([queries[query] for query in block], [wanted[query] for query in block])
+            for query, found in zip(block, known, strict=True):
+                scores |= {(query, passage): score for passage, score in found.items()}
         if missing := [passage for query, passage in pairs if (query, passage) not in scores]:
             raise ValueError(
                 f"{self.workdir} cannot score passage {missing[0]!r}: it is not in the corpus that it encoded; "
@@ -65,14 +67,32 @@ class ByRetriever:
 def open_teacher(name: str, corpus: str) -> Scorer:
     """name: the folder of a run, of either task, or a cross-encoder in transformers' files. corpus: the name of the
     encoded one, of a retriever."""
-    folder = Workdir(name)
-    if not folder.config.exists() or not folder.contract.exists():
+    if not is_run(name):
         return open_stock(name)
-    return open_reranker(name) if stored_config(folder).task == "reranking" else ByRetriever(name, corpus)
+    return open_reranker(name) if _task(name) == "reranking" else ByRetriever(name, corpus)
 
 
-def teacher_files(name: str) -> list[Path]:
+def check_teacher(name: str, corpus: str) -> None:
+    """Raises FileNotFoundError for a teacher, or a corpus of it, that is not there; nothing is loaded."""
+    if not is_run(name):
+        try:
+            resolve(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"the teacher {name!r} is no stage, no run, and no model: {error}") from error
+    elif _task(name) == "retrieval":
+        corpus_folder(Workdir(name), corpus)
+
+
+def teacher_files(name: str, corpus: str) -> list[Path]:
     """The files that a teacher's scores depend on, where they are on this machine."""
-    folder = Path(name)
-    found = [folder / "config.json", folder / "contract.json", folder / "model.safetensors"]
-    return [*filter(Path.is_file, found), *sorted(folder.glob("checkpoints/*/_CHECKPOINT_METADATA"))]
+    if not is_run(name):
+        return model_files(name)
+    folder = Workdir(name)
+    found = [folder.config, folder.contract, *sorted(folder.checkpoints.glob("*/_CHECKPOINT_METADATA"))]
+    if _task(name) == "retrieval":
+        found += sorted(corpus_folder(folder, corpus).rglob("manifest.json"))
+    return found
+
+
+def _task(run: str) -> str:
+    return stored_config(Workdir(run)).task

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.demo.demo import MEASURE, SYSTEMS, demo_config, told_changes
+from jaxret.data.formats import write_run
+from jaxret.data.records import Passage, Query
+from jaxret.demo.demo import MEASURE, SYSTEMS, DemoData, demo_config, show_answers, told_changes
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.table import aligned, piped
 from jaxret.training.check import check
@@ -57,3 +59,14 @@ def test_every_system_is_a_config_that_says_what_it_is(tmp_path: Path) -> None:
         assert config.train.steps == ("{steps}" in system.change or system.config == "mlr") * 7
         assert (config.encoder.layers == 5) == (system.config != "as_it_comes")
         assert "{" not in system.change.format(steps=1, pairs=2)
+
+
+def test_answers_are_of_the_demos_own_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever else was asked of the run since."""
+    passages = [Passage("a", "a text"), Passage("b", "another text")]
+    asked = Query("q", "which text?")
+    (tmp_path / "python-docs").mkdir()
+    for name, found in (("python-docs.test", "b"), ("mine", "a")):
+        write_run(tmp_path / "runs" / f"{name}.trec", {"q": [(found, 0.5)]}, tag="test")
+    show_answers(tmp_path, DemoData(tmp_path / "python-docs", tmp_path, passages, [asked], []), [asked])
+    assert "another text" in capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_has_answer_golden_values(answer: str, text: str, expected: bool) -> Non
 def test_a_matcher_of_many_texts_says_the_same() -> None:
     matcher = AnswerMatcher()
     for answer, _, _ in [*GOLDEN, *GOLDEN]:
-        assert matcher([text for _, text, _ in GOLDEN], [answer, ""]) == [
+        assert matcher([text for _, text, _ in GOLDEN], Query("q", "?", (answer, ""))) == [
             has_answer(text, [answer]) for _, text, _ in GOLDEN
         ]
 

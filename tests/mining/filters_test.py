@@ -62,8 +62,8 @@ def test_answers_may_be_regular_expressions() -> None:
     kept, counts = kept_by(case, Settings(match="regex"), Chooser(Settings(match="regex"))._matcher)
     assert counts["an answer string in it"] == 1
     assert [p.id for p, one in zip(PASSAGES, kept, strict=True) if one] == ["near", "far"]
-    with pytest.raises(ValueError, match="is no regular expression"):
-        AnswerMatcher("regex")(["text"], ["("])
+    with pytest.raises(ValueError, match=r"query 'q': the answer '\(' is no regular expression"):
+        AnswerMatcher("regex")(["text"], replace(QUERY, answers=("(",)))
     with pytest.raises(ValueError, match="match is 'glob'; it must be string or regex"):
         Settings(match="glob")
 

@@ -301,6 +301,7 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
     for found, ids in zip(every, positives, strict=True):
         whole = dict(found.ranking)
         assert found.positives == {key: whole[key] for key in ids}, "as search scores them"
+    assert pool.scores([one.query for one in asked], positives) == [found.positives for found in every]
     write_run(tmp_path / "own.trec", {one.query.id: f.ranking for one, f in zip(asked, every)}, "own")
     settings = replace(TOP, share=0.999)
 

@@ -29,6 +29,7 @@ def result(
     config.train.log_every = seed  # which changes no result
     config.data.subset = changed.get("subset", 0)
     config.train.start_from = changed.get("start_from", "")
+    config.update_from_flattened_dict(changed.get("keys", {}))
     random = np.random.default_rng([seed, len(head)])
     values = {m: dict(zip(QUERIES, random.random(10).tolist(), strict=True)) for m in ("nDCG@10", "RR")}
     data = {"queries": "1", "qrels": "2"} | {key: changed[key] for key in ("queries", "qrels") if key in changed}
@@ -56,6 +57,22 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) ->
     assert found.measures == ("nDCG@10", "RR", "Accuracy@5"), "answer strings too"
     assert [one.system for one in found.tests] == ["mlr"] * 3
     assert found.tests[0].found.queries == 10
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "systems"),
+    [
+        ("encoder.download", True, 1),
+        ("mesh.fsdp", 2, 1),
+        ("data.dev_negatives_run", "elsewhere.trec", 1),
+        ("mesh.reduce_dtype", "bfloat16", 2),
+        ("encode.dtype", "float16", 2),
+        ("validation.corpus", "wiki", 2),
+    ],
+)
+def test_what_changes_no_result_makes_no_other_system(key: str, value: Any, systems: int, tmp_path: Path) -> None:
+    runs = [result(tmp_path / f"{seed}", seed, keys={key: value} if seed == 2 else {}) for seed in (1, 2)]
+    assert len(compare_runs(runs, resamples=1000)[1]) == systems
 
 
 def parts(seed: int) -> dict[str, Any]:

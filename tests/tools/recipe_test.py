@@ -15,11 +15,12 @@ from jaxret.contract import ContractError
 from jaxret.data.formats import read_examples
 from jaxret.mining.filters import Settings
 from jaxret.shipped import names, stages
-from jaxret.storage import read_sealed
+from jaxret.storage import read_json, read_sealed
 from jaxret.tools.ledger import Ledger
 from jaxret.tools.recipe import Evaluated, _Recipe, run_recipe
 from jaxret.tools.stages import read_stages
-from tests.pipeline import REPOSITORY, train_arguments, write_data, write_encoder
+from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.sentence_transformers import write_modules
 
 CONFIG = """from configs.base import get_config, two_stages
 
@@ -112,6 +113,12 @@ def test_every_recipe_says_its_stages() -> None:
     [
         ("[{}]", r"stage 1: it has name \(one of its own\)"),
         ("[{'name': 'a'}, {'name': 'a'}]", r"stage 2: it has name \(one of its own\)"),
+        ("[{'name': 'bm25'}]", r"stage 1: it has name \(one of its own\)"),
+        ("[{'name': 'a/b'}]", r"stage 1: it has name \(one of its own\)"),
+        ("['a']", "stage 1 is 'a'; a stage is a dict, and so are its mine and config"),
+        ("[{'name': 'a', 'mine': ['bm25']}]", r"a stage is a dict, and so are its mine and config"),
+        ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'depth': '9'}}]", "stage 1: mine: "),
+        ("two_stages(1, 2, 3, 4, 5)", r"c\.py: two_stages\(\) takes from 0 to 4 positional arguments"),
         ("[{'name': 'a', 'train': 1}]", "and perhaps suffix, base, mine, teacher, config"),
         ("[{'name': 'a', 'mine': {'rank': 1}}]", "mine has no 'rank'; it has pools, concat, depth"),
         ("[{'name': 'a', 'mine': {'pools': ['b']}}]", "'b' is neither bm25 nor an earlier stage that searches"),
@@ -127,7 +134,11 @@ def test_every_recipe_says_its_stages() -> None:
         ),
         (
             "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
-            "the teacher of stage 'a' is 'b', which is no earlier one",
+            "teacher of stage 'a' is 'b', which is no earlier one",
+        ),
+        (
+            "[{'name': 'a', 'config': {'train.start_from': 'b'}}, {'name': 'b'}]",
+            "train.start_from of stage 'a' is 'b', which is no earlier one",
         ),
         ("[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]", "suffix is of the recipe's own config; of 'mlr' write it"),
         ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
@@ -201,6 +212,13 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert differ(match="regex") == {"mine", "search"}
     assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
     assert differ(given={"encode.dtype": "float16"}) == {"encode", "train"}
+    assert differ(given={"data.dev": str(data)}) == {"train"}
+    assert differ(given={"normalize": False}) == {"train"}, "which the encoder's directory may not decide then"
+    start = {"encoder.checkpoint": str(write_encoder(tmp_path / "encoder"))}
+    before = steps(given=start)
+    (tmp_path / "encoder" / "tokenizer.json").write_text("{}")
+    after = steps(given=start)
+    assert {step for step in every if before[step] != after[step]} == {"train"}
     assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "its file follows"
     assert differ(made={"a.mine": {"x.jsonl": "1", "x.parents.json": "2"}}) == set()
     assert differ(made={"a.encode": {"x": "2"}}) == {"mine", "score"}
@@ -208,6 +226,32 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert differ(made={"b.mine": {"x.jsonl": "2"}}) == {"score"}
     assert differ(made={"b.score": {"x.jsonl": "2"}}) == {"train"}
     assert differ(made={"b.train": {"x": "2"}}) == {"encode"}
+
+
+def test_what_seeds_of_a_stage_have_in_common(tmp_path: Path) -> None:
+    """Everything but seeds, and what models of other seeds made; not where files are."""
+    data, teacher = write_data(tmp_path / "data", train=4, dev=2), write_encoder(tmp_path / "teacher")
+    shutil.copytree(data, tmp_path / "elsewhere" / "data")
+    shutil.copytree(teacher, tmp_path / "elsewhere" / "teacher")
+    folder = tmp_path / "two" / "a"
+    folder.mkdir(parents=True)
+
+    def lineage(given: dict[str, Any], teacher: Path = teacher) -> str:
+        stage = FIRST | {"teacher": str(teacher), "config": {"loss.kl.weight": 1.0}}
+        (tmp_path / "c.py").write_text(CONFIG.format(stages=[stage]))
+        (found,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), "data.dev": str(data), **given})
+        on = Evaluated(str(data), str(data), str(data))
+        _Recipe(tmp_path / "two", {"a": found}, on, Ledger(tmp_path), False)._note_lineage(found)
+        return read_json(folder / "lineage.json")["sha256"]
+
+    first, moved = lineage({}), tmp_path / "elsewhere"
+    assert first == lineage({"seed.init": 3, "seed.data": 3})
+    assert first == lineage({"data.dev": str(moved / "data")}, moved / "teacher")
+    assert first != lineage({"train.batch_size": 7})
+    (moved / "teacher" / "tokenizer.json").write_text("{}")
+    assert first != lineage({}, moved / "teacher"), "another teacher"
+    (moved / "data" / "qrels" / "dev.tsv").write_text((data / "qrels" / "test.tsv").read_text())
+    assert first != lineage({"data.dev": str(moved / "data")}), "the best checkpoint was chosen by other queries"
 
 
 def test_a_config_without_stages() -> None:
@@ -224,10 +268,11 @@ def two(tmp_path: Path) -> Callable[..., list[Any]]:
     given = {key: _value(value) for key, _, value in flags}
     asked = Evaluated(str(data), str(data), str(data), "test", 10, ("RR@10",))
 
-    def run(corpus: Path = data, **changes: Any) -> list[Any]:
-        on = replace(asked, corpus=str(corpus))
+    def run(on: dict[str, Any] | None = None, **changes: Any) -> list[Any]:
         keys = given | {key.replace("__", "."): value for key, value in changes.items()}
-        run_recipe(read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", on, progress=False)
+        run_recipe(
+            read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", replace(asked, **(on or {})), progress=False
+        )
         return sorted((tmp_path / "two" / "done").glob("*.json"))
 
     return run
@@ -240,20 +285,59 @@ def _value(text: str) -> Any:
         return text
 
 
+@pytest.mark.parametrize(
+    ("asked", "keys", "told"),
+    [
+        ({"measures": ("R@100",)}, {}, "R@100 needs --k=100 or more"),
+        ({"qrels": "", "queries": "asked.jsonl"}, {}, "asked.jsonl has no answers, so there is nothing to measure"),
+        ({"split": "other"}, {}, r"qrels.*other"),
+        ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
+        ({}, {"teacher": "nobody"}, "teacher 'nobody' is no stage, no run, and no model"),
+    ],
+)
+def test_what_a_late_step_would_stumble_over_is_told_first(
+    asked: dict[str, Any],
+    keys: dict[str, Any],
+    told: str,
+    two: Callable[..., list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asked.jsonl").write_text('{"_id": "q", "text": "which river"}\n')
+    if teacher := keys.get("teacher"):
+        (tmp_path / "c.py").write_text(
+            (tmp_path / "c.py").read_text().replace('"teacher": "stage1"', f'"teacher": "{teacher}"')
+        )
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        two(asked, **{key: value for key, value in keys.items() if key != "teacher"})
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(
+    two: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}]))
+    encoder = str(write_modules(tmp_path / "modules", normalize=True))
+    with pytest.raises(ValueError, match="normalize"):
+        two(encoder__checkpoint=encoder, normalize=False)
+
+
 @pytest.mark.exhaustive
 def test_two_stages_from_the_start_to_the_table(
     two: Callable[..., list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = two(train__steps=2)
+    """Without a dev set: validation is of training, and tested there."""
+    keys = {"train__steps": 2, "data__dev": ""}
+    records = {path.stem: read_sealed(path) for path in two(**keys)}
     steps = ["mine", "train", "encode", "search"]
-    assert {path.stem for path in done} == {"stage2.score", *(f"stage{n}.{step}" for n in (1, 2) for step in steps)}
+    assert records.keys() == {"stage2.score", *(f"stage{n}.{step}" for n in (1, 2) for step in steps)}
     table = (tmp_path / "two" / "results.md").read_text()
     assert "| stage1 |" in table
     assert "| stage2 |" in table
-    records = {path.stem: read_sealed(path) for path in done}
     assert records["stage2.mine"]["made_from"]["pools"] == {"stage1": records["stage1.encode"]["files"]}
     for number in (1, 2):
-        config = json.loads((tmp_path / "two" / f"stage{number}" / "config.json").read_text())
+        config = read_json(tmp_path / "two" / f"stage{number}" / "config.json")
         ending = ".scored.jsonl" if number == 2 else ".jsonl"
         assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}{ending}")
         assert config["train"]["start_from"] == "", "from the start again"
@@ -268,20 +352,8 @@ def test_two_stages_from_the_start_to_the_table(
     lineage = (tmp_path / "two" / "stage2" / "lineage.json").read_text()
     assert json.loads(lineage)["sha256"] in (tmp_path / "two" / "stage2" / "eval" / "data.test.json").read_text()
     capsys.readouterr()
-    two(train__steps=2)
+    two(**keys)
     assert capsys.readouterr().out.count("done already") == 9
     assert lineage == (tmp_path / "two" / "stage2" / "lineage.json").read_text()
-    shutil.rmtree(tmp_path / "two" / "stage2" / "eval")
-    two(train__steps=2)
-    said = capsys.readouterr().out
-    assert said.count("done already") == 8
-    assert "== stage2.search: again, for its files changed" in said
-    shutil.copytree(tmp_path / "data", tmp_path / "moved")  # of another name
-    two(corpus=tmp_path / "moved", train__steps=2)
-    said = capsys.readouterr().out
-    assert "== stage1.encode: again, for its inputs changed" in said
-    assert {path.name for path in (tmp_path / "two" / "stage2" / "embeddings").iterdir()} == {"data", "moved"}
-    assert "== stage2.train: done already" in said
     with pytest.raises(ContractError, match=r"learning_rate: (.*\n)*Without the folder .*/stage1, the recipe trains"):
-        two(optimizer__learning_rate=0.5, train__steps=2)
-    assert REPOSITORY.is_dir()
+        two(**keys, optimizer__learning_rate=0.5)

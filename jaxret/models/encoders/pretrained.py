@@ -67,6 +67,14 @@ def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
     return directory
 
 
+def model_files(name: str) -> list[Path]:
+    """The files of a model's directory that say what it computes: config, weights, tokenizer, modules; none of what is
+    no directory here."""
+    if not name or not Path(name).is_dir():
+        return []
+    return sorted(path for path in Path(name).rglob("*") if path.suffix in (".json", ".safetensors", ".txt", ".model"))
+
+
 def conversion_command(directory: Path) -> str:
     """The shell command that writes model.safetensors from pytorch_model.bin; needs torch, which this package does
     not. `weights_only` keeps the pickle from running code."""
