@@ -67,10 +67,10 @@ def user_errors() -> Iterator[None]:
 
 def sentence(error: Exception) -> str:
     """What to tell of an error in input, config, files or the machine; "" for one that nobody foresaw."""
+    first = _first_line(error)
+    if _lost_a_process(error):  # JAX raises it as a ValueError, too, where a value is waited for
+        return f"another process of this job is gone; the same command, given to all of them, goes on ({first})"
     if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
-        first = _first_line(error)
-        if _lost_a_process(error):
-            return f"another process of this job is gone; the same command, given to all of them, goes on ({first})"
         if "RESOURCE_EXHAUSTED" in first:
             return f"the device is out of memory; smaller batches or chunks need less ({first})"
         return first
