@@ -16,7 +16,7 @@ from jaxret.retrieval.kept import Kept, Stored, keep, require_finite
 from jaxret.retrieval.picked import Picked
 from jaxret.retrieval.proof import PASS_CANDIDATES, SearchResult, recall_at
 from jaxret.retrieval.rounding import WIDE_UNIT, upper_norms
-from jaxret.retrieval.search import find_candidates, query_vectors, score_pairs, search
+from jaxret.retrieval.search import find_candidates, query_vectors, score_pairs, search, sorted_by_rule
 from jaxret.types import Ragged
 
 FRONT_BYTES = 2**26  # of the vectors of a front that are made at a time
@@ -135,8 +135,7 @@ class Proposer:
         errors = asked.errors(self.corpus.largest_norm, WIDE_UNIT)
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
         score_pairs(scores, candidates.rows >= 0, candidates.rows, asked, errors, corpus)
-        by_rule = np.lexsort((candidates.rows, -scores), axis=1)
-        return np.take_along_axis(scores, by_rule, axis=1), np.take_along_axis(candidates.rows, by_rule, axis=1)
+        return sorted_by_rule(scores, candidates.rows)
 
 
 def compared(wanted: Wanted, found: SearchResult, vectors: Ragged, corpus: Stored, backend: Backend) -> dict[str, Any]:

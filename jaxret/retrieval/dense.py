@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,21 +13,24 @@ from jaxret.retrieval.rounding import UNIT, rounding_error, upper_norms
 
 BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
 QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
-PAIR_NUMBERS = 2**18  # numbers of one float64 batch of products: fits the cache of a core
+WHOLE_ROWS = 2**20  # or so many, where a backend cuts them itself and they need not be copied
 
 
 class SingleVectors:
     """Queries [Q,D] float32 on shards [rows,V,D]."""
 
+    pairs_at_once = 8192  # fewer hold threads up that wait for the interpreter
+
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
+        self._wide = vectors.astype(np.float64)
         self.norms = upper_norms(vectors)
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, i: int | np.integer) -> np.ndarray:
-        return self.vectors[i].astype(np.float64)[None]
+        return self._wide[i][None]
 
     def owner(self, vector: int) -> int:
         return vector
@@ -44,6 +47,8 @@ class SingleVectors:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
         size = block_documents(total_rows, n_vectors, depth, backend)
+        if backend.max_rows is None and isinstance(shard, np.ndarray) and shard.dtype == np.float32:
+            size = max(1, WHOLE_ROWS // n_vectors)
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
             norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
@@ -52,13 +57,18 @@ class SingleVectors:
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
         return rounding_error(self.vectors.shape[1], self.norms, largest_norm) * (unit / UNIT)
 
-    def pairs_at_once(self, shard: np.ndarray | Picked) -> int:
-        return max(1, PAIR_NUMBERS // (shard.shape[1] * shard.shape[2]))
-
     def scores(self, queries: np.ndarray, shard: np.ndarray | Picked, rows: np.ndarray) -> np.ndarray:
-        vectors = np.asarray(shard[rows], np.float64)  # [P,V,D]
-        found: Any = np.vecdot(vectors, self.vectors[queries].astype(np.float64)[:, None]).max(axis=1)
+        found = np.empty(len(rows))
+        for start, stop in of_one_query(queries):  # which is read once
+            vectors = np.asarray(shard[rows[start:stop]], np.float64)  # [P,V,D]
+            np.max(np.vecdot(vectors, self._wide[queries[start]]), axis=1, out=found[start:stop])
         return found
+
+
+def of_one_query(queries: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the (query, row) pairs of each query; these lie together."""
+    ends = np.flatnonzero(queries[1:] != queries[:-1]) + 1
+    return pairwise([0, *ends.tolist(), len(queries)])
 
 
 def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:

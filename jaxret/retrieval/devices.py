@@ -188,6 +188,13 @@ def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) ->
     return product
 
 
+def highest(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` highest of each row of [Q,n], descending, and their columns. Behind barriers: XLA sorts the whole row
+    where it sees that only a part of what `top_k` returns is used."""
+    top, columns = jax.lax.top_k(scores, count)
+    return jax.lax.optimization_barrier(top), jax.lax.optimization_barrier(columns)
+
+
 def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The `count` highest scores of each row of [Q,n], their columns, and what no other is above [Q].
 
@@ -196,13 +203,14 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
     n_queries, n = scores.shape
     group = power_of_two(max(1, math.isqrt(n // count)))
     if group < 4:
-        top, places = jax.lax.top_k(scores, count)
+        top, places = highest(scores, count)
     else:
-        groups = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, -1, group)
-        _, chosen = jax.lax.top_k(groups.max(axis=-1), count)
-        inside = jnp.take_along_axis(groups, chosen[..., None], axis=1).reshape(n_queries, -1)
-        top, at = jax.lax.top_k(inside, count)
-        places = jnp.take_along_axis(chosen, at // group, axis=1) * group + at % group
+        # Column c is in group c % groups: so maxima are taken of whole rows of numbers that lie together.
+        grouped = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
+        _, chosen = highest(grouped.max(axis=1), count)
+        inside = jnp.take_along_axis(grouped, chosen[:, None], axis=2).reshape(n_queries, -1)
+        top, at = highest(inside, count)
+        places = jnp.take_along_axis(chosen, at % count, axis=1) + at // count * grouped.shape[2]
     return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
 
 
@@ -212,6 +220,6 @@ def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[j
     all_tops, all_rows = (jnp.moveaxis(x, 0, 1).reshape(n_queries, -1) for x in (tops, rows))
     if all_tops.shape[1] <= k and len(tops) == 1:
         return all_tops, all_rows, bound
-    top, places = jax.lax.top_k(all_tops, min(k + 1, all_tops.shape[1]))
+    top, places = highest(all_tops, min(k + 1, all_tops.shape[1]))
     bound = jnp.maximum(bound, top[:, k:].max(axis=1, initial=-jnp.inf))
     return top[:, :k], jnp.take_along_axis(all_rows, places[:, :k], axis=1), bound

@@ -11,19 +11,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxret.retrieval.backends import Backend
-from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
+from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS, of_one_query
 from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.picked import PickedLists
 from jaxret.retrieval.rounding import sum_error, upper_norms
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged
 
-PAIRS = 2**20  # (query, document) pairs scored again at a time
 DOCUMENTS = 512  # of them, of one query, whose vectors are held as float64
 
 
 class VectorLists:
     """Queries of float32 vectors on shards of lists of vectors."""
+
+    pairs_at_once = 2**20  # BLAS has threads of its own
 
     def __init__(self, vectors: Ragged) -> None:
         self.vectors = vectors
@@ -63,16 +64,12 @@ class VectorLists:
         own = Ragged(self.norms, self.vectors.offsets)
         return np.array([sum_error(self.vectors.flat.shape[1], norms, largest_norm, unit) for norms in own])
 
-    def pairs_at_once(self, shard: Ragged | PickedLists) -> int:
-        return PAIRS
-
     def scores(self, queries: np.ndarray, shard: Ragged | PickedLists, rows: np.ndarray) -> np.ndarray:
         found = np.empty(len(rows))
-        order = np.argsort(queries, kind="stable")
-        for pairs in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):  # those of one query
-            query = self[queries[pairs[0]]]
-            for start in range(0, len(pairs), DOCUMENTS):
-                some = pairs[start : start + DOCUMENTS]
+        for begin, end in of_one_query(queries):
+            query = self[queries[begin]]
+            for start in range(begin, end, DOCUMENTS):
+                some = slice(start, min(start + DOCUMENTS, end))
                 documents = shard.take(rows[some])
                 products = query @ documents.flat.astype(np.float64).T  # [U, vectors]: maxima over what lies together
                 found[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)

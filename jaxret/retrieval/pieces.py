@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxret.retrieval.backends import Backend, Xla
 from jaxret.retrieval.devices import lay_out
-from jaxret.retrieval.kept import Block, require_finite
+from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.rounding import upper_norms
 
@@ -68,7 +68,11 @@ def pieces(corpus: Any, backend: Xla) -> Iterator[Block]:
     vector that is not finite, naming its row."""
     total, shards = corpus.total_rows, list(corpus)
     shape = shards[0][1].shape[1:]
-    at_once = rows_at_once(total, shape, backend.precision, backend.free)
+    free = backend.free
+    if free is None and isinstance(corpus, Kept):
+        at_once = total  # all of it stays in the host's memory, in however many pieces
+    else:
+        at_once = rows_at_once(total, shape, backend.precision, free)
     layout = lay_out(at_once, shape[0], backend.mesh.size)
     step = layout.chunk(shape[1]) * layout.cells
 

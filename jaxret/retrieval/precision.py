@@ -52,7 +52,7 @@ class Precision:
         return UNIT * (1 + 8 / dimension) * longer**2
 
 
-FLOAT32 = Precision("float32", np.float32, 0.0, 1 / 8)
+FLOAT32 = Precision("float32", np.float32, 0.0, 1 / 32)
 PRECISIONS = {
     precision.name: precision
     for precision in (

@@ -95,8 +95,8 @@ def search_until_proven(
     total_rows: int,
     k: int,
     description: str,
-    more: float = 1 / 8,
-    least: int = MARGIN,
+    more: float,
+    least: int,
 ) -> SearchResult:
     """Looks for `k` and some more candidates of every query (`least`, or `more` as a share of k), and deeper where that
     proves nothing.

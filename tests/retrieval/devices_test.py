@@ -13,7 +13,7 @@ import pytest
 
 from jaxret.retrieval import devices, pieces, precision
 from jaxret.retrieval.backends import Xla, select_backend
-from jaxret.retrieval.devices import Layout, best, hold, lay_out, local_mesh, share
+from jaxret.retrieval.devices import Held, Layout, best, hold, lay_out, local_mesh, search_cells, share
 from jaxret.retrieval.kept import Kept
 from jaxret.retrieval.pieces import ahead
 from jaxret.retrieval.precision import PRECISIONS, Compressed, compress
@@ -86,7 +86,7 @@ def test_control_without_what_was_lost_results_are_wrong(
 ) -> None:
     """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
     queries, documents = texts
-    monkeypatch.setattr("jaxret.retrieval.proof.MARGIN", 0)
+    monkeypatch.setattr("jaxret.retrieval.search.MARGIN", 0)
     backend = select_backend("xla", precision=name)
     eager = replace(backend, precision=replace(PRECISIONS[name], more=0.0))  # type: ignore[type-var]
     assert_same_bits(search(queries, [documents], K, eager), expected)
@@ -179,6 +179,20 @@ def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> 
     np.testing.assert_array_equal(np.take_along_axis(scores, places, axis=1), top)
     assert all(len(set(row)) == count for row in places.tolist())
     np.testing.assert_array_equal(bound, top[:, -1] if count < n else np.full(5, -np.inf))
+
+
+def test_no_row_is_sorted_where_there_is_a_faster_way(
+    texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA on a CPU has a TopK, and takes it for `top_k` unless it sees that only a part of the result is used."""
+    queries, documents = texts
+    monkeypatch.setattr(devices, "CELL", 1500)
+    held = select_backend("xla").load(np.concatenate([documents] * 24))
+    assert isinstance(held, Held)
+    lowered = search_cells.lower(compress(queries, held.precision), held.vectors, held.rows, held.layout, K, held.mesh)
+    program = str(lowered.compile().as_text())
+    assert program.count('custom_call_target="TopK"') == 4, "groups, what is in them, cells, devices"
+    assert " sort(" not in program
 
 
 def test_what_is_too_large_comes_in_pieces_alike(texts: tuple[np.ndarray, np.ndarray]) -> None:

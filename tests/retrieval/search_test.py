@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from jaxret.retrieval import backends, dense, proof, rounding
+from jaxret.retrieval import backends, dense, rounding
 from jaxret.retrieval.backends import Backend, Searcher, select_backend
 from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.precision import FLOAT32, Precision
@@ -152,13 +152,15 @@ CASES = [
 def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, little margin."""
     for constant, value in {
-        "BLOCK_ROWS": 48,
-        "QUERY_ROWS": 4,
-        "PASS_CANDIDATES": 300,
-        "PAIR_NUMBERS": 500,
-        "MARGIN": 2,
+        "dense.BLOCK_ROWS": 48,
+        "dense.WHOLE_ROWS": 48,
+        "dense.QUERY_ROWS": 4,
+        "dense.SingleVectors.pairs_at_once": 5,
+        "proof.PASS_CANDIDATES": 300,
+        "search.FEWEST_PAIRS": 3,
+        "search.MARGIN": 2,
     }.items():
-        monkeypatch.setattr(proof if hasattr(proof, constant) else dense, constant, value)
+        monkeypatch.setattr(f"jaxret.retrieval.{constant}", value)
     queries, documents = data(name, n_vectors)
     scores, rows = brute_force(queries, documents, len(documents))
     for k in (1, 10, 80, 500):
@@ -205,7 +207,7 @@ def test_control_one_float32_faiss_call_breaks_the_tie_rule() -> None:
 
 def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an error bound of minus infinity every query counts as proven after one round."""
-    monkeypatch.setattr(proof, "MARGIN", 0)
+    monkeypatch.setattr("jaxret.retrieval.search.MARGIN", 0)
     queries, documents = data("all equal", 1)
     expected = brute_force(queries, documents, 5)
     assert_same_bits(search(queries, [documents], 5, MAKERS["noisy"]()), expected)
@@ -230,7 +232,7 @@ def test_a_bound_that_just_reaches_the_last_score_is_no_proof() -> None:
             return top
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "MARGIN", 0)
+        patch.setattr("jaxret.retrieval.search.MARGIN", 0)
         result = search(queries, [documents], 5, Edge(select_backend("xla")))
     assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
 
