@@ -1,4 +1,4 @@
-"""Exact search beside a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000
+"""Exact search beside a bare FAISS flat index, on the same vectors: python bench/search.py --rows=200000,400000
 
 Random vectors, opened once by both sides; each round runs the peer and then every backend of ours, so that all see the
 same machine. Ids are compared, and what differs must tie within float32. Prints medians and ratios to the peer, and
@@ -62,9 +62,30 @@ def agree(found: Any, scores: Any, rows: Any) -> None:
         raise AssertionError(f"{differ.mean():.1%} of the ids differ from the peer's")
 
 
+Seconds = dict[tuple[str, int], list[float]]  # of every round, by system and rows
+
+
+def report(k: int, rows: int, first: int, seconds: Seconds, told: dict[tuple[str, int], str]) -> None:
+    """What every system took for a corpus, beside the peer's time and its own for the first corpus."""
+    from statistics import median
+
+    of_peer = seconds["peer", rows]
+    print(f"k={k}, {rows:,} rows: FAISS flat {median(of_peer):.4f} s, at least {min(of_peer):.4f} s")
+    for (name, size), taken in seconds.items():
+        if size != rows or (name == "peer" and rows == first):
+            continue
+        line = f"  {name:<14} {median(taken):.4f} s"
+        if name != "peer":
+            ratio, of_least = median(taken) / median(of_peer), min(taken) / min(of_peer)
+            line += f", {ratio:.2f} times the peer (the least of each: {of_least:.2f}; {told[name, rows]})"
+        if rows != first:
+            line += f", {median(taken) / median(seconds[name, first]):.2f} times its time for {first:,} rows"
+        print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", default="200000", help="of the corpus, or several, each twice the one before")
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--queries", type=int, default=512)
     parser.add_argument("--k", default="10,100,1000")
@@ -76,39 +97,32 @@ def main() -> None:
     from jaxret.memory import keep_freed_memory
 
     keep_freed_memory()
+    sizes = [int(rows) for rows in arguments.rows.split(",")]
     random = np.random.default_rng(0)
-    documents = random.standard_normal((arguments.rows, arguments.dimension), dtype=np.float32)
+    documents = random.standard_normal((max(sizes), arguments.dimension), dtype=np.float32)
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
     queries = random.standard_normal((arguments.queries, arguments.dimension), dtype=np.float32)
-    index = peer(documents)
-    systems = {name: ours(name, documents) for name in arguments.backends.split(",")}
-    print(f"{arguments.queries} queries on {arguments.rows:,} x {arguments.dimension}, {arguments.rounds} rounds")
+    names = arguments.backends.split(",")
+    corpora = {rows: (peer(documents[:rows]), {name: ours(name, documents[:rows]) for name in names}) for rows in sizes}
+    print(f"{arguments.queries} queries on {arguments.rows} x {arguments.dimension}, {arguments.rounds} rounds")
     for k in map(int, arguments.k.split(",")):
-        seconds: dict[str, list[float]] = {"peer": [], **{name: [] for name in systems}}
+        seconds: Seconds = {}
         told = {}
         for number in range(arguments.rounds + 1):
-            begin = time.perf_counter()
-            scores, rows = index.search(queries, k)
-            taken = {"peer": time.perf_counter() - begin}
-            for name, run in systems.items():
+            for rows, (index, systems) in corpora.items():
                 begin = time.perf_counter()
-                found = run(queries, k)
-                taken[name] = time.perf_counter() - begin
-                agree(found, scores, rows)
-                told[name] = f"{found.scored / len(queries):.0f} scored exactly, rounds {found.rounds}"
-            if number:  # the first round compiles
-                for name, value in taken.items():
-                    seconds[name].append(value)
-        medians = {name: float(np.median(values)) for name, values in seconds.items()}
-        least = {name: min(values) for name, values in seconds.items()}
-        print(f"k={k}: FAISS flat {medians['peer']:.4f} s, at least {least['peer']:.4f} s")
-        for name in systems:
-            ratio, of_least = medians[name] / medians["peer"], least[name] / least["peer"]
-            print(
-                f"  {name:<14} {medians[name]:.4f} s, {ratio:.2f} times the peer (the least of each: {of_least:.2f}; "
-                f"{told[name]})",
-                flush=True,
-            )
+                scores, found_rows = index.search(queries, k)
+                taken = {"peer": time.perf_counter() - begin}
+                for name, run in systems.items():
+                    begin = time.perf_counter()
+                    found = run(queries, k)
+                    taken[name] = time.perf_counter() - begin
+                    agree(found, scores, found_rows)
+                    told[name, rows] = f"{found.scored / len(queries):.0f} scored exactly, rounds {found.rounds}"
+                for name, value in taken.items() if number else ():  # the first round compiles
+                    seconds.setdefault((name, rows), []).append(value)
+        for rows in sizes:
+            report(k, rows, sizes[0], seconds, told)
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
 
 

@@ -22,8 +22,8 @@ from jaxret.retrieval.precision import INT8, rounded_up
 from jaxret.retrieval.rounding import TINY, UNIT, rounding_error, upper_norms
 
 ROWS = 8192  # that are rounded at a time
-OVER = 3  # candidates for each vector that is wanted: vectors drawn at random need as many until they are proven
-MOST = 768  # candidates; where more are needed float32 is as fast
+OVER = 4  # candidates for each vector that is wanted: vectors drawn at random need as many until they are proven
+MOST = 1024  # candidates; where more are needed float32 is as fast
 
 
 class Quantized:
