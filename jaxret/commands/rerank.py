@@ -57,6 +57,11 @@ def main() -> None:
         raise ValueError("give either --workdir (the run of a cross-encoder) or --model (one in transformers' files)")
     if bool(_RUN.value) == bool(_TRAIN.value):
         raise ValueError("give either --run (what to rerank) or --train (what to score)")
+    ignored = [flag.name for flag in (_QUERIES, _CORPUS, _QRELS, _MEASURES, _K, _TAIL, _MATCH) if flag.present]
+    if _TRAIN.value and ignored:
+        raise ValueError(f"--{ignored[0]} is of a run that is reranked (--run); with --train all passages are scored")
+    if _RUN.value and _NEGATIVES_RUN.present:
+        raise ValueError("--negatives_run is of training data (--train); leave it out")
     if _RUN.value and not (_QUERIES.value and _CORPUS.value):
         raise ValueError("--run needs --queries and --corpus: the texts of what it names")
     require_platform(_PLATFORM.value, "--platform")

@@ -58,6 +58,12 @@ def _occurs(text: str, answers: Iterable[str]) -> bool:
     return any(answer != _SEPARATOR and answer in text for answer in answers)
 
 
+def check_answers(queries: Iterable[Query], match: str) -> None:
+    """Raises ValueError for an answer that is no regular expression where answers are some: before any work is done."""
+    for query in queries if match == "regex" else ():
+        _matcher(query.answers, match, f"query {query.id!r}: ")
+
+
 def answer_ranks(
     run: Mapping[str, Sequence[tuple[str, float]]],
     queries: Iterable[Query],

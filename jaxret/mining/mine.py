@@ -24,6 +24,7 @@ from jaxret.data.formats.example_writers import tevatron_record
 from jaxret.data.formats.readers import keeps_first
 from jaxret.data.records import Example, Passage
 from jaxret.data.subset import subset_of
+from jaxret.evaluation.answers import check_answers
 from jaxret.mining.asked import Questions, as_written, blocks, read_asked, read_concatenated
 from jaxret.mining.audit import Audit, audit
 from jaxret.mining.choose import Chooser, Tally
@@ -80,6 +81,7 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
     if job.subset[0]:
         ids = subset_of((one.query.id for one in questions.asked), *job.subset)
         questions = replace(questions, asked=tuple(one for one in questions.asked if one.query.id in ids))
+    check_answers((one.query for one in questions.asked), job.settings.match)
     say(f"{job.data}: {len(questions.asked):,} queries ({what_is(job)})")
     if job.settings.positives_from_retrieval:
         say("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")

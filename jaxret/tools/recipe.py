@@ -21,6 +21,7 @@ from jaxret.contract import ContractError, flatten
 from jaxret.data.files import Policy, find_file
 from jaxret.data.formats import corpus_file, example_files, files_of, found_queries
 from jaxret.data.formats.readers import found_judgements
+from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
 from jaxret.mining.mine import Job, mine, parents_path
@@ -61,6 +62,7 @@ def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
     stages, a teacher that is not there."""
     check_measures(on.measures, on.k)
     asked = read_asked(on.queries, on.qrels, on.split, Policy())
+    check_answers(asked.queries, on.match)
     if not on.qrels and not any(query.answers for query in asked.queries):
         raise ValueError(f"{on.queries} has no answers, so there is nothing to measure stages with; give --qrels")
     names = [stage.name for stage in found]
@@ -160,6 +162,7 @@ class _Recipe:
             "data": self._digest(training_files(data.train, data.train_split)),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
+            "on_error": data.on_error,
             "corpus": self._corpus,
             "pools": {pool: self._made.get(f"{pool}.encode", {}) for pool in stage.pools},
             "concat": {name: self._records(f"{name}.mine") for name in stage.concat},
@@ -193,7 +196,7 @@ class _Recipe:
             who = self._outside(teacher)
         found: Any = self._records(f"{stage.name}.mine")
         found = found or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
-        return {"teacher": who, "data": found, "split": data.train_split}
+        return {"teacher": who, "data": found, "split": data.train_split, "on_error": data.on_error}
 
     def _outside(self, teacher: str) -> Any:
         """What a teacher that is no stage is: its files, or the name of what is not in a folder."""

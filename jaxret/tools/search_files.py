@@ -13,7 +13,7 @@ from jaxret.contract import ContractError
 from jaxret.data.files import check_question
 from jaxret.data.formats import Policy, write_results, write_run
 from jaxret.data.records import Passage, Query, Rankings
-from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy
+from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
 from jaxret.evaluation.metrics import Evaluation, parse_measure
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
@@ -80,7 +80,8 @@ def search_files(
     query; "auto" does so for the data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
     `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
-    search, for a measure deeper than k, and for results as DPR's of queries without answers.
+    search, for a measure deeper than k, an answer that is no regular expression, and for results as DPR's of queries
+    without answers.
     """
     names = check_measures(measures, k)
     if measures is None and qrels and names != list(MEASURES):
@@ -89,6 +90,7 @@ def search_files(
         read_wanted(candidates).require(k)  # now, not after the corpus was read
     policy = Policy(on_error)
     asked = read_asked(queries, qrels, split, policy)
+    check_answers(asked.queries, match)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
     how = ("filtered" if filters else "", candidates.replace(":", "-"), index.name if index else "")

@@ -15,7 +15,7 @@ import pytest
 from jaxret.data.files import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
-from jaxret.data.records import Example
+from jaxret.data.records import Example, Query
 from jaxret.mining import asked
 from jaxret.mining import mine as mining
 from jaxret.mining.asked import read_asked, stream_examples
@@ -207,6 +207,16 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
     examples = read_examples(tmp_path / "a.jsonl")
     assert {e.query.id for e in examples} == {str(i) for i in range(7)}
     assert read_examples(tmp_path / "a.jsonl", targets=False) == examples
+
+
+def test_an_answer_that_is_no_regular_expression_is_told_before_a_corpus_is_read(tmp_path: Path) -> None:
+    write_dpr_queries(tmp_path / "train.qa.csv", [Query("0", "which river", ("(a",))])
+    settings = Settings(depth=20, positives_from_retrieval=True, match="regex")
+    given = Job(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus="nowhere")
+    with pytest.raises(ValueError, match=r"the answer '\(a' is no regular expression"):
+        mine(replace(given, settings=settings), progress=False)
+    with pytest.raises(DataError, match="nowhere"):
+        mine(replace(given, settings=replace(settings, match="string")), progress=False)
 
 
 def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:

@@ -179,6 +179,14 @@ def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Pat
     assert not (run.workdir / "runs").exists()
 
 
+def test_an_answer_that_is_no_regular_expression_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
+    with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is no regular expression"):
+        search_files(run, str(tmp_path / "small.qa.csv"), "", "test", 5, progress=False, match="regex")
+    assert not (run.workdir / "runs").exists()
+
+
 def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,16 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("-m", ("jaxret", "open", "--workdir=w"), "MODEL must be given"),
         ("-m", ("jaxret", "data", "check", "x", "--lengths=a"), "--lengths=a: numbers of tokens are expected"),
         ("-m", ("jaxret", "demo", "--wrkdir=x"), "--wrkdir is no flag; did you mean workdir?"),
+        (
+            "-m",
+            ("jaxret", "rerank", "--model=m", "--train=t", "--out=o", "--qrels=q"),
+            "--qrels is of a run that is reranked (--run); with --train all passages are scored",
+        ),
+        (
+            "-m",
+            ("jaxret", "rerank", "--model=m", "--run=r", "--out=o", "--negatives_run=n"),
+            "--negatives_run is of training data (--train); leave it out",
+        ),
         ("-m", ("jaxret", "keywords", "--corpus=nowhere", "--out=x"), "nowhere"),
     ],
 )

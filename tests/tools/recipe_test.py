@@ -209,6 +209,7 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert differ(on=tmp_path / "renamed") == {"encode", "search"}, "results and vectors have the folder's name"
     assert differ(given={"data.subset": 3}) == {"mine"}, "what is mined is the subset"
     assert differ(given={"seed.data": 3}) == {"mine", "train"}
+    assert differ(given={"data.on_error": "skip"}) == {"mine", "score", "train"}
     assert differ(match="regex") == {"mine", "search"}
     assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
     assert differ(given={"encode.dtype": "float16"}) == {"encode", "train"}
@@ -290,6 +291,7 @@ def _value(text: str) -> Any:
     [
         ({"measures": ("R@100",)}, {}, "R@100 needs --k=100 or more"),
         ({"qrels": "", "queries": "asked.jsonl"}, {}, "asked.jsonl has no answers, so there is nothing to measure"),
+        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, "answer '\\(a' is no regular expression"),
         ({"split": "other"}, {}, r"qrels.*other"),
         ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
         ({}, {"teacher": "nobody"}, "teacher 'nobody' is no stage, no run, and no model"),
@@ -305,6 +307,7 @@ def test_what_a_late_step_would_stumble_over_is_told_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asked.jsonl").write_text('{"_id": "q", "text": "which river"}\n')
+    (tmp_path / "broken.qa.csv").write_text("which river\t['(a']\n")
     if teacher := keys.get("teacher"):
         (tmp_path / "c.py").write_text(
             (tmp_path / "c.py").read_text().replace('"teacher": "stage1"', f'"teacher": "{teacher}"')
