@@ -10,10 +10,10 @@ from tests.pipeline import REPOSITORY
 
 
 def test_every_family_has_its_vectors() -> None:
-    found = {name: (vectors, dimension) for name, vectors, dimension in families(REPOSITORY / "configs")}
-    assert found["base"] == (1, 768)
-    assert found["mvr"] == (8, 768)
-    assert found["colbert:late"] == (80, 128)
+    found = {name: numbers for name, *numbers in families(REPOSITORY / "configs")}
+    assert found["base"] == [1, 768, 1]
+    assert found["mvr"] == [8, 768, 1]
+    assert found["colbert:late"] == [80, 128, 32]
 
 
 def test_bytes_and_seconds_of_a_row() -> None:
@@ -27,3 +27,7 @@ def test_bytes_and_seconds_of_a_row() -> None:
     assert int(time.removesuffix(" ms")) == pytest.approx(2 * 1024 * numbers / 8 / 989.4e12 * 1e3, abs=0.6)
     (large,) = [row for row in rows if row[0].startswith("| mvr ") and row[1] == "100,000,000"]
     assert "in pieces" in large[4]
+    (late,) = [row for row in rows if row[0].startswith("| colbert:late ") and row[1] == "1,000,000"]
+    block, time = late[5].split(", ")
+    assert block == "a block"
+    assert float(time.removesuffix(" s")) == pytest.approx(2 * 1024 * 32 * 80 * 128 * 1e6 / 989.4e12, abs=0.06)
