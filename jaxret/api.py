@@ -144,11 +144,12 @@ class Index:
         backend: str = "auto",
         precision: str = "float32",
         approximate: str = "",
+        candidates: str = "",
     ) -> None:
         folder = choose_corpus(retriever.run, os.fspath(corpus))
         chosen = Chosen(approximate) if approximate else None
         self.retriever = retriever
-        self._searcher = Searcher(retriever.run, folder, backend, many=True, precision=precision, index=chosen)
+        self._searcher = Searcher(retriever.run, folder, backend, (), True, precision, candidates, chosen)
 
     @classmethod
     def open(
@@ -159,6 +160,7 @@ class Index:
         backend: str = "auto",
         precision: str = "float32",
         approximate: str = "",
+        candidates: str = "",
     ) -> Index:
         """Opens a corpus that was encoded, by `build` or by `jaxret encode`: of a retriever, or of a run's folder.
         Every file is compared with its digest.
@@ -167,12 +169,14 @@ class Index:
         "faiss-gpu", "faiss-cpu" or "xla"; precision: "float32", or with XLA "float16", "bfloat16" or "int8", in which
         candidates take half or a quarter of the memory: what is found is the same. approximate: the name of an index
         that `jaxret index` built: it finds candidates, which are scored exactly; what it does not find is missing, and
-        backend and precision cannot be chosen. On accelerators the corpus stays on all of them if it fits (of an exact
-        search). Raises FileNotFoundError if there is no such corpus or index, ContractError (a ValueError) if another
-        model or checkpoint encoded it, ShardError (a ValueError) for a file that is missing or damaged.
+        backend and precision cannot be chosen. candidates: of passages of several vectors, which of them are scored: as
+        "mean:1000" or "muvera:1000", those that one vector each ranks highest. On accelerators the corpus stays on all
+        of them if it fits (of an exact search). Raises FileNotFoundError if there is no such corpus or index,
+        ContractError (a ValueError) if another model or checkpoint encoded it, ShardError (a ValueError) for a file
+        that is missing or damaged, ValueError for candidates of passages of one vector.
         """
         retriever = source if isinstance(source, Retriever) else Retriever.open(source)
-        return cls(retriever, corpus, backend, precision, approximate)
+        return cls(retriever, corpus, backend, precision, approximate, candidates)
 
     @classmethod
     def build(

@@ -88,6 +88,11 @@ def test_hits_are_what_the_vectors_say(family: str, root: Path, retriever: jaxre
         assert [hit.vectors for hit in hits] == [tuple(products[i].argmax(axis=0)) for i in best]
     won = {number for hits in index.search(QUESTIONS, k=len(passages)) for hit in hits for number in hit.vectors}
     assert won == {0} if family == "one vector" else len(won) > 1, "control: other vectors win for other passages"
+    if family != "one vector":
+        every, one = (jaxret.Index.open(retriever, candidates=f"mean:{count}") for count in (len(passages), 1))
+        assert every.search(QUESTIONS, 5) == index.search(QUESTIONS, 5)
+        assert [len(hits) for hits in one.search(QUESTIONS, 1)] == [1, 1]
+        assert "1 candidates a query by mean" in repr(one)
 
 
 class Compilations:
@@ -223,6 +228,11 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
         lambda r, i, p: jaxret.Index.open(r, backend="faiss-cpu", precision="int8"),
         ValueError,
         "computes in float32, not in int8",
+    ),
+    "candidates": (
+        lambda r, i, p: jaxret.Index.open(r, candidates="mean:9"),
+        ValueError,
+        "candidates=mean:9 is for passages of several vectors; here each has one",
     ),
     "a config": (lambda r, i, p: jaxret.Retriever.train("minilmm", p), ValueError, "did you mean minilm?"),
     "a key": (

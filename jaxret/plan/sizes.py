@@ -35,8 +35,8 @@ def markdown(folder: Path, topology: Topology) -> Iterator[str]:
 
 
 def families(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """(name, vectors of a passage, numbers of each, vectors of a query) of the configs of a folder, without its recipes; those of one head
-    whose vectors are alike count once."""
+    """(name, vectors of a passage, numbers of each, vectors of a query) of the configs of a folder, without its
+    recipes; those of one head whose vectors are alike count once."""
     seen = set()
     for name, config in for_accelerators(folder):
         retriever = retriever_of(config, encoder_directory(config.encoder.checkpoint)[0])
