@@ -192,6 +192,7 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "aggretriever_msmarco:bert": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
     "aggretriever_msmarco:distilbert": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
     "aggretriever_msmarco:condenser": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:cocondenser": (5e-6, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
     "aggretriever_open_qa:": (2e-5, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
     "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),

@@ -1,5 +1,5 @@
 """Aggretriever on MS MARCO's official corpus (no titles): 8 queries a step with 7 BM25 negatives each, 3 epochs.
-configs/recipes/aggretriever_msmarco.py:bert, :distilbert, :condenser
+configs/recipes/aggretriever_msmarco.py:bert, :distilbert, :condenser, :cocondenser
 """
 
 from ml_collections import ConfigDict
@@ -8,7 +8,12 @@ from configs.aggretriever import get_config as aggretriever
 from configs.base import one_stage as stages  # noqa: F401
 from configs.base import require_suffix
 
-CHECKPOINTS = {"bert": "bert-base-uncased", "distilbert": "distilbert-base-uncased", "condenser": "Luyu/condenser"}
+CHECKPOINTS = {
+    "bert": "bert-base-uncased",
+    "distilbert": "distilbert-base-uncased",
+    "condenser": "Luyu/condenser",
+    "cocondenser": "Luyu/co-condenser-marco",
+}
 SUFFIXES = tuple(CHECKPOINTS)
 
 

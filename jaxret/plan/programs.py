@@ -41,7 +41,13 @@ from jaxret.types import Batch, Packing, Tokens
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
 SAME_SHAPES = {
     name: "bert-base-uncased"
-    for name in ("Luyu/condenser", "Luyu/co-condenser-wiki", "Shitao/RetroMAE", "Shitao/RetroMAE_MSMARCO")
+    for name in (
+        "Luyu/condenser",
+        "Luyu/co-condenser-wiki",
+        "Luyu/co-condenser-marco",
+        "Shitao/RetroMAE",
+        "Shitao/RetroMAE_MSMARCO",
+    )
 }
 
 
