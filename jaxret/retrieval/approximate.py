@@ -46,6 +46,12 @@ class Chosen:
     nprobe: int = 0
     ef_search: int = 0
 
+    @property
+    def label(self) -> str:
+        """What results are called: those of other settings are other results."""
+        asked = {"rescore": self.candidates, "nprobe": self.nprobe, "ef_search": self.ef_search}
+        return "-".join([self.name, *(f"{name}{value}" for name, value in asked.items() if value)])
+
 
 @dataclass(frozen=True)
 class Approximate:

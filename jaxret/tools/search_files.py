@@ -76,8 +76,8 @@ def search_files(
 
     measures: by default MEASURES, those deeper than k at k. label: comes after the data set's name in the files' names,
     for results that are not to replace others; those of a search with filters have "filtered", those of an approximate
-    one its `candidates` or the name of its `index`. self_matches: "remove" leaves out a passage with the id of its
-    query; "auto" does so for the data sets that `self_matches.py` knows.
+    one its `candidates` or the name of its `index` and what settings were asked for. self_matches: "remove" leaves out
+    a passage with the id of its query; "auto" does so for the data sets that `self_matches.py` knows.
     latency: how many questions are asked again, one at a time, to measure it. dpr_results: also writes
     `runs/<name>.dpr.json`, with texts. match: what answers are, "string" or "regex". Raises ValueError, before the
     search, for a measure deeper than k, an answer that is no regular expression, and for results as DPR's of queries
@@ -93,7 +93,7 @@ def search_files(
     check_answers(asked.queries, match)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
-    how = ("filtered" if filters else "", candidates.replace(":", "-"), index.name if index else "")
+    how = ("filtered" if filters else "", candidates.replace(":", "-"), index.label if index else "")
     name = ".".join(part for part in (asked.name, label, *how) if part)
     run_file, results = run.workdir.rankings(name), run.workdir.evaluation(name)
     for path in (run_file, results):

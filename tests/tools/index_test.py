@@ -52,6 +52,8 @@ def test_a_search_says_that_it_is_approximate(run: Run, capsys: pytest.CaptureFi
     assert not made["exact"]
     assert made["index"].keys() == {"factory", "nprobe", "candidates", "recall"}
     assert found["mean"].keys() == exact["mean"].keys()
+    other = read_json(run.workdir.path / "eval" / "data.dev.ivf-nprobe1.json")
+    assert other["provenance"]["search"]["index"]["nprobe"] == 1 < made["index"]["nprobe"], "results of its own"
     with pytest.raises(ValueError, match="approximate"):
         compare_runs([str(run.workdir.path / "eval" / f"data.dev{name}.json") for name in ("", ".ivf")])
 
