@@ -85,7 +85,7 @@ def report(k: int, rows: int, first: int, seconds: Seconds, told: dict[tuple[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="200000", help="of the corpus, or several, each twice the one before")
+    parser.add_argument("--rows", default="200000", help="of the corpus, or of several")
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--queries", type=int, default=512)
     parser.add_argument("--k", default="10,100,1000")

@@ -135,7 +135,8 @@ class Hit:
 
 
 class Index:
-    """A corpus that a retriever encoded, opened for search: exact, unless an approximate index is asked for."""
+    """A corpus that a retriever encoded, opened for search: exact, unless an approximate index or candidates are asked
+    for."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Index:
         "mean:1000" or "muvera:1000", those that one vector each ranks highest. On accelerators the corpus stays on all
         of them if it fits (of an exact search). Raises FileNotFoundError if there is no such corpus or index,
         ContractError (a ValueError) if another model or checkpoint encoded it, ShardError (a ValueError) for a file
-        that is missing or damaged, ValueError for candidates of passages of one vector.
+        that is missing or damaged, ValueError for candidates of passages of one vector, or beside an index.
         """
         retriever = source if isinstance(source, Retriever) else Retriever.open(source)
         return cls(retriever, corpus, backend, precision, approximate, candidates)
@@ -211,7 +212,8 @@ class Index:
         """The k best passages of each question, best first; fewer, if there are no more. Of equal scores the one that
         comes first in the corpus is first. texts=False leaves titles and texts empty, and does not need the corpus.
 
-        Raises ValueError for a question that is blank or no text and for k < 1, FileNotFoundError if the corpus is no
+        Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
+        FileNotFoundError if the corpus is no
         longer where it was, ContractError (a ValueError) if it is another now.
         """
         asked = [Query(str(number), text) for number, text in enumerate(_questions(queries))]

@@ -57,7 +57,9 @@ def main() -> None:
         raise ValueError("give either --workdir (the run of a cross-encoder) or --model (one in transformers' files)")
     if bool(_RUN.value) == bool(_TRAIN.value):
         raise ValueError("give either --run (what to rerank) or --train (what to score)")
-    ignored = [flag.name for flag in (_QUERIES, _CORPUS, _QRELS, _MEASURES, _K, _TAIL, _MATCH) if flag.present]
+    ignored = [
+        flag.name for flag in (_QUERIES, _CORPUS, _QRELS, _MEASURES, _SELF_MATCHES, _K, _TAIL, _MATCH) if flag.present
+    ]
     if _TRAIN.value and ignored:
         raise ValueError(f"--{ignored[0]} is of a run that is reranked (--run); with --train all passages are scored")
     if _RUN.value and _NEGATIVES_RUN.present:

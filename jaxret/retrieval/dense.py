@@ -13,24 +13,25 @@ from jaxret.retrieval.rounding import UNIT, rounding_error, upper_norms
 
 BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
 QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
-WHOLE_ROWS = 2**20  # or so many, where a backend cuts them itself and they need not be copied
+WHOLE_BYTES = 2**30  # or so much, where a backend cuts them itself and they need not be copied
+FEW = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
+NUMBERS = 2**19  # of vectors that a thread holds as float64
 
 
 class SingleVectors:
     """Queries [Q,D] float32 on shards [rows,V,D]."""
 
-    pairs_at_once = 8192  # fewer hold threads up that wait for the interpreter
+    pairs_a_thread = 4096  # fewer are done before OpenMP's threads, which spin after a product, make room for others
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
-        self._wide = vectors.astype(np.float64)
         self.norms = upper_norms(vectors)
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, i: int | np.integer) -> np.ndarray:
-        return self._wide[i][None]
+        return self.vectors[i].astype(np.float64)[None]
 
     def owner(self, vector: int) -> int:
         return vector
@@ -47,8 +48,8 @@ class SingleVectors:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
         size = block_documents(total_rows, n_vectors, depth, backend)
-        if backend.max_rows is None and isinstance(shard, np.ndarray) and shard.dtype == np.float32:
-            size = max(1, WHOLE_ROWS // n_vectors)
+        if backend.max_rows is None and n_vectors == 1 and _as_it_lies(shard):
+            size = max(size, WHOLE_BYTES // (4 * dimension))
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
             norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
@@ -59,16 +60,30 @@ class SingleVectors:
 
     def scores(self, queries: np.ndarray, shard: np.ndarray | Picked, rows: np.ndarray) -> np.ndarray:
         found = np.empty(len(rows))
-        for start, stop in of_one_query(queries):  # which is read once
-            vectors = np.asarray(shard[rows[start:stop]], np.float64)  # [P,V,D]
-            np.max(np.vecdot(vectors, self._wide[queries[start]]), axis=1, out=found[start:stop])
+        step = max(1, NUMBERS // (shard.shape[1] * shard.shape[2]))
+        for begin in range(0, len(rows), step):
+            some = slice(begin, begin + step)
+            vectors, asked = np.asarray(shard[rows[some]], np.float64), queries[some]  # [P,V,D], [P]
+            bounds = of_one_query(asked)
+            if len(bounds) > len(asked) // FEW:
+                products = np.vecdot(vectors, self.vectors[asked].astype(np.float64)[:, None])
+                np.max(products, axis=1, out=found[some])
+                continue
+            for start, stop in bounds:  # a query's vector is read once
+                products = np.vecdot(vectors[start:stop], self[asked[start]])
+                np.max(products, axis=1, out=found[begin + start : begin + stop])
         return found
 
 
-def of_one_query(queries: np.ndarray) -> Iterator[tuple[int, int]]:
+def of_one_query(queries: np.ndarray) -> list[tuple[int, int]]:
     """(begin, end) of the (query, row) pairs of each query; these lie together."""
     ends = np.flatnonzero(queries[1:] != queries[:-1]) + 1
-    return pairwise([0, *ends.tolist(), len(queries)])
+    return list(pairwise([0, *ends.tolist(), len(queries)]))
+
+
+def _as_it_lies(shard: np.ndarray | Picked) -> bool:
+    """Whether rows of a shard need not be copied for a backend."""
+    return isinstance(shard, np.ndarray) and shard.dtype == np.float32 and shard.flags.c_contiguous
 
 
 def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:

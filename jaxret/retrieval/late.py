@@ -24,7 +24,7 @@ DOCUMENTS = 512  # of them, of one query, whose vectors are held as float64
 class VectorLists:
     """Queries of float32 vectors on shards of lists of vectors."""
 
-    pairs_at_once = 2**20  # BLAS has threads of its own
+    pairs_a_thread = 2**20  # BLAS has threads of its own
 
     def __init__(self, vectors: Ragged) -> None:
         self.vectors = vectors

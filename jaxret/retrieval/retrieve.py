@@ -141,6 +141,7 @@ class Searcher:
             raise ValueError(f"candidates are found by {candidates} or by the index {index.name}, not by both")
         if index and (backend, precision) != ("auto", "float32"):
             raise ValueError("--backend and --precision are of exact search: leave them or the index out")
+        wanted = read_wanted(candidates) if candidates else None
         self.run = run
         self.folder = folder
         self.filters = tuple(filters)
@@ -161,10 +162,10 @@ class Searcher:
             self.backend = select_backend(backend, self.shards.ragged, precision, many=True)
         self_check(self.backend, self.shards.ragged)
         self.proposer: Proposer | None = None
-        if candidates:
+        if wanted:
             front = select_backend(backend, precision=precision)
             self_check(front)
-            self.proposer = Proposer.open(self._corpus, read_wanted(candidates), front, many)
+            self.proposer = Proposer.open(self._corpus, wanted, front, many)
         self.embedder = run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
 

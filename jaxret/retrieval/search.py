@@ -35,7 +35,6 @@ from jaxret.types import Ragged
 # Candidates beyond k of lists of vectors in fewer bits, where the losses of all query vectors add up: a little above
 # what ColBERT's vectors of real texts needed in int8 (for k = 10, a median of 27 and 43, at most 85). Few are scored.
 LISTS_MARGIN = 4 * MARGIN
-FEWEST_PAIRS = 4096  # that are worth a thread: those of OpenMP spin for some milliseconds after a product
 
 
 @runtime_checkable
@@ -101,7 +100,7 @@ class QueryVectors(Protocol):
     """Queries of one kind, and what is particular to scoring documents of that kind."""
 
     norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
-    pairs_at_once: int  # (query, document) pairs to give to `scores`, at most
+    pairs_a_thread: int  # (query, document) pairs to give to `scores`, at least
 
     def __len__(self) -> int: ...
     def __getitem__(self, i: int | np.integer) -> np.ndarray:
@@ -244,13 +243,12 @@ def _score_exactly(
         first[:] = False
         np.put_along_axis(first, np.argpartition(-candidates.scores, k - 1, axis=1)[:, :k], True, axis=1)
     errors = queries.errors(largest_norm, WIDE_UNIT)
-    score_pairs(scores, first, candidates.rows, queries, errors, corpus)
+    scored = score_pairs(scores, first, candidates.rows, queries, errors, corpus)
     lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
     at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
-    second = ~first & (at_most >= lowest) & (candidates.rows >= 0)
-    score_pairs(scores, second, candidates.rows, queries, errors, corpus)
+    scored += score_pairs(scores, ~first & (at_most >= lowest), candidates.rows, queries, errors, corpus)
     candidates.scores[:], candidates.rows[:] = sorted_by_rule(scores, candidates.rows)
-    return int(first.sum() + second.sum())
+    return scored
 
 
 def score_candidates(
@@ -259,7 +257,8 @@ def score_candidates(
     """The k best of some rows [Q,C] (-1: none) by exact scores and the tie rule: scores [Q,k], rows [Q,k]. Each query
     has k rows. largest_norm: at least that of any vector of the corpus."""
     scores = np.full(rows.shape, -np.inf, np.float32)
-    score_pairs(scores, rows >= 0, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
+    every = np.ones(rows.shape, bool)
+    score_pairs(scores, every, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
     found = sorted_by_rule(scores, rows)
     return found[0][:, :k], found[1][:, :k]
 
@@ -275,15 +274,16 @@ def sorted_by_rule(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np
 
 def score_pairs(
     scores: np.ndarray, which: np.ndarray, rows: np.ndarray, queries: QueryVectors, errors: np.ndarray, corpus: Corpus
-) -> None:
-    """Writes the exact scores of some (query, row) pairs of [Q,depth]. errors: how far a float64 one may be from them.
+) -> int:
+    """Writes the exact scores of some (query, row) pairs of [Q,depth], row -1 being none; returns how many. errors: how
+    far a float64 one may be from them.
 
     A float64 sum may be off by a little. Where that leaves two float32 numbers possible, the products (exact in
     float64) are summed by math.fsum, so that the result is a function of the vectors alone.
     """
-    query_of, column_of = np.nonzero(which)
+    query_of, column_of = np.nonzero(which & (rows >= 0))
     if not len(query_of):
-        return  # nothing to read the corpus for
+        return 0  # nothing to read the corpus for
     row_of = rows[query_of, column_of]
 
     def score(first_row: int, shard: Any, pairs: np.ndarray) -> None:
@@ -303,8 +303,9 @@ def score_pairs(
                 by_row = np.argsort(row_of) if by_row is None else by_row
                 begin, end = np.searchsorted(row_of, [first_row, first_row + len(shard)], sorter=by_row)
                 pairs = np.sort(by_row[begin:end])
-            step = min(queries.pairs_at_once, max(FEWEST_PAIRS, -(-len(pairs) // (2 * cores))))
+            step = max(queries.pairs_a_thread, -(-len(pairs) // (2 * cores)))
             parts = [pairs[start : start + step] for start in range(0, len(pairs), step)]
             at_once = threads.map if len(parts) > 1 else map  # no thread is started for a single one
             for _ in at_once(partial(score, first_row, shard), parts):
                 pass  # an error is raised here
+    return len(query_of)

@@ -24,6 +24,7 @@ from jaxret.data.formats.readers import found_judgements
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
+from jaxret.mining.asked import read_asked as training_questions
 from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
@@ -68,8 +69,18 @@ def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
     names = [stage.name for stage in found]
     for stage in found:
         check(stage.config)
+        if stage.mining and stage.mining.match == "regex":
+            data = stage.config.data
+            policy = Policy("skip" if data.on_error == "skip" else "error")
+            questions = training_questions(data.train, data.train_split, policy, positives=False)
+            check_answers((one.query for one in questions.asked), "regex")
         if stage.teacher and stage.teacher not in names:
             check_teacher(stage.teacher, corpus_name(on.corpus))
+
+
+def _how(data: ConfigDict) -> dict[str, str]:
+    """What else a step was made from: how bad records are met, where it is not as usual."""
+    return {} if data.on_error == "error" else {"on_error": data.on_error}
 
 
 def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progress: bool = True) -> Path:
@@ -162,11 +173,10 @@ class _Recipe:
             "data": self._digest(training_files(data.train, data.train_split)),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
-            "on_error": data.on_error,
             "corpus": self._corpus,
             "pools": {pool: self._made.get(f"{pool}.encode", {}) for pool in stage.pools},
             "concat": {name: self._records(f"{name}.mine") for name in stage.concat},
-        }
+        } | _how(data)
 
     def _mine(self, stage: Stage) -> list[Path]:
         assert stage.mining is not None
@@ -196,7 +206,7 @@ class _Recipe:
             who = self._outside(teacher)
         found: Any = self._records(f"{stage.name}.mine")
         found = found or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
-        return {"teacher": who, "data": found, "split": data.train_split, "on_error": data.on_error}
+        return {"teacher": who, "data": found, "split": data.train_split} | _how(data)
 
     def _outside(self, teacher: str) -> Any:
         """What a teacher that is no stage is: its files, or the name of what is not in a folder."""

@@ -23,6 +23,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.example_writers import tevatron_examples, tevatron_first
 from jaxret.data.formats.readers import keeps_first, run_files
 from jaxret.data.records import Example, Passage, Query, Rankings
+from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import of_passages, without_self_matches
@@ -87,6 +88,7 @@ def rerank_run(
     asked = _queries(queries, judge.split, run, rankings, policy)
     scan, passages = _passages(corpus, run, rankings, depth, policy)
     judged = read_asked(queries, judge.qrels, judge.split, Policy(on_error)) if judge.qrels else None
+    check_answers(judged.queries if judged else asked.values(), judge.match)
     pairs = [(query, passage) for query, ranking in rankings.items() for passage, _ in ranking[:depth]]
     where = "stay behind them" if tail else "are left out"
     print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others {where}")

@@ -153,11 +153,11 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
     """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, little margin."""
     for constant, value in {
         "dense.BLOCK_ROWS": 48,
-        "dense.WHOLE_ROWS": 48,
+        "dense.WHOLE_BYTES": 60 * 4 * 8,
+        "dense.NUMBERS": 40,
         "dense.QUERY_ROWS": 4,
-        "dense.SingleVectors.pairs_at_once": 5,
+        "dense.SingleVectors.pairs_a_thread": 3,
         "proof.PASS_CANDIDATES": 300,
-        "search.FEWEST_PAIRS": 3,
         "search.MARGIN": 2,
     }.items():
         monkeypatch.setattr(f"jaxret.retrieval.{constant}", value)
@@ -181,6 +181,27 @@ def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> N
         patch.setattr(dense, "block_documents", lambda *_: 80)  # more than the backend can return
         with pytest.raises(RuntimeError, match="limited did not return all 80 documents"):
             search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
+
+
+@pytest.mark.parametrize("claimed", ["right", "none"])
+def test_places_that_a_backend_leaves_empty_are_no_document(claimed: str) -> None:
+    """It returns at most 20 of 60, in one block, with a bound that is right, or none at all; the best is the last."""
+
+    @dataclass(frozen=True)
+    class Lossy(Noisy):
+        def load(self, vectors: np.ndarray | Padded) -> Searcher:
+            def top(queries: np.ndarray, k: int) -> Found:
+                scores = (queries @ np.asarray(vectors)[:, 0].T)[:, :20]
+                order = np.argsort(-scores, axis=1)[:, : min(k, 20)]
+                left_out = np.float32(100 if claimed == "right" else -np.inf)
+                return Found(np.take_along_axis(scores, order, axis=1), order, np.full(len(queries), left_out))
+
+            return top
+
+    documents = gaussian(60, 1, 8)
+    documents[-1] = 9
+    with pytest.raises(RuntimeError, match="did not return all 60 documents"):
+        search(np.ones((2, 8), np.float32), [documents], 30, Lossy(select_backend("xla")))
 
 
 @pytest.mark.parametrize("n_vectors", [1, 3])
