@@ -15,7 +15,7 @@ BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS i
 QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
 WHOLE_BYTES = 2**30  # or so much, where a backend cuts them itself and they need not be copied
 FEW = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
-NUMBERS = 2**19  # of vectors that a thread holds as float64
+NUMBERS = 2**18  # of vectors that a thread holds as float64
 
 
 class SingleVectors:
@@ -62,16 +62,15 @@ class SingleVectors:
         found = np.empty(len(rows))
         step = max(1, NUMBERS // (shard.shape[1] * shard.shape[2]))
         for begin in range(0, len(rows), step):
-            some = slice(begin, begin + step)
-            vectors, asked = np.asarray(shard[rows[some]], np.float64), queries[some]  # [P,V,D], [P]
+            there, asked, best = (of_pair[begin : begin + step] for of_pair in (rows, queries, found))
             bounds = of_one_query(asked)
             if len(bounds) > len(asked) // FEW:
-                products = np.vecdot(vectors, self.vectors[asked].astype(np.float64)[:, None])
-                np.max(products, axis=1, out=found[some])
+                vectors = np.asarray(shard[there], np.float64)  # [P,V,D]
+                np.max(np.vecdot(vectors, self.vectors[asked].astype(np.float64)[:, None]), axis=1, out=best)
                 continue
-            for start, stop in bounds:  # a query's vector is read once
-                products = np.vecdot(vectors[start:stop], self[asked[start]])
-                np.max(products, axis=1, out=found[begin + start : begin + stop])
+            for start, stop in bounds:
+                vectors = np.asarray(shard[there[start:stop]], np.float64)
+                np.max(np.vecdot(vectors, self[asked[start]]), axis=1, out=best[start:stop])
         return found
 
 

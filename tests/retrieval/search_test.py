@@ -154,7 +154,7 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
     for constant, value in {
         "dense.BLOCK_ROWS": 48,
         "dense.WHOLE_BYTES": 60 * 4 * 8,
-        "dense.NUMBERS": 40,
+        "dense.NUMBERS": 400,
         "dense.QUERY_ROWS": 4,
         "dense.SingleVectors.pairs_a_thread": 3,
         "proof.PASS_CANDIDATES": 300,
