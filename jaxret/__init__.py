@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxret.api import Hit, Index, Passage, Retriever
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Hit", "Index", "Passage", "Retriever"]
 
 
