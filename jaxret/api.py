@@ -55,6 +55,7 @@ class Retriever:
         *,
         workdir: PathLike | None = None,
         token: str = "",
+        normalize: bool | None = None,
         download: bool = False,
         query_length: int | None = None,
         passage_length: int | None = None,
@@ -63,8 +64,9 @@ class Retriever:
         or sentence-transformers directory, `package:NAME/FOLDER`, or a hub name in the local cache.
 
         A model becomes a run in `workdir`, where it is found again; without, in a temporary folder, with everything
-        that is encoded with it. token: of an encoder alone, what its vector is, "cls" or "mean". download: fetches a
-        hub name that is not in the cache. Lengths in tokens, where they are to be others than in training.
+        that is encoded with it. token: of an encoder alone, what its vector is, "cls" or "mean"; normalize: and whether
+        of length 1, for cosines. download: fetches a hub name that is not in the cache. Lengths in tokens, where they
+        are to be others than in training.
 
         Raises FileNotFoundError if there is no such run or model, ValueError if it cannot be used here, and
         ContractError (a ValueError) if a file of the run was changed.
@@ -73,14 +75,14 @@ class Retriever:
             _require_model(source, download)
             folder = workdir or mkdtemp(prefix="jaxret-")
             try:
-                make_run(os.fspath(source), Path(folder), token, download, progress=False)
+                make_run(os.fspath(source), Path(folder), token, download, normalize, progress=False)
                 found = cls(open_run(folder, checkpoint, query_length, passage_length))
             except BaseException:
                 _remove(folder, workdir)
                 raise
             weakref.finalize(found, _remove, folder, workdir)  # also when the process ends
             return found
-        if token or workdir is not None:
+        if token or normalize is not None or workdir is not None:
             raise ValueError(f"{source} is a run: it is its own workdir and says what its vectors are; leave these out")
         return cls(open_run(source, checkpoint, query_length, passage_length))
 

@@ -17,25 +17,34 @@ from jaxret.tools.transaction import new_folder
 from jaxret.training.loop import train
 
 
-def open_model(model: str, workdir: str | Path, token: str = "", download: bool = False) -> str:
+def open_model(
+    model: str, workdir: str | Path, token: str = "", download: bool = False, normalize: bool | None = None
+) -> str:
     """`make_run`, and a sentence on how far the run's vectors are from the original's. A folder that was no run before
     is one at the end or is not there. Raises what `make_run` raises, ValueError if the vectors are others, and
     FileExistsError if the folder holds anything but a run."""
     if Workdir(workdir).config.exists():
-        directory = make_run(model, workdir, token, download)
+        directory = make_run(model, workdir, token, download, normalize)
         return difference(open_run(workdir), directory)
     with new_folder(Path(workdir)) as folder:
-        directory = make_run(model, folder, token, download)
+        directory = make_run(model, folder, token, download, normalize)
         return difference(open_run(folder), directory)
 
 
-def make_run(model: str, workdir: str | Path, token: str = "", download: bool = False, progress: bool = True) -> Path:
+def make_run(
+    model: str,
+    workdir: str | Path,
+    token: str = "",
+    download: bool = False,
+    normalize: bool | None = None,
+    progress: bool = True,
+) -> Path:
     """Makes `workdir` a run of no steps with the model's own vectors, and returns where the model is.
 
     model: as `encoder.checkpoint`. Of a directory of sentence-transformers or PyLate the modules say what a vector is;
-    of an encoder alone `token` does: "cls", which is also the default, or "mean". Raises FileNotFoundError if the model
-    is not on this machine (`download` fetches it), ValueError for what cannot be had here, ContractError if the folder
-    holds another run.
+    of an encoder alone `token` does ("cls", which is also the default, or "mean"), and `normalize` (default: not).
+    Raises FileNotFoundError if the model is not on this machine (`download` fetches it), ValueError for what cannot be
+    had here, ContractError if the folder holds another run.
     """
     directory = find(model, download)
     config = load("base")
@@ -53,7 +62,8 @@ def make_run(model: str, workdir: str | Path, token: str = "", download: bool = 
         longest = read_config(resolve(model, download)).longest
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})
-    if token:
-        config.head.token = token
-    train(config, workdir, progress, given=["head.token"] if token else ())
+    given = {"head.token": token or None, "normalize": normalize}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    config.update_from_flattened_dict(chosen)
+    train(config, workdir, progress, given=chosen)
     return directory

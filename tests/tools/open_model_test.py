@@ -55,15 +55,15 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("token", ["", "mean"])
-def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str) -> None:
+@pytest.mark.parametrize(("token", "normalize"), [("", None), ("mean", True)])
+def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, normalize: bool | None) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     folder = write_bert(tmp_path / "encoder")
-    told = open_model(str(folder), tmp_path / "run", token)
+    told = open_model(str(folder), tmp_path / "run", token, normalize=normalize)
     assert "64 texts as queries and as passages: the largest difference from transformers is " in told
     assert float(told.split()[-1]) < 1e-5
     run = open_run(tmp_path / "run")
-    assert (run.config.head.token, run.config.normalize) == (token or "cls", False)
+    assert (run.config.head.token, run.config.normalize) == (token or "cls", bool(normalize))
 
     tensors = load_file(folder / "model.safetensors")  # control: the original is another model now
     tensors["encoder.layer.1.output.dense.bias"][0] += 1
