@@ -132,6 +132,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def over_runs(baseline: Sequence[float], system: Sequence[float]) -> float | None:
     """Two-sided p-value of Welch's t-test between means of runs (seeds): whether the method is better, not these
     models on these queries. None with fewer than two runs of either, or where no run differs from another."""
-    if min(len(baseline), len(system)) < 2 or not (np.ptp(baseline) or np.ptp(system)):
+    if min(len(baseline), len(system)) < 2 or max(np.ptp(baseline), np.ptp(system)) < _TOLERANCE:
         return None
     return float(stats.ttest_ind(system, baseline, equal_var=False).pvalue)

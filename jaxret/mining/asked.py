@@ -48,6 +48,7 @@ def read_asked(source: str, split: str, policy: Policy, positives: bool = True) 
         shared: dict[Passage, Passage] = {}  # one object for each, however many queries have it
         for example in _examples(source, split, policy):
             before = found.get(example.query.id, Asked(example.query))
+            require_same(before.query, example.query, source)
             both = dict.fromkeys((*before.positives, *example.positives))
             found[example.query.id] = Asked(before.query, tuple(shared.setdefault(one, one) for one in both))
         asked, every = tuple(found.values()), not keeps_first(source, split)
@@ -56,6 +57,14 @@ def read_asked(source: str, split: str, policy: Policy, positives: bool = True) 
     if not asked:
         raise ValueError(f"{source} has no training query; give a folder or file with some")
     return Questions(asked, every)
+
+
+def require_same(one: Query, other: Query, source: str) -> None:
+    """Raises ValueError for two questions of one id: whatever goes by ids would take one of them for the other."""
+    if one.text != other.text:
+        raise ValueError(
+            f"{source}: query {one.id!r} is {one.text[:60]!r} and {other.text[:60]!r}; give each an id of its own"
+        )
 
 
 def _examples(source: str, split: str, policy: Policy) -> Iterable[Example]:

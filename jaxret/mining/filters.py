@@ -5,6 +5,7 @@ A comparison with a score that nobody knows counts as failed: what cannot be sho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,6 +46,15 @@ class Settings:
     positives_from_retrieval: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("depth", "skip", "keep", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
+        for name in ("margin", "share", "min_score", "max_score"):
+            value = getattr(self, name)
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+                raise ValueError(f"{name} is {value!r}; it must be a finite number")
+        if self.min_score is not None and self.max_score is not None and self.min_score >= self.max_score:
+            raise ValueError(f"min_score is {self.min_score} and max_score {self.max_score}: nothing is between")
         if not 0 <= self.skip < self.depth:
             raise ValueError(f"ranks {self.skip + 1} to {self.depth}: there are none; skip must be below depth")
         if self.keep < 1:

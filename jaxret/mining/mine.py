@@ -88,6 +88,9 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
         pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress, say)
         teacher = FilePool(job.teacher, policy) if job.teacher else None
+        for ranked in (*pools, *([teacher] if teacher else [])):
+            if isinstance(ranked, FilePool):
+                ranked.require_some([one.query for one in questions.asked], job.data)
         chooser = Chooser(job.settings, teacher)
         examples = chosen(questions, pools, texts, chooser, progress)
         every = questions.every_positive and not job.settings.positives_from_retrieval
@@ -107,23 +110,37 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
 
 def require_settings(job: Job) -> None:
     """Raises ValueError for what is missing, or means nothing together."""
-    if not job.pools:
-        raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
+    require_meaning(job.pools, job.settings, job.teacher)
     runs = [pool for pool in job.pools if is_run(pool)]
     for pool in job.pools:
         if pool not in (BM25_NAME, *runs) and (not exists(pool) or Path(pool).is_dir()):
             raise ValueError(f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings")
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
-    if job.settings.positives_from_retrieval and len(job.pools) > 1:
-        raise ValueError(
-            "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
-        )
     for file in job.concat:
         if not source_path(file).is_file():
             raise ValueError(f"--concat={file} is no file; give one of training records")
     if any(source_path(file).absolute() == Path(job.out).absolute() for file in job.concat):
         raise ValueError(f"{job.out} would be written while it is read; give --out another name")
+
+
+def require_meaning(pools: Sequence[str], settings: Settings, teacher: str = "") -> None:
+    """Raises ValueError for pools and settings that mean nothing together, whatever the pools hold."""
+    if not pools:
+        raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
+    if settings.positives_from_retrieval and len(pools) > 1:
+        raise ValueError(
+            "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
+        )
+    if settings.share is not None and BM25_NAME in pools and not teacher:
+        raise _no_bound(settings.share, BM25_NAME)
+
+
+def _no_bound(share: float, pool: str) -> ValueError:
+    return ValueError(
+        f"share is {share}, but scores of {pool} have no bound, as those of BM25 and of runs "
+        "without normalize: a part of one means nothing; give a teacher's, or use the margin"
+    )
 
 
 def what_is(job: Job) -> str:
@@ -146,10 +163,7 @@ def open_pools(
             pools.append(FilePool(name, policy))
     unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
     if job.settings.share is not None and unbounded:
-        raise ValueError(
-            f"share is {job.settings.share}, but scores of {unbounded[0]} have no bound, as those of BM25 and of runs "
-            "without normalize: a part of one means nothing; give a teacher's, or use the margin"
-        )
+        raise _no_bound(job.settings.share, unbounded[0])
     if job.settings.margin and unbounded:
         say(
             f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: what is a narrow one "
@@ -159,6 +173,9 @@ def open_pools(
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
         return pools, searcher.passages, searcher.shards.corpus
     scan = scan_corpus(job.corpus, policy)
+    for pool in pools:
+        if isinstance(pool, RunPool):
+            pool.require_corpus(job.corpus, scan.sha256)
     note_corpus(folder, job.corpus, scan)
     corpus = {"path": absolute(job.corpus), "sha256": scan.sha256, "passages": scan.passages}
     return pools, Passages(folder).read, corpus
@@ -182,7 +199,9 @@ def chosen(
                     if example := chooser.example(asked, many, there):
                         yield example
                 bar.update(len(part))
-    if chooser.tally.found and chooser.tally.left_out["no such text in the corpus"] == chooser.tally.found:
+    if not chooser.tally.found:
+        raise ValueError(f"no passage was retrieved at ranks {settings.skip + 1} to {settings.depth} of any query")
+    if chooser.tally.left_out["no such text in the corpus"] == chooser.tally.found:
         raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
 
 
@@ -195,9 +214,21 @@ def write_examples(job: Job, path: Path, examples: Iterator[Example], every: boo
         parts.append((follow, not keeps_first(source, None)))
     written_every = all(each for _, each in parts)
     rows = chain.from_iterable(as_written(some, each, written_every) for some, each in parts)
+    texts: dict[str, int] = {}
     with write_text(path) as file:
         for example in rows:
+            example = with_own_id(example, texts)
             file.write(json.dumps(tevatron_record(example, written_every), ensure_ascii=False) + "\n")
+
+
+def with_own_id(example: Example, texts: dict[str, int]) -> Example:
+    """The example, with another id if a question of other words has its own: files without ids count their rows, each
+    from 0. texts: of the ids that were met, a hash of the question; is filled."""
+    key, text, number = example.query.id, hash(example.query.text), 1
+    while texts.setdefault(key, text) != text:
+        number += 1
+        key = f"{example.query.id}.{number}"
+    return example if key == example.query.id else replace(example, query=replace(example.query, id=key))
 
 
 def parents_path(path: Path) -> Path:

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jaxret.contract import ContractError
 from jaxret.data.files import Policy, Where
 from jaxret.data.formats.readers import run_files, run_lines
 from jaxret.data.formats.trec import ranked
@@ -82,6 +83,15 @@ class RunPool:
         for first, ids in self.searcher.shards.id_blocks():
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
 
+    def require_corpus(self, corpus: str, sha256: str) -> None:
+        """Raises ContractError if texts are to be read from another file than was encoded: its ids may be those of
+        other passages. (What was appended to or deleted from is of no one file.)"""
+        encoded = self.searcher.shards
+        if len(encoded.parts) == 1 and encoded.corpus["sha256"] != sha256:
+            raise ContractError(
+                f"{corpus} is not what {self.searcher.folder} was encoded from; give that, or leave the corpus out"
+            )
+
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
         found = self.searcher.search(queries, depth)
         known = self._known(found.vectors, positives)
@@ -113,6 +123,7 @@ class FilePool:
         """Raises DataError for bad records, and for a query whose lines are in two places."""
         self.name, self._source = source, source
         self._places: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # of queries, where the format has them: those without ids are row numbers
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the pool)
         for query, lines in groupby(run_lines(source, policy), key=lambda line: line.query_id):
             found = ranked(lines, policy)[query]
@@ -120,7 +131,24 @@ class FilePool:
                 told = f"the lines of query {query!r} are not together"
                 raise Where(Path(source), found[0].where.line).error("scattered query", told, "sort them by query")
             self._places[query] = self._file.tell()
+            if found[0].query_text:
+                self._texts[query] = found[0].query_text
             self._file.write(json.dumps([[line.passage_id, line.score] for line in found]).encode() + b"\n")
+
+    def require_some(self, queries: Sequence[Query], data: str) -> None:
+        """Raises ValueError if it has none of the training queries, or, where it has their texts, others."""
+        known = [query for query in queries if query.id in self._places]
+        if not known:
+            raise ValueError(
+                f"{self._source} ranks none of the {len(queries):,} queries of {data} (as {queries[0].id!r}); give the "
+                "results of a search for these"
+            )
+        for query in known:
+            if query.id in self._texts and self._texts[query.id] != query.text:
+                raise ValueError(
+                    f"{self._source}: its query {query.id} is {self._texts[query.id][:60]!r}, but that of {data} is "
+                    f"{query.text[:60]!r}: both count their rows; give the results of a search for these queries"
+                )
 
     def ranking(self, query: str) -> list[tuple[str, float]]:
         """Of a query, best first; empty if it has none."""

@@ -47,12 +47,12 @@ class Vocabulary:
 
 def _continues(tokens: list[str]) -> Bool[np.ndarray, " V"]:
     """Of each token, whether it goes on with a word. In WordPiece those are marked; in byte-pair encodings and
-    SentencePiece those that begin one are."""
-    if any(token.startswith("##") for token in tokens):
-        return np.array([token.startswith("##") for token in tokens])
-    for begin in ("Ġ", "▁"):
-        if any(token.startswith(begin) for token in tokens):
-            return np.array([not token.startswith(begin) for token in tokens])
+    SentencePiece those that begin one are. The mark is what most tokens begin with: texts with headings in Markdown
+    make "##" a word of its own."""
+    marked = {mark: np.array([token.startswith(mark) for token in tokens]) for mark in ("##", "Ġ", "▁")}
+    mark = max(marked, key=lambda each: int(marked[each].sum()))
+    if marked[mark].any():
+        return marked[mark] if mark == "##" else ~marked[mark]
     raise ValueError("none of the tokenizer's tokens begins with '##', 'Ġ' or '▁': where words begin cannot be seen")
 
 

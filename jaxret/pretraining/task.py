@@ -73,7 +73,7 @@ def check(config: ConfigDict, model: Pretrainer) -> None:
         raise ValueError(f"pretraining.length is {c.length}; it must be 3 to {model.longest}, the encoder's positions")
     if c.shortest > c.length - 2:
         raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
-    for key, empty in (("data.dev", ""), ("tokens.packing", False), ("train.start_from", "")):
+    for key, empty in (("data.dev", ""), ("data.subset", 0), ("tokens.packing", False), ("train.start_from", "")):
         group, name = key.split(".")
         if config[group][name] != empty:
             raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")

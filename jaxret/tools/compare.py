@@ -52,7 +52,7 @@ def compare_runs(
         remedy = "Search all runs with the same queries, judgements and corpus."
         require_equal(first.data, other.data, str(first.path), str(other.path), remedy)
     systems = grouped(given, results)
-    wanted = list(measures) or [m for m in first.values if all(m in other.values for other in others)]
+    wanted = list(dict.fromkeys(measures)) or [m for m in first.values if all(m in other.values for other in others)]
     for measure in wanted:
         require_measure(measure, list(results.values()))
     if not wanted:

@@ -25,7 +25,7 @@ from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
 from jaxret.mining.asked import read_asked as training_questions
-from jaxret.mining.mine import Job, mine, parents_path
+from jaxret.mining.mine import Job, mine, parents_path, require_meaning
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
 from jaxret.runs.adopt import UNSET
@@ -69,6 +69,8 @@ def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
     names = [stage.name for stage in found]
     for stage in found:
         check(stage.config)
+        if stage.mining:
+            require_meaning(stage.pools, stage.mining)
         if stage.mining and stage.mining.match == "regex":
             data = stage.config.data
             policy = Policy("skip" if data.on_error == "skip" else "error")

@@ -27,6 +27,7 @@ from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import of_passages, without_self_matches
+from jaxret.mining.asked import require_same
 from jaxret.runs.reranker import Reranker
 from jaxret.storage import require_writable, sha256_file
 from jaxret.tools.asked import Asked, dataset_name, read_asked, split_asked
@@ -162,7 +163,9 @@ def score_examples(
     require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
     examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
-    queries = {example.query.id: example.query for example in examples}
+    queries: dict[str, Query] = {}
+    for example in examples:
+        require_same(queries.setdefault(example.query.id, example.query), example.query, source)
     passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
     pairs = dict.fromkeys((e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives))
     print(f"scoring {len(pairs):,} pairs of {len(queries):,} queries of {source}")

@@ -86,10 +86,11 @@ def search_files(
     names = check_measures(measures, k)
     if measures is None and qrels and names != list(MEASURES):
         print(f"with --k={k}, the measures are {', '.join(names)}")
-    if candidates:
-        read_wanted(candidates).require(k)  # now, not after the corpus was read
     policy = Policy(on_error)
     asked = read_asked(queries, qrels, split, policy)
+    remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
+    if candidates:
+        read_wanted(candidates).require(k + remove)  # now, not after the corpus was read
     check_answers(asked.queries, match)
     if dpr_results and not any(query.answers for query in asked.queries):
         raise ValueError(f"{queries} has no answer strings, which results as DPR writes them say of every passage")
@@ -100,7 +101,8 @@ def search_files(
         require_writable(path.parent)  # now, not after the search
         sweep(path.parent, age=3600)
     searcher = Searcher(run, choose_corpus(run, corpus), backend, filters, latency > 0, precision, candidates, index)
-    remove = self_matches == "remove" or (self_matches == "auto" and of_passages(asked.dataset))
+    if dpr_results:
+        searcher.passages(())  # they are written with texts: what is wrong with these is told before the search
     retrieved = searched_once(searcher, asked, k, remove, progress)
     write_run(run_file, retrieved.rankings, tag=f"jaxret-{run.workdir.name}")
     print(f"run: {run_file}")
@@ -108,8 +110,6 @@ def search_files(
         write_json(run_file.with_suffix(".candidates.json"), {**retrieved.approximate, "k": k})
 
     answers = answers_found(searcher, retrieved.rankings, asked.queries, k, match)
-    if dpr_results:
-        write_dpr_results(run_file.with_suffix(".dpr.json"), searcher, retrieved.rankings, asked.queries, match)
     evaluation = evaluate_retrieved(retrieved, asked.judgements, names) if qrels else None
     found = [one for one in (evaluation, answers) if one]
     if found:
@@ -120,6 +120,8 @@ def search_files(
             print(to_text({run.workdir.name: evaluation}))
         made = provenance(run, retrieved, k, dataset=source)
         keep_evaluation(results, searcher, found, made, asked.queries, k, latency)
+    if dpr_results:
+        write_dpr_results(run_file.with_suffix(".dpr.json"), searcher, retrieved.rankings, asked.queries, match)
     return evaluation
 
 

@@ -53,18 +53,18 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
         place = f"{config}: stage {number}"
         stage = _stage(entry, place, found)
         if base := entry.get("base"):
-            keys = {key: value for key, value in given.items() if key.startswith(_HELD)} | entry.get("config", {})
+            keys = {key: value for key, value in given.items() if key.startswith(_HELD)} | (entry.get("config") or {})
         else:
             chosen = entry.get("suffix", suffix)
             base = f"{name}:{chosen}" if chosen else name
-            keys = {**entry.get("config", {}), **given}
+            keys = {**(entry.get("config") or {}), **given}
         made = changed(load(base), keys, base if "base" in entry else config)
         stage = replace(stage, config=made, given=tuple(sorted(keys)))
         if stage.mining and match:
             stage = replace(stage, mining=replace(stage.mining, match=match))
         if stage.teacher and not taught_by(stage.config):
-            keys = "loss.kl.weight or loss.margin_mse.weight"
-            raise ValueError(f"{place} has the teacher {stage.teacher!r}, but no loss reads its scores: set {keys}")
+            readers = "loss.kl.weight or loss.margin_mse.weight"
+            raise ValueError(f"{place} has the teacher {stage.teacher!r}, but no loss reads its scores: set {readers}")
         if stage.teacher and stage.config.data.teacher_run:
             raise ValueError(f"{place} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
         found.append(stage)
@@ -93,6 +93,8 @@ def _stage(entry: Any, place: str, found: Sequence[Stage]) -> Stage:
         )
     if "base" in entry and "suffix" in entry:
         raise ValueError(f"{place}: suffix is of the recipe's own config; of {entry['base']!r} write it there")
+    if not isinstance(entry.get("teacher", ""), str):
+        raise ValueError(f"{place}: teacher is {entry['teacher']!r}; it must be a name or a path")
     stage = Stage(name, ConfigDict(), teacher=entry.get("teacher", ""))
     if entry.get("mine") is None:
         return stage

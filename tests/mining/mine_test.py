@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.contract import ContractError
 from jaxret.data.files import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
+from jaxret.data.formats.dpr_results import write_results
+from jaxret.data.formats.example_writers import tevatron_examples
 from jaxret.data.records import Example, Query
 from jaxret.mining import asked
 from jaxret.mining import mine as mining
@@ -219,6 +222,47 @@ def test_an_answer_that_is_no_regular_expression_is_told_before_a_corpus_is_read
         mine(replace(given, settings=replace(settings, match="string")), progress=False)
 
 
+def test_questions_that_share_a_row_number_get_ids_of_their_own(root: Path, tmp_path: Path) -> None:
+    """DPR's files have no ids: each counts from 0."""
+    given = read_examples(root / "data", "train", targets=False)
+    for name, some in (("a", given[:3]), ("b", given[10:13])):
+        write_dpr_examples(tmp_path / f"{name}.json", some)
+    both = replace(
+        job(root, tmp_path / "both.jsonl", "bm25"), data=str(tmp_path / "a.json"), concat=(str(tmp_path / "b.json"),)
+    )
+    mine(both, progress=False)
+    found = read_examples(tmp_path / "both.jsonl")
+    assert {e.query.text for e in found} == {e.query.text for e in (*given[:3], *given[10:13])}
+    assert len({e.query.id for e in found}) == len({e.query.text for e in found})
+    again = replace(both, data=str(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl"))
+    mine(again, progress=False)
+    assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in found]
+
+
+def test_two_questions_of_one_id_are_refused(root: Path, tmp_path: Path) -> None:
+    first, second, *_ = read_examples(root / "data", "train", targets=False)
+    twice = replace(second, query=replace(second.query, id=first.query.id))
+    tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
+    with pytest.raises(ValueError, match=rf"query '{first.query.id}' is .* and .*; give each an id of its own"):
+        mine(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "twice.jsonl")), progress=False)
+
+
+def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> None:
+    """Rows of results without ids are numbers too."""
+    given = read_examples(root / "data", "train", targets=False)[:4]
+    write_dpr_examples(tmp_path / "train.json", given)
+    found = [(one.query, [(one.positives[0], 2.0, True)]) for one in given]
+    write_results(tmp_path / "same.json", found)
+    write_results(tmp_path / "turned.json", reversed(found))
+    here = replace(job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=str(tmp_path / "train.json"))
+    mine(here, progress=False)
+    with pytest.raises(ValueError, match=r"its query 0 is '.*', but that of .* is '.*': both count their rows"):
+        mine(replace(here, pools=(str(tmp_path / "turned.json"),)), progress=False)
+    (tmp_path / "other.trec").write_text("nobody Q0 p1 1 2.0 x\n")
+    with pytest.raises(ValueError, match=r"ranks none of the 4 queries of "):
+        mine(replace(here, pools=(str(tmp_path / "other.trec"),)), progress=False)
+
+
 def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
     given = read_examples(root / "data", "train", targets=False)
     write_dpr_examples(tmp_path / "train.json", given)
@@ -327,6 +371,13 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
     assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
     parents = read_sealed(tmp_path / "own.parents.json")
     assert parents["pools"][0]["checkpoint"] == run.checkpoint
+    passages = (root / "data" / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "turned.jsonl").write_text("\n".join(passages[::-1]) + "\n")
+    turned = Job(
+        str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
+    )
+    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from"):
+        mine(turned, progress=False)
 
     class Raw(RunPool):
         def __init__(self, *given: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.pretraining.batches import Batches
-from jaxret.pretraining.masking import Vocabulary, _fitting, budget, corrupted, hidden, visible
+from jaxret.pretraining.masking import Vocabulary, _continues, _fitting, budget, corrupted, hidden, visible
 from jaxret.pretraining.spans import Spans, cut
 from jaxret.types import Masked, Ragged
 from tests.pipeline import write_encoder
@@ -189,3 +189,21 @@ def test_what_begins_a_word_is_asked_of_the_tokenizer(tmp_path: Path) -> None:
     assert vocabulary.special.sum() == 4
     assert vocabulary.mask_id == tokenizer.mask_id
     assert isinstance(cut(documents(), 10, 4), Spans)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "goes_on"),
+    [
+        (["[PAD]", "river", "##s", "##bank", "▁"], [False, False, True, True, False]),
+        (["Ġriver", "s", "Ġthe", "##", "###", "Ġbank"], [False, True, False, True, True, False]),
+        (["▁river", "s", "##", "▁bank"], [False, True, True, False]),
+    ],
+)
+def test_where_words_go_on(tokens: list[str], goes_on: list[bool]) -> None:
+    """A heading's "##" in a byte-pair vocabulary makes no WordPiece of it."""
+    assert _continues(tokens).tolist() == goes_on
+
+
+def test_a_tokenizer_that_marks_no_words() -> None:
+    with pytest.raises(ValueError, match="where words begin cannot be seen"):
+        _continues(["river", "bank"])

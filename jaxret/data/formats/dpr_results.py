@@ -79,7 +79,7 @@ def run_lines(path: Path, policy: Policy) -> Iterator[RunLine]:
     """What was retrieved for each query number, ranked as the file has it."""
     for _, (query, found) in _retrieved(path, policy):
         for rank, (where, one, score) in enumerate(found, 1):
-            yield RunLine(where, query.id, one.id if isinstance(one, Passage) else one, rank, score)
+            yield RunLine(where, query.id, one.id if isinstance(one, Passage) else one, rank, score, query.text)
 
 
 def write_results(path: PathLike, results: Iterable[tuple[Query, Iterable[tuple[Passage, float, bool]]]]) -> None:

@@ -101,6 +101,7 @@ class RunLine(NamedTuple):
     passage_id: str
     rank: int
     score: float
+    query_text: str = ""  # where the format has it
 
 
 def run_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
