@@ -129,7 +129,9 @@ def read_result(given: str, data: str) -> Result:
             "match": dataset.get("match", "string"),
         },
         k=made["search"]["k"],
-        system=sha256_json([system, reranked]),
+        system=sha256_json(
+            [system, reranked, *(made["search"].get(f"{side}_length") for side in ("query", "passage"))]
+        ),
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
         checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
         trained=trained_on(record, whole=False).get("train"),
@@ -137,8 +139,11 @@ def read_result(given: str, data: str) -> Result:
 
 
 def _approximate(search: Mapping[str, Any]) -> str:
-    """What found the candidates that were scored: an index's factory, or a front and how many; "" if it is exact."""
-    return str(search.get("candidates") or search.get("index", {}).get("factory", ""))
+    """What found the candidates that were scored: an index's factory and how hard it looked, or a front and how many;
+    "" if it is exact."""
+    index = search.get("index", {})
+    effort = [f"{key} {index[key]}" for key in sorted(index) if key not in ("factory", "recall")]
+    return str(search.get("candidates") or ", ".join([index.get("factory", ""), *effort]))
 
 
 def _order(measure: str) -> tuple[int, int]:

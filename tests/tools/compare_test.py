@@ -19,6 +19,9 @@ from jaxret.tools.compare import compare_runs, told_of_data
 QUERIES = [f"q{i}" for i in range(10)]
 
 
+SEARCH = ("index", "candidates", "query_length", "passage_length")
+
+
 def result(
     folder: Path, seed: int, head: str = "last_layer", name: str = "scifact.test", k: int = 100, **changed: Any
 ) -> str:
@@ -39,7 +42,7 @@ def result(
         "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": "5"}},
         **({"lineage": {"sha256": changed["lineage"]}} if "lineage" in changed else {}),
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
-        "search": {"k": k} | {key: changed[key] for key in ("filter", "index", "candidates") if key in changed},
+        "search": {"k": k} | {key: changed[key] for key in (*SEARCH, "filter") if key in changed},
         "dataset": {"sha256": data, "self_matches": changed.get("self_matches", "kept")}
         | {key: changed[key] for key in ("match",) if key in changed},
     }
@@ -47,6 +50,16 @@ def result(
     evaluation = Evaluation({m: float(np.mean(list(v.values()))) for m, v in values.items()}, values, 10, 10)
     write_evaluation(Workdir(folder).evaluation(name), evaluation, provenance, accuracy)
     return str(folder)
+
+
+@pytest.mark.parametrize("length", ["query_length", "passage_length"])
+def test_texts_cut_elsewhere_are_another_system(length: str, tmp_path: Path) -> None:
+    cut: dict[str, Any] = {"query_length": 32, "passage_length": 128}
+    runs = [
+        result(tmp_path / f"a-{seed}", seed, **({**cut, length: 512} if seed > 2 else cut)) for seed in (1, 2, 3, 4)
+    ]
+    _, systems = compare_runs(runs, resamples=100)
+    assert [len(found) for found in systems.values()] == [2, 2]
 
 
 def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) -> None:
@@ -123,7 +136,7 @@ def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:
         {"qrels": "7"},
         {"corpus": "7"},
         {"filter": ["section:x"]},
-        {"approximate": "IVF4,PQ4x4", "index": {"factory": "IVF4,PQ4x4", "candidates": 200}},
+        {"approximate": "IVF4,PQ4x4, candidates 200", "index": {"factory": "IVF4,PQ4x4", "candidates": 200}},
         {"approximate": "mean:6", "candidates": "mean:6"},
         {"self_matches": "removed"},
         {"match": "regex"},
