@@ -50,6 +50,15 @@ class Chooser:
         self.settings, self.teacher = settings, teacher
         self.tally, self._matcher = Tally(), AnswerMatcher(settings.match)
 
+    def as_there(self, asked: Asked, texts: Mapping[str, Passage]) -> Asked:
+        """The query with its positives as the corpus has them: a file has one text for an id, and another query's
+        negatives have that one."""
+        positives = tuple(texts.get(passage.id, passage) for passage in asked.positives)
+        self.tally.queries["have a positive that is other text in the corpus, which is taken"] += (
+            positives != asked.positives
+        )
+        return Asked(asked.query, positives)
+
     def example(self, asked: Asked, founds: Sequence[Found], texts: Mapping[str, Passage]) -> Example | None:
         """What each pool found -> the example; None if it has no positive. Scores are kept if one scorer gave all."""
         windows = [self.window(found, texts) for found in founds]

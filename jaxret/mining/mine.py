@@ -194,9 +194,10 @@ def chosen(
             for start in range(0, len(block), READ):
                 part = found[start : start + READ]
                 rankings = (one.ranking[settings.skip : settings.depth] for many in part for one in many)
-                there = texts({key for ranking in rankings for key, _ in ranking})
+                own = {key for some in ids[start : start + READ] for key in some}
+                there = texts(own | {key for ranking in rankings for key, _ in ranking})
                 for asked, many in zip(block[start : start + READ], part, strict=True):
-                    if example := chooser.example(asked, many, there):
+                    if example := chooser.example(chooser.as_there(asked, there), many, there):
                         yield example
                 bar.update(len(part))
     if not chooser.tally.found:

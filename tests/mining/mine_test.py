@@ -239,6 +239,18 @@ def test_questions_that_share_a_row_number_get_ids_of_their_own(root: Path, tmp_
     assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in found]
 
 
+def test_a_positive_is_written_as_the_corpus_has_it(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DPR's positives are not always, to the letter, what its passages are; a file has one text for an id."""
+    given = read_examples(root / "data", "train", targets=False)
+    edited = [replace(one, positives=tuple(replace(p, text=p.text + " .") for p in one.positives)) for one in given[:2]]
+    write_dpr_examples(tmp_path / "train.json", [*edited, *given[2:]])
+    mine(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    assert [e.positives for e in read_examples(tmp_path / "a.jsonl")] == [e.positives for e in given]
+    assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
+
+
 def test_two_questions_of_one_id_are_refused(root: Path, tmp_path: Path) -> None:
     first, second, *_ = read_examples(root / "data", "train", targets=False)
     twice = replace(second, query=replace(second.query, id=first.query.id))
