@@ -79,6 +79,8 @@ def rerank_run(
     Raises DataError for a query or a passage that has no text here, ValueError for a measure deeper than the run.
     """
     require_writable(Path(out).absolute().parent)
+    if Path(out).exists() and any(Path(out).samefile(path) for path in run_files(run)):
+        raise ValueError(f"--out={out} is the run that is reranked; give another name")
     policy = Policy(on_error)
     rankings, remove = read_run(run, policy), judge.self_matches == "remove"
     longest = max(map(len, rankings.values()), default=0)
@@ -124,7 +126,10 @@ def _provenance(reranker: Reranker, scan: CorpusScan, run: str, depth: int, k: i
 
 def evaluation_path(out: str | Path) -> Path:
     """Where the evaluation of a reranked run is: beside it."""
-    return Path(out).with_suffix(".eval.json")
+    name = Path(out).name
+    for ending in (".trec", ".tsv", ".txt", ".run"):
+        name = name.removesuffix(ending)
+    return Path(out).with_name(f"{name}.eval.json")
 
 
 def _queries(source: str, split: str, run: str, rankings: Rankings, policy: Policy) -> dict[str, Query]:

@@ -240,6 +240,13 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     rerank_run(reranker, str(root / "dev.trec"), data, data, again, 2, Judge(data, "dev"), progress=False)
     with pytest.raises(ValueError, match="needs --k=100 or more; only"):
         rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, Judge(data, "dev", ["R@100"]), progress=False)
+    with pytest.raises(ValueError, match=r"dev.trec is the run that is reranked"):
+        rerank_run(reranker, str(root / "dev.trec"), data, data, root / "dev.trec", 5, progress=False)
+    assert {evaluation_path(f"x.{end}").name for end in ("v1", "v2", "trec")} == {
+        "x.v1.eval.json",
+        "x.v2.eval.json",
+        "x.eval.json",
+    }
     found, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
     assert list(systems) == ["out", "again"], "another depth is another system"
     assert "RR@9" in found.measures or "RR@10" in found.measures
