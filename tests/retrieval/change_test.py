@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 CASES = [
     ("one vector", "faiss-cpu"),
-    ("one vector", "xla"),
+    pytest.param("one vector", "xla", marks=pytest.mark.exhaustive),
     pytest.param("two vectors", "faiss-cpu", marks=pytest.mark.exhaustive),
     pytest.param("two vectors", "xla", marks=pytest.mark.exhaustive),
     pytest.param("late", "xla", marks=pytest.mark.exhaustive),

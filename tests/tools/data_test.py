@@ -91,6 +91,7 @@ def test_a_folder_in_a_forced_format(tmp_path: Path) -> None:
     assert any(line.startswith("examples of train (train.jsonl): 1 queries") for line in found.lines), found.lines
 
 
+@pytest.mark.exhaustive
 def test_a_corpus_is_checked_in_less_than_100_bytes_a_passage(tmp_path: Path) -> None:
     """Ids and texts are held as 8 bytes each, and so are lengths."""
     path, held = tmp_path / "corpus.jsonl", []

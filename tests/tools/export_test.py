@@ -92,9 +92,10 @@ def test_transformers_loads_what_was_trained(tmp_path: Path) -> None:
     ("overrides", "named"),
     [
         ({"head__name": "first_tokens", "head__first_tokens__count": 2}, "'first_tokens'"),
-        pytest.param(MLR, "'layers' with pooling 'none'", marks=pytest.mark.exhaustive),
+        (MLR, "'layers' with pooling 'none'"),
     ],
 )
+@pytest.mark.exhaustive
 def test_what_has_no_stock_form_is_exported_as_far_as_it_goes(
     tmp_path: Path, overrides: dict[str, Any], named: str
 ) -> None:
