@@ -152,7 +152,9 @@ class Index:
         folder = choose_corpus(retriever.run, os.fspath(corpus))
         chosen = Chosen(approximate) if approximate else None
         self.retriever = retriever
-        self._searcher = Searcher(retriever.run, folder, backend, (), True, precision, candidates, chosen)
+        self._searcher = Searcher(
+            retriever.run, folder, backend, many=True, precision=precision, candidates=candidates, index=chosen
+        )
 
     @classmethod
     def open(
@@ -215,8 +217,7 @@ class Index:
         comes first in the corpus is first. texts=False leaves titles and texts empty, and does not need the corpus.
 
         Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
-        FileNotFoundError if the corpus is no
-        longer where it was, ContractError (a ValueError) if it is another now.
+        FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it is another now.
         """
         asked = [Query(str(number), text) for number, text in enumerate(_questions(queries))]
         if not asked:

@@ -51,9 +51,11 @@ class Chooser:
         self.tally, self._matcher = Tally(), AnswerMatcher(settings.match)
 
     def as_there(self, asked: Asked, texts: Mapping[str, Passage]) -> Asked:
-        """The query with its positives as the corpus has them: a file has one text for an id, and another query's
-        negatives have that one."""
-        positives = tuple(texts.get(passage.id, passage) for passage in asked.positives)
+        """The query with its positives as the corpus has them, those that it has: a file has one text for an id, and
+        another query's negatives have that one."""
+        positives = tuple(  # an encoded corpus has empty passages for those that it lacks
+            there if (there := texts.get(own.id)) and (there.text or there.title) else own for own in asked.positives
+        )
         self.tally.queries["have a positive that is other text in the corpus, which is taken"] += (
             positives != asked.positives
         )

@@ -15,8 +15,8 @@ from jaxret.retrieval.fronts import FRONTS, Front, queries_of
 from jaxret.retrieval.kept import Kept, Stored, keep, require_finite
 from jaxret.retrieval.picked import Picked
 from jaxret.retrieval.proof import PASS_CANDIDATES, SearchResult, recall_at
-from jaxret.retrieval.rounding import WIDE_UNIT, upper_norms
-from jaxret.retrieval.search import find_candidates, query_vectors, score_pairs, search, sorted_by_rule
+from jaxret.retrieval.rounding import upper_norms
+from jaxret.retrieval.search import find_candidates, query_vectors, score_candidates, search
 from jaxret.types import Ragged
 
 FRONT_BYTES = 2**26  # of the vectors of a front that are made at a time
@@ -132,10 +132,7 @@ class Proposer:
         asked = query_vectors(vectors, corpus)
         proposed = SingleVectors(queries_of(self.corpus.front, vectors))
         candidates, _ = find_candidates(proposed, self.there, count, self.backend, progress)
-        errors = asked.errors(self.corpus.largest_norm, WIDE_UNIT)
-        scores = np.full(candidates.rows.shape, -np.inf, np.float32)
-        score_pairs(scores, candidates.rows >= 0, candidates.rows, asked, errors, corpus)
-        return sorted_by_rule(scores, candidates.rows)
+        return score_candidates(asked, candidates.rows, corpus, count, self.corpus.largest_norm)
 
 
 def compared(wanted: Wanted, found: SearchResult, vectors: Ragged, corpus: Stored, backend: Backend) -> dict[str, Any]:

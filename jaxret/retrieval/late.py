@@ -18,7 +18,7 @@ from jaxret.retrieval.rounding import sum_error, upper_norms
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged
 
-DOCUMENTS = 512  # of them, of one query, whose vectors are held as float64
+DOCUMENTS = 512  # scored again at a time for one query: their vectors are held as float64
 
 
 class VectorLists:

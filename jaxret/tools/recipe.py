@@ -60,7 +60,7 @@ class Evaluated:
 
 def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
     """Raises, before anything is done, what a late step would raise: for measures, queries and judgements, settings of
-    stages, a teacher that is not there."""
+    stages, answers that are no regular expressions, a teacher that is not there."""
     check_measures(on.measures, on.k)
     asked = read_asked(on.queries, on.qrels, on.split, Policy())
     check_answers(asked.queries, on.match)
@@ -71,18 +71,22 @@ def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
         check(stage.config)
         if stage.mining:
             require_meaning(stage.pools, stage.mining)
-        if stage.mining and stage.mining.match == "regex":
-            data = stage.config.data
-            policy = Policy("skip" if data.on_error == "skip" else "error")
-            questions = training_questions(data.train, data.train_split, policy, positives=False)
-            check_answers((one.query for one in questions.asked), "regex")
+            if stage.mining.match == "regex":
+                data = stage.config.data
+                questions = training_questions(data.train, data.train_split, Policy(_on_error(data)), positives=False)
+                check_answers((one.query for one in questions.asked), "regex")
         if stage.teacher and stage.teacher not in names:
             check_teacher(stage.teacher, corpus_name(on.corpus))
 
 
+def _on_error(data: ConfigDict) -> str:
+    """How mining and scoring meet bad records: they keep none."""
+    return "skip" if data.on_error == "skip" else "error"
+
+
 def _how(data: ConfigDict) -> dict[str, str]:
     """What else a step was made from: how bad records are met, where it is not as usual."""
-    return {} if data.on_error == "error" else {"on_error": data.on_error}
+    return {} if _on_error(data) == "error" else {"on_error": _on_error(data)}
 
 
 def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progress: bool = True) -> Path:
@@ -192,7 +196,7 @@ class _Recipe:
             encoded=corpus_name(self.on.corpus),
             concat=tuple(str(self.mined(name)) for name in stage.concat),
             settings=stage.mining,
-            on_error="skip" if data.on_error == "skip" else "error",
+            on_error=_on_error(data),
             subset=(data.subset, stage.config.seed.data),
         )
         mine(job, self.progress)
@@ -219,8 +223,8 @@ class _Recipe:
         out.parent.mkdir(exist_ok=True)
         where = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
         teacher = open_teacher(where, corpus_name(self.on.corpus))
-        how = "skip" if data.on_error == "skip" else "error"
-        score_examples(teacher, data.train, out, data.train_split, data.negatives_run, how, self.progress)
+        how = (data.train_split, data.negatives_run, _on_error(data))
+        score_examples(teacher, data.train, out, *how, self.progress)
         return [out]
 
     # Training, encoding, search

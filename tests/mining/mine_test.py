@@ -18,7 +18,7 @@ from jaxret.data.formats import read_corpus, read_examples, read_judgements, rea
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_results
 from jaxret.data.formats.example_writers import tevatron_examples
-from jaxret.data.records import Example, Query
+from jaxret.data.records import Example, Passage, Query
 from jaxret.mining import asked
 from jaxret.mining import mine as mining
 from jaxret.mining.asked import read_asked, stream_examples
@@ -383,6 +383,11 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
     assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
     parents = read_sealed(tmp_path / "own.parents.json")
     assert parents["pools"][0]["checkpoint"] == run.checkpoint
+    given = read_examples(root / "data", "train", targets=False)[:3]
+    elsewhere = [replace(given[0], positives=(Passage("elsewhere", "no passage of the corpus"),)), *given[1:]]
+    tevatron_examples(tmp_path / "some.jsonl", elsewhere)
+    mine(Job(str(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")), progress=False)
+    assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
     passages = (root / "data" / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "turned.jsonl").write_text("\n".join(passages[::-1]) + "\n")
     turned = Job(

@@ -295,6 +295,11 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
         ValueError, match="has no answer strings, which results as DPR writes them say of every passage"
     ):
         search_files(run, str(plain), "", "test", 5, progress=False, dpr_results=True)
+    (run.workdir / "embeddings" / "data" / "corpus.json").write_text('{"path": "/nowhere"}')
+    (tmp_path / "asked.qa.csv").write_text("river stone\t['river']\n")
+    with pytest.raises((FileNotFoundError, ShardError)):
+        search_files(run, str(tmp_path / "asked.qa.csv"), "", "test", 5, progress=False, dpr_results=True)
+    assert not (run.workdir.rankings("asked")).exists(), "before the search"
 
 
 @pytest.mark.parametrize("question", ["", " \t", "\udcff"])
