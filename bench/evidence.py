@@ -78,7 +78,8 @@ def environment(work: Work) -> dict[str, str]:
 
 def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
     """What bench/evidence.json holds: a row for each claim, from the seeds that both its settings have; the means of
-    every run. before: the same as it was; rows with no new run are taken from there."""
+    every run. before: the same as it was; rows with no new run are taken from there,
+    unless their margin is another."""
     old = {(row["baseline"], row["treated"], row["measure"]): row for row in before.get("rows", [])}
     rows, runs = [], {}
     for claim in CLAIMS:
@@ -86,7 +87,7 @@ def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[s
         there = [seed for seed in range(1, seeds + 1) if all(work.is_done(name, seed) for name in names)]
         made_from = [work.path(name, seed).name for seed in there for name in names]
         known = old.get((*names, claim.measure), {})
-        if known.get("runs") != made_from:
+        if (known.get("runs"), known.get("margin")) != (made_from, claim.margin):
             found = {seed: [read_json(work.result(name, seed))["values"] for name in names] for seed in there}
             values = {seed: [one[claim.measure] for one in pair] for seed, pair in found.items()}
             known = row_of(claim, values, made_from)

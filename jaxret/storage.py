@@ -124,6 +124,13 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
             probe.unlink(missing_ok=True)
 
 
+def require_apart(out: str | os.PathLike[str], files: Iterable[Path], what: str) -> None:
+    """Raises ValueError if a file that is to be written is, under whatever name, one of some that are read. what: they
+    are, for the error."""
+    if os.path.exists(out) and any(os.path.exists(file) and os.path.samefile(out, file) for file in files):
+        raise ValueError(f"--out={out} is {what}, which would be lost; give another name")
+
+
 def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = None) -> None:
     """Writes `value` as indented JSON with sorted keys, by `atomic_write`; NaN and infinity are errors."""
     with atomic_write(path, work=work) as file:

@@ -161,6 +161,9 @@ def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatc
     first = collect(work, 2, {}, {})
     kept = {**first, "rows": [{**first["rows"][0], "difference": 7.0}]}
     assert collect(work, 2, {}, kept)["rows"][0]["difference"] == 7.0
+    monkeypatch.setattr(evidence, "CLAIMS", (replace(CLAIM, margin=0.5),))
+    assert collect(work, 2, {}, kept)["rows"][0]["margin"] == 0.5, "another claim, of the same runs"
+    monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
     for name in ("dual", "mlr-2"):
         finish(name, 2)
     assert collect(work, 2, {}, kept)["rows"][0]["difference"] == pytest.approx(1.0)

@@ -22,14 +22,14 @@ _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the ran
 def main(*runs: str) -> None:
     import json
 
-    from jaxret.tools.compare import compare_runs, told_of_data
+    from jaxret.tools.compare import compare_runs, notes
 
     found, systems = compare_runs(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
     if _FORMAT.value == "json":
         results = {name: [str(result.path) for result in of] for name, of in systems.items()}
         data = next(iter(systems.values()))[0].data
-        print(json.dumps({**found.to_json(), "results": results, "data": data}, indent=1))
+        print(json.dumps({**found.to_json(), "results": results, "data": data, "notes": notes(systems)}, indent=1))
     else:
         print(found.to_markdown() if _FORMAT.value == "markdown" else found.to_text())
-        if told := told_of_data(systems):
-            print(f"\n{told}")
+        for note in notes(systems):
+            print(f"\n{note}")

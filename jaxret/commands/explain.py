@@ -21,15 +21,20 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 
 def main() -> None:
     from jaxret.data.records import Passage
-    from jaxret.retrieval.retrieve import choose_corpus
+    from jaxret.retrieval.retrieve import corpus_folder
     from jaxret.runs.run import open_run
-    from jaxret.tools.explain import explain, stored_passage
+    from jaxret.runs.workdir import Workdir
+    from jaxret.tools.explain import explain, open_as_encoded, stored_passage
 
     if not (_QUERY.value or _PASSAGE.value or _PASSAGE_ID.value) or (_PASSAGE.value and _PASSAGE_ID.value):
         raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
-    passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
+    passage: Passage | None = None
     if _PASSAGE_ID.value:
-        passage = stored_passage(choose_corpus(run, _CORPUS.value), _PASSAGE_ID.value)
+        folder = corpus_folder(Workdir(_WORKDIR.value), _CORPUS.value)
+        passage = stored_passage(folder, _PASSAGE_ID.value)
+        run = open_as_encoded(_WORKDIR.value, _CHECKPOINT.value, folder)
         print(f"{passage.id}: {passage.title} {passage.text}".rstrip() + "\n")
+    else:
+        run = open_run(_WORKDIR.value, _CHECKPOINT.value)
+        passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
     print(explain(run, _QUERY.value, passage, _TOP.value))

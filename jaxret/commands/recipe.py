@@ -43,7 +43,8 @@ def main() -> None:
     from jaxret.data.formats.places import is_folder
     from jaxret.distributed import require_platform
     from jaxret.memory import keep_freed_memory
-    from jaxret.tools.recipe import Evaluated, run_recipe
+    from jaxret.tools.recipe import run_recipe
+    from jaxret.tools.recipe_check import Evaluated
     from jaxret.tools.stages import read_stages
 
     keep_freed_memory()

@@ -25,9 +25,13 @@ class Joiner:
 
     def lengths(self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray) -> np.ndarray:
         """Tokens of pairs, by rows of queries and passages; 0 where either is -1."""
+        return np.minimum(self.whole_lengths(queries, passages, asked, found), self.limit)
+
+    def whole_lengths(self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray) -> np.ndarray:
+        """The same before pairs are cut."""
         there = (asked >= 0) & (found >= 0)
         both = queries.lengths_of(np.maximum(asked, 0)) + passages.lengths_of(np.maximum(found, 0)) - 1
-        return np.where(there, np.minimum(both + len(self.between), self.limit), 0)
+        return np.where(there, both + len(self.between), 0)
 
     def tokens(self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray, length: int) -> Tokens:
         """Pairs [N,length], padded; of type 1 is what belongs to the passage."""

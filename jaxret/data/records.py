@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,8 +38,8 @@ class Judgement:
 class Example:
     """A training example. `positives[0]` is the target; the others are known positives, never used as negatives.
 
-    Scores are a teacher's, in the order of the passages, or () where there are none; only their differences mean
-    something, and only within an example.
+    Scores are a teacher's, in the order of the passages: NaN of one that it did not score, () where it scored none of
+    the example's; only their differences mean something, and only within an example.
     """
 
     query: Query
@@ -46,6 +47,16 @@ class Example:
     negatives: tuple[Passage, ...] = ()
     positive_scores: tuple[float, ...] = ()
     negative_scores: tuple[float, ...] = ()
+
+    @property
+    def taught(self) -> bool:
+        """Whether a teacher scored the target and a negative: less is no difference to learn."""
+        return any(map(math.isfinite, self.positive_scores[:1])) and any(map(math.isfinite, self.negative_scores))
+
+    @property
+    def scores(self) -> int:
+        """How many of its passages have one."""
+        return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first

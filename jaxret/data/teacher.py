@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxret.data.records import Example, Rankings
+from jaxret.data.records import Example
 from jaxret.storage import sha256_bytes
 from jaxret.types import Ragged
 
@@ -22,33 +22,35 @@ class Teacher:
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Teacher | None:
-        """None if no example has scores."""
+        """None if it teaches nothing: no example has scores of its target and of a negative."""
         positives = np.full(len(examples), np.nan, np.float32)
         flat: list[float] = []
         offsets = np.zeros(len(examples) + 1, np.int64)
         for i, example in enumerate(examples):
             if example.positive_scores:
                 positives[i] = example.positive_scores[0]
-            scored = len(example.negative_scores) == len(example.negatives)
-            flat.extend(example.negative_scores if scored else [math.nan] * len(example.negatives))
+            flat.extend(example.negative_scores or [math.nan] * len(example.negatives))
             offsets[i + 1] = len(flat)
-        return None if np.isnan(positives).all() else cls(positives, Ragged(np.array(flat, np.float32), offsets))
+        found = cls(positives, Ragged(np.array(flat, np.float32), offsets))
+        return found if found.taught else None
+
+    @property
+    def taught(self) -> int:
+        """How many examples have scores of their target and of a negative: a loss learns from these."""
+        return sum(bool(np.isfinite(self.negatives[row]).any()) for row in np.flatnonzero(np.isfinite(self.positives)))
 
     @property
     def digest(self) -> str:
         return sha256_bytes(self.positives.astype("<f4").tobytes() + self.negatives.flat.astype("<f4").tobytes())
 
 
-def scored_by(examples: Iterable[Example], rankings: Rankings) -> list[Example]:
-    """The examples with the scores that a run has of their passages; NaN where it has none."""
-
-    def scored(example: Example) -> Example:
-        found = dict(rankings.get(example.query.id, ()))
-        sides = example.positives, example.negatives
-        positives, negatives = (tuple(found.get(passage.id, math.nan) for passage in side) for side in sides)
-        return replace(example, positive_scores=positives, negative_scores=negatives)
-
-    return [scored(example) for example in examples]
+def scored_by(example: Example, scores: Mapping[str, float]) -> Example:
+    """The example with somebody's scores of its passages, by their ids, and with no others."""
+    sides = example.positives, example.negatives
+    positives, negatives = (tuple(scores.get(passage.id, math.nan) for passage in side) for side in sides)
+    if not any(map(math.isfinite, (*positives, *negatives))):
+        positives = negatives = ()
+    return replace(example, positive_scores=positives, negative_scores=negatives)
 
 
 def picked(of: Ragged, rows: np.ndarray, places: np.ndarray, empty: float | int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from jaxret.data.formats import (
     read_corpus,
     read_examples,
     read_queries,
-    read_run,
     run_files,
     source_path,
     split_source,
     stat_corpus,
 )
-from jaxret.data.records import Passage
+from jaxret.data.formats.readers import ranked_lines, require_scores
+from jaxret.data.records import Example, Passage
 from jaxret.data.store import Origin, Say, StaleError, Store, Strings, StringsBuilder, Writer, open_store, stored
 from jaxret.data.teacher import Teacher, scored_by
 from jaxret.data.tokenizer import TextTokenizer, Truncation
@@ -48,15 +48,26 @@ class ExampleSource:
     scores: bool = False
     teacher_run: str = ""
 
-    def origin(self, tokenizer: TextTokenizer) -> Origin:
-        """Raises DataError for a file that is missing."""
-        files = example_files(self.path, self.split, self.negatives_run or None)
+    def beside(self) -> list[Path]:
+        """The files that belong to the examples. Raises DataError for one that is missing, and for a teacher's run that
+        has no scores."""
+        files: list[Path] = []
         if self.pseudo_queries:
             path = source_path(self.pseudo_queries)
             if not exists(path):
                 raise missing_file(path)
             files += [file for found in found_queries(self.pseudo_queries) for file in files_of(found.path)]
-        files += run_files(self.teacher_run) if self.teacher_run else []
+        if self.teacher_run:
+            require_scores(self.teacher_run, "a teacher's scores")
+            files += run_files(self.teacher_run)
+        return files
+
+    def files(self) -> list[Path]:
+        """All of them. Raises what `beside` does."""
+        return [*example_files(self.path, self.split, self.negatives_run or None), *self.beside()]
+
+    def origin(self, tokenizer: TextTokenizer) -> Origin:
+        """Raises what `beside` does."""
         recipe = {
             "split": self.split,
             "on_error": self.on_error,
@@ -64,7 +75,7 @@ class ExampleSource:
             "pseudo_queries": bool(self.pseudo_queries),
             "tokens": tokenizer.recipe("query", "passage"),
             # Tokens that were kept without them stay valid.
-            **({"scores": "run" if self.teacher_run else "records"} if self.scores else {}),
+            **({"scores": "run" if self.teacher_run else "passages"} if self.scores else {}),
             **_forced(
                 path=self.path,
                 negatives_run=self.negatives_run,
@@ -72,7 +83,7 @@ class ExampleSource:
                 teacher_run=self.teacher_run,
             ),
         }
-        return Origin(f"{called(self.path)}.{self.split}", tuple(files), recipe)
+        return Origin(f"{called(self.path)}.{self.split}", tuple(self.files()), recipe)
 
 
 def _forced(**sources: str | Path) -> dict[str, Any]:
@@ -90,11 +101,12 @@ def stored_examples(
         policy = Policy(source.on_error)
         examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
         if source.teacher_run:
-            examples = scored_by(examples, read_run(source.teacher_run, policy))
+            examples = taught_by_run(examples, source.teacher_run, source.path, policy)
         if source.scores and Teacher.of(examples) is None:
             where = Where(source_path(source.teacher_run or source.path))
+            found = "no example has a teacher's scores, of its target and of a negative"
             remedy = "give data with scores, or a run that has them as data.teacher_run, or learn without a teacher"
-            raise where.error("no scores", "no example has a teacher's scores", remedy)
+            raise where.error("no scores", found, remedy)
         imagined = None
         if source.pseudo_queries:
             imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
@@ -112,6 +124,21 @@ def stored_examples(
 
     store = stored(source.origin(tokenizer), root, make, say)
     return _training_set(store, tokenizer, source), store.facts["report"]
+
+
+def taught_by_run(examples: Iterable[Example], run: str, data: str, policy: Policy) -> list[Example]:
+    """The examples with a run's scores, by ids of queries and passages. Raises DataError if it has other questions
+    under their ids, as results without ids do: both count their rows."""
+    ranked = ranked_lines(run, policy)
+
+    def scored(example: Example) -> Example:
+        query, lines = example.query, ranked.get(example.query.id, [])
+        if lines and (text := lines[0].query_text) and text != query.text:
+            told = f"its query {query.id} is {text[:60]!r}, but that of {data} is {query.text[:60]!r}"
+            raise lines[0].where.error("another question", told, "give scores of these queries: rows are counted alike")
+        return scored_by(example, {line.passage_id: line.score for line in lines})
+
+    return list(map(scored, examples))
 
 
 def _training_set(store: Store, tokenizer: TextTokenizer, source: ExampleSource) -> TrainingSet:

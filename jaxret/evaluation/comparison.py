@@ -3,7 +3,6 @@ the first, corrected for their number."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,8 +46,8 @@ class Test:
     measure: str
     found: Comparison
     p_runs: float | None  # Welch's test between the means of runs
-    holm_t: float = 1.0
-    holm_permutation: float = 1.0
+    holm_t: float | None  # None where the t-test is not defined
+    holm_permutation: float
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class Comparisons:
     measures: tuple[str, ...]
     scores: tuple[Score, ...]
     tests: tuple[Test, ...]
+    queries: Mapping[str, int]  # that have a value, of each measure
     resamples: int
 
     def score(self, system: str, measure: str) -> Score:
@@ -85,7 +85,7 @@ class Comparisons:
                 {
                     "system": one.system,
                     "measure": one.measure,
-                    **{key: value if math.isfinite(value) else None for key, value in asdict(one.found).items()},
+                    **asdict(one.found),
                     "ties": one.found.ties,
                     "holm_t": one.holm_t,
                     "holm_permutation": one.holm_permutation,
@@ -93,6 +93,7 @@ class Comparisons:
                 }
                 for one in self.tests
             ],
+            "queries": dict(self.queries),
             "resamples": self.resamples,
         }
 
@@ -105,7 +106,7 @@ class Comparisons:
             ]
             for name in self.systems
         ]
-        parts = [table(["system", "runs", *self.measures], rows, 1)]
+        parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self._told_queries()}."]
         if any(len(one.runs) > 1 for one in self.scores):
             parts.append("±: standard deviation over runs.")
         if not self.tests:
@@ -115,24 +116,35 @@ class Comparisons:
         parts.append(f"Minus {self.systems[0]}, query by query:")
         parts.append(table(header, [_cells(one) for one in self.tests], 2))
         parts.append(
-            f"p-values, two-sided; Holm: corrected for {len(self.tests)} tests. t-test and randomisation "
-            f"({self.resamples:,} sign vectors at most) say whether other queries would agree, for these runs; "
-            "over runs (Welch's t-test between the means of seeds) whether other seeds would."
+            f"p-values, two-sided. t-test and randomisation ({self.resamples:,} sign vectors at most) say whether "
+            "other queries would agree, for these runs; over runs (Welch's t-test between the means of seeds) whether "
+            f"other seeds would. Holm corrects the column on its left for all {len(self.tests)} tests of this table; "
+            "over runs is not corrected."
         )
+        if any(one.found.p_t is None for one in self.tests):
+            parts.append("No t-test where all differences are equal: it divides by their deviation, which is 0.")
         return "\n\n".join(parts)
+
+    def _told_queries(self) -> str:
+        """ "300 queries", or of which measures how many."""
+        counts = {count: [m for m in self.measures if self.queries[m] == count] for count in self.queries.values()}
+        if len(counts) == 1:
+            return f"{next(iter(counts)):,} queries"
+        return "; ".join(f"{count:,} queries ({', '.join(names)})" for count, names in counts.items())
 
 
 def _cells(one: Test) -> list[str]:
     found = one.found
     numbers = [f"{found.difference:+.4f}", f"{found.low:+.4f} to {found.high:+.4f}"]
     counts = [str(found.wins), str(found.ties), str(found.losses)]
-    tests = (found.p_t, one.holm_t, found.p_permutation, one.holm_permutation)
-    over_seeds = "-" if one.p_runs is None else told_p(one.p_runs)
-    return [one.system, one.measure, *numbers, *counts, *map(told_p, tests), over_seeds]
+    tests = (found.p_t, one.holm_t, found.p_permutation, one.holm_permutation, one.p_runs)
+    return [one.system, one.measure, *numbers, *counts, *map(told_p, tests)]
 
 
-def told_p(value: float) -> str:
-    """A p-value as it is printed."""
+def told_p(value: float | None) -> str:
+    """A p-value as it is printed; None: there is no such test."""
+    if value is None:
+        return "-"
     return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
 
 
@@ -142,6 +154,8 @@ def compare_systems(
     """Compares every system with the first. systems: name -> the values of each of its runs. Raises ValueError where
     runs do not have the same queries."""
     names = list(systems)
+    for measure in measures:
+        require_same_queries(systems, measure)
     scores = [
         Score(name, measure, tuple(float(np.mean(list(run[measure].values()))) for run in systems[name]))
         for name in names
@@ -153,28 +167,47 @@ def compare_systems(
         for name in names[1:]
         for measure in measures
     ]
-    holm_t = holm([found.p_t for _, _, found in tests])
+    # A test that is not defined was asked for too: it counts, as one that finds nothing.
+    holm_t = holm([1.0 if found.p_t is None else found.p_t for _, _, found in tests])
     holm_permutation = holm([found.p_permutation for _, _, found in tests])
     made = [
-        Test(name, measure, found, over_runs(runs[names[0], measure], runs[name, measure]), *corrected)
-        for (name, measure, found), *corrected in zip(tests, holm_t, holm_permutation, strict=True)
+        Test(
+            name,
+            measure,
+            found,
+            over_runs(runs[names[0], measure], runs[name, measure]),
+            None if found.p_t is None else corrected_t,
+            corrected_permutation,
+        )
+        for (name, measure, found), corrected_t, corrected_permutation in zip(
+            tests, holm_t, holm_permutation, strict=True
+        )
     ]
-    return Comparisons(tuple(names), tuple(measures), tuple(scores), tuple(made), resamples)
+    queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
+    return Comparisons(tuple(names), tuple(measures), tuple(scores), tuple(made), queries, resamples)
+
+
+def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) -> None:
+    """Raises ValueError where runs have values of other queries."""
+    every = {f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)}
+    (first, known), *others = every.items()
+    for name, values in others:
+        if odd := known.keys() ^ values.keys():
+            query = min(odd)
+            there, lacking = (first, name) if query in known else (name, first)
+            raise ValueError(
+                f"query {query!r} has a {measure} in {there}, but none in {lacking}; evaluate all on the same queries"
+            )
 
 
 def over_queries(
     baseline: Sequence[Values], system: Sequence[Values], measure: str, seed: int, resamples: int
 ) -> Comparison:
     """The paired tests of two systems; a query's value is its mean over a system's runs."""
+    require_same_queries({"the baseline": baseline, "the system": system}, measure)
     before, after = (_mean_values([run[measure] for run in runs]) for runs in (baseline, system))
     return compare(before, after, seed, resamples)
 
 
 def _mean_values(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    for run in runs[1:]:
-        if run.keys() != runs[0].keys():
-            odd = min(run.keys() ^ runs[0].keys())
-            raise ValueError(
-                f"query {odd!r} has a value in some runs of a system only; evaluate all on the same queries"
-            )
     return {query: float(np.mean([run[query] for run in runs])) for query in runs[0]}

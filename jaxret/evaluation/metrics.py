@@ -119,6 +119,7 @@ class Evaluation:
     per_query: dict[str, dict[str, float]]  # measure -> query id -> value
     queries_expected: int  # judged queries
     queries_found: int  # of these, how many have at least one passage in the run
+    answered: tuple[int, int] | None = None  # accuracy by answers: the queries that have some, which count; all asked
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value: means rounded to four decimals; values per query in full."""
@@ -126,6 +127,7 @@ class Evaluation:
             "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
             "queries_expected": self.queries_expected,
             "queries_found": self.queries_found,
+            **({"queries_asked": self.answered[1]} if self.answered else {}),
             "per_query": self.per_query,
         }
 

@@ -28,7 +28,14 @@ def to_markdown(systems: Systems) -> str:
 
 
 def footer(systems: Systems) -> str:
-    """How many queries were found and expected: one line if all systems agree, otherwise a line each."""
+    """How many queries were found and expected: one line if all systems agree, otherwise a line each; and of how many
+    accuracy by answers is, if not of all."""
+    answered = dict.fromkeys(one.answered for one in systems.values() if one.answered and len(set(one.answered)) > 1)
+    partly = "".join(f"\nAccuracy@k: of the {some} of {all} queries that have answers." for some, all in answered)
+    return _found(systems) + partly
+
+
+def _found(systems: Systems) -> str:
     counts = {name: _count(one) for name, one in systems.items()}
     if len(set(counts.values())) == 1:
         return f"Queries found: {next(iter(counts.values()))}."
@@ -98,11 +105,14 @@ def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
     found = read_json(path)
     try:
         more = found.get("answers", {"mean": {}, "per_query": {}})
+        of_answers = more if "answers" in found else found  # alone in the file without judgements
+        asked = of_answers.get("queries_asked")
         return Evaluation(
             mean=found["mean"] | more["mean"],
             per_query=found["per_query"] | more["per_query"],
             queries_expected=found["queries_expected"],
             queries_found=found["queries_found"],
+            answered=(of_answers["queries_expected"], asked) if asked else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no evaluation that jaxret wrote: {error!r} is missing") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +25,9 @@ class Comparison:
     low: float  # bounds of the mean difference's bootstrap confidence interval
     high: float
     p_permutation: float  # two-sided; assumes only that under no difference the two systems could swap each query
-    p_t: float  # two-sided paired t-test; assumes that the mean difference is normally distributed
+    p_t: float | None  # two-sided paired t-test; assumes that the mean difference is normally distributed
     queries: int
-    t: float = 0.0  # its statistic
+    t: float | None  # its statistic; both are None where all differences are equal: it divides by their deviation
     wins: int = 0  # queries on which the system is better
     losses: int = 0  # worse
 
@@ -66,8 +65,6 @@ def compare(
     if not np.isfinite(differences).all():
         raise ValueError("a value per query is not finite; evaluate the runs again")
     differences[np.abs(differences) < _TOLERANCE] = 0.0  # means over seeds of equal values differ in their last bits
-    if not differences.any():  # nothing to test; the t statistic would be 0 / 0
-        return Comparison(0.0, 0.0, 0.0, 1.0, 1.0, len(differences))
 
     permutation_rng, bootstrap_rng = np.random.default_rng(seed).spawn(2)
     bootstrap = stats.bootstrap(
@@ -79,21 +76,27 @@ def compare(
         batch=_rows_at_once(differences),
         rng=bootstrap_rng,
     )
-    with np.errstate(divide="ignore"), warnings.catch_warnings():  # of equal differences, all but impossible
-        warnings.simplefilter("ignore", RuntimeWarning)
-        test = stats.ttest_1samp(differences, 0.0)
+    t, p_t = paired_t(differences)
     low, high = map(float, bootstrap.confidence_interval)
     return Comparison(
         difference=float(differences.mean()),
         low=low,
         high=high,
         p_permutation=randomisation(differences, resamples, permutation_rng),
-        p_t=float(test.pvalue),
+        p_t=p_t,
         queries=len(differences),
-        t=float(test.statistic),
+        t=t,
         wins=int((differences > 0).sum()),
         losses=int((differences < 0).sum()),
     )
+
+
+def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
+    """The statistic of the paired t-test and its p-value, two-sided; (None, None) where all differences are equal."""
+    if np.ptp(differences) < _TOLERANCE:
+        return None, None
+    test = stats.ttest_1samp(differences, 0.0)
+    return float(test.statistic), float(test.pvalue)
 
 
 def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxret.data.files import DataError, Policy
-from jaxret.data.formats import read_examples, read_queries, recognise, source_path
+from jaxret.data.formats import (
+    example_files,
+    files_of,
+    found_queries,
+    is_named,
+    read_examples,
+    read_queries,
+    recognise,
+    source_path,
+)
 from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.places import examples_in, has_judgements, is_folder
 from jaxret.data.formats.pool import Pool
@@ -57,6 +66,14 @@ def read_asked(source: str, split: str, policy: Policy, positives: bool = True) 
     if not asked:
         raise ValueError(f"{source} has no training query; give a folder or file with some")
     return Questions(asked, every)
+
+
+def question_files(source: str, split: str, positives: bool = True) -> list[Path]:
+    """The files that `read_asked` reads, given the same."""
+    if positives or _has_examples(source, split):
+        path = source_path(source)
+        return [path] if path.is_file() and not is_named(path) else example_files(source, split)
+    return [file for found in found_queries(source, split) for file in files_of(found.path)]
 
 
 def require_same(one: Query, other: Query, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,8 +47,8 @@ class Audit:
         if example.query.answers:
             self.answerable += len(example.negatives)
             self.answers += sum(matcher((p.text for p in example.negatives), example.query))
-        if example.negative_scores:
-            self.scored += len(example.negative_scores)
+        if example.taught:
+            self.scored += sum(map(math.isfinite, example.negative_scores))
             self.above += sum(score > example.positive_scores[0] for score in example.negative_scores)
 
     def __str__(self) -> str:

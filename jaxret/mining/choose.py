@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxret.data.formats import hash_id
 from jaxret.data.records import Example, Passage
+from jaxret.data.teacher import scored_by
 from jaxret.evaluation.answers import AnswerMatcher
 from jaxret.mining.asked import Asked
 from jaxret.mining.filters import SAMPLE, Case, Settings, kept_by, normalised
@@ -44,10 +45,11 @@ class Tally:
 
 class Chooser:
     """Chooses negatives by the settings. teacher: whose scores margins compare, and the file keeps, instead of the
-    pool's."""
+    pool's. followed: whether other records follow in the file, all of whose scores must be of
+    one scorer."""
 
-    def __init__(self, settings: Settings, teacher: FilePool | None = None) -> None:
-        self.settings, self.teacher = settings, teacher
+    def __init__(self, settings: Settings, teacher: FilePool | None = None, followed: bool = False) -> None:
+        self.settings, self.teacher, self.followed = settings, teacher, followed
         self.tally, self._matcher = Tally(), AnswerMatcher(settings.match)
 
     def as_there(self, asked: Asked, texts: Mapping[str, Passage]) -> Asked:
@@ -62,7 +64,8 @@ class Chooser:
         return Asked(asked.query, positives)
 
     def example(self, asked: Asked, founds: Sequence[Found], texts: Mapping[str, Passage]) -> Example | None:
-        """What each pool found -> the example; None if it has no positive. Scores are kept if one scorer gave all."""
+        """What each pool found -> the example; None if it has no positive. Scores are kept, of the passages that have
+        one."""
         windows = [self.window(found, texts) for found in founds]
         if self.settings.positives_from_retrieval:
             asked = Asked(asked.query, self._answering(asked, windows[0]))
@@ -83,12 +86,21 @@ class Chooser:
                 negatives.setdefault(passages[place].id, (passages[place], float(array[place])))
         self.tally.kept += len(negatives)
         self.tally.queries["have no negative"] += not negatives
-        one_scorer = len(founds) == 1 or taught is not None
-        others = [score for _, score in negatives.values()]
-        whole = one_scorer and bool(np.isfinite([*known, *others]).all())
         passages = tuple(passage for passage, _ in negatives.values())
-        sides = (tuple(known), tuple(others)) if whole else ((), ())
-        return Example(asked.query, asked.positives, passages, *sides)
+        if taught is None and (len(founds) > 1 or self.followed):
+            return Example(asked.query, asked.positives, passages)
+        scored = {passage.id: score for passage, score in zip(asked.positives, known, strict=True)}
+        scored |= {key: score for key, (_, score) in negatives.items()}
+        there = {key: score for key, score in scored.items() if math.isfinite(score)}
+        return scored_by(Example(asked.query, asked.positives, passages), there)
+
+    def followed_by(self, example: Example, asked: Mapping[str, str]) -> Example:
+        """A record of a file that follows, with the teacher's scores and nobody else's. asked: the texts of the queries
+        that the teacher scored, by id: that of another may be a row's number."""
+        known = self.teacher is not None and asked.get(example.query.id) == example.query.text
+        scored = scored_by(example, dict(self.teacher.ranking(example.query.id)) if self.teacher and known else {})
+        self.tally.queries["of --concat have no score of the teacher"] += self.teacher is not None and not scored.scores
+        return scored
 
     def window(self, found: Found, texts: Mapping[str, Passage]) -> tuple[Passage, ...]:
         """The passages at the ranks that are looked at, those without a text left out."""

@@ -75,6 +75,12 @@ class Settings:
         """Whether the positive's score is asked for."""
         return self.margin is not None or self.share is not None
 
+    @property
+    def limit(self) -> str:
+        """The first of its limits that are scores; "" if it has none."""
+        limits = ("margin", "share", "min_score", "max_score")
+        return next((name for name in limits if getattr(self, name) is not None), "")
+
 
 @dataclass(frozen=True)
 class Case:

@@ -3,14 +3,14 @@
     pool.rank -> window -> filters -> keep -> record
 
 A block of queries at a time is ranked, and the texts of a smaller one are read by their places in the corpus: memory
-holds the candidates of one block, however many queries there are.
+holds the candidates of one block, however many queries there are, and what pools hold (`pools.py`).
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,20 +19,30 @@ from typing import Any
 from tqdm import tqdm
 
 from jaxret.data.files import Policy, write_text
-from jaxret.data.formats import absolute, describe, exists, read_corpus, scan_corpus, source_path
+from jaxret.data.formats import (
+    absolute,
+    corpus_file,
+    describe,
+    exists,
+    files_of,
+    read_corpus,
+    run_files,
+    scan_corpus,
+    source_path,
+)
 from jaxret.data.formats.example_writers import tevatron_record
-from jaxret.data.formats.readers import keeps_first
+from jaxret.data.formats.readers import keeps_first, require_scores
 from jaxret.data.records import Example, Passage
 from jaxret.data.subset import subset_of
 from jaxret.evaluation.answers import check_answers
-from jaxret.mining.asked import Questions, as_written, blocks, read_asked, read_concatenated
+from jaxret.mining.asked import Questions, as_written, blocks, question_files, read_asked, read_concatenated
 from jaxret.mining.audit import Audit, audit
 from jaxret.mining.choose import Chooser, Tally
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME, FilePool, Pool, RunPool, WordPool, is_run
 from jaxret.retrieval.passages import Passages
 from jaxret.retrieval.source import note_corpus
-from jaxret.storage import require_writable, sealed, sha256_file, write_json
+from jaxret.storage import require_apart, require_writable, sealed, sha256_file, write_json
 
 RANKED = 4096  # queries whose candidates are held: 4,096 x 200 are about 120 MB
 READ = 256  # of these, how many have their candidates' texts in memory: 256 x 200 passages are about 50 MB
@@ -59,6 +69,11 @@ class Job:
     on_error: str = "error"
     subset: tuple[int, int] = (0, 0)
 
+    @property
+    def judged(self) -> bool:
+        """Whether positives are those of the training queries, and not retrieved ones."""
+        return not self.settings.positives_from_retrieval
+
 
 @dataclass(frozen=True)
 class Mined:
@@ -77,7 +92,7 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
     policy, path = Policy(job.on_error), Path(job.out)
     require_settings(job)
     require_writable(path.parent)
-    questions = read_asked(job.data, job.split, policy, not job.settings.positives_from_retrieval)
+    questions = read_asked(job.data, job.split, policy, job.judged)
     if job.subset[0]:
         ids = subset_of((one.query.id for one in questions.asked), *job.subset)
         questions = replace(questions, asked=tuple(one for one in questions.asked if one.query.id in ids))
@@ -91,17 +106,17 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
         for ranked in (*pools, *([teacher] if teacher else [])):
             if isinstance(ranked, FilePool):
                 ranked.require_some([one.query for one in questions.asked], job.data)
-        chooser = Chooser(job.settings, teacher)
-        examples = chosen(questions, pools, texts, chooser, progress)
-        every = questions.every_positive and not job.settings.positives_from_retrieval
-        write_examples(job, path, examples, every, policy)
+        chooser = Chooser(job.settings, teacher, bool(job.concat))
+        write_examples(job, path, questions, chosen(questions, pools, texts, chooser, progress), chooser, policy)
     if policy.report():
         say(policy.report())
     names = " and ".join(pool.name for pool in pools)
     say(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
     say("\n".join(chooser.tally.lines()))
-    if len(pools) > 1 and not teacher:
-        say("  scores of two pools are not comparable: none are in the file")
+    if not teacher and (len(pools) > 1 or job.concat):
+        say("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
+    elif any(isinstance(pool, FilePool) and pool.ranks_alone for pool in pools) and not teacher:
+        say(f"  {names} has ranks alone: no score is in the file")
     found = audit(path, questions.asked, job.settings.match)
     write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, found)
     say(f"{found}\ntraining file: {path}\nits parents: {parents_path(path)}")
@@ -109,7 +124,8 @@ def mine(job: Job, progress: bool = True, say: Callable[[str], None] = print) ->
 
 
 def require_settings(job: Job) -> None:
-    """Raises ValueError for what is missing, or means nothing together."""
+    """Raises ValueError for what is missing, or means nothing together, and for an output that is read; DataError where
+    scores are wanted of a ranking that has none."""
     require_meaning(job.pools, job.settings, job.teacher)
     runs = [pool for pool in job.pools if is_run(pool)]
     for pool in job.pools:
@@ -120,8 +136,18 @@ def require_settings(job: Job) -> None:
     for file in job.concat:
         if not source_path(file).is_file():
             raise ValueError(f"--concat={file} is no file; give one of training records")
-    if any(source_path(file).absolute() == Path(job.out).absolute() for file in job.concat):
-        raise ValueError(f"{job.out} would be written while it is read; give --out another name")
+    ranked = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
+    if job.teacher:
+        require_scores(job.teacher, "the scores of a teacher")
+    for pool in ranked if job.settings.limit and not job.teacher else ():
+        require_scores(pool, f"scores to compare (--{job.settings.limit})")
+    read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranked]
+    read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
+    read += [("the corpus", job.corpus, files_of(corpus_file(job.corpus)))] if job.corpus else []
+    read += [("a file that follows", file, [source_path(file)]) for file in job.concat]
+    read += [("the training data", job.data, question_files(job.data, job.split, job.judged))]
+    for what, source, files in read:
+        require_apart(job.out, files, f"{what} ({source})")
 
 
 def require_meaning(pools: Sequence[str], settings: Settings, teacher: str = "") -> None:
@@ -144,7 +170,7 @@ def _no_bound(share: float, pool: str) -> ValueError:
 
 
 def what_is(job: Job) -> str:
-    role = "queries" if job.settings.positives_from_retrieval else "examples"
+    role = "examples" if job.judged else "queries"
     return describe(job.data, role, job.split)
 
 
@@ -206,13 +232,17 @@ def chosen(
         raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
 
 
-def write_examples(job: Job, path: Path, examples: Iterator[Example], every: bool, policy: Policy) -> None:
-    """The mined examples, then those of the files that follow. every: whether each positive of a mined one is a
-    target; where it is not so of all, none of the file's examples has more than one target."""
-    parts = [(examples, every)]
+def write_examples(
+    job: Job, path: Path, questions: Questions, examples: Iterator[Example], chooser: Chooser, policy: Policy
+) -> None:
+    """The mined examples, then those of the files that follow. Where not each positive of all is a target, none of the
+    file's examples has more than one."""
+    parts = [(examples, questions.every_positive and job.judged)]
+    asked = {one.query.id: one.query.text for one in questions.asked}
     for source in job.concat:
         follow = read_concatenated(source, job.settings.keep, policy)
-        parts.append((follow, not keeps_first(source, None)))
+        scored = (chooser.followed_by(example, asked) for example in follow)
+        parts.append((scored, not keeps_first(source, None)))
     written_every = all(each for _, each in parts)
     rows = chain.from_iterable(as_written(some, each, written_every) for some, each in parts)
     texts: dict[str, int] = {}

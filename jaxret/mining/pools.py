@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxret.contract import ContractError
 from jaxret.data.files import Policy, Where
-from jaxret.data.formats.readers import run_files, run_lines
+from jaxret.data.formats.readers import found_run, run_files, run_lines
 from jaxret.data.formats.trec import ranked
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.evaluation.bm25 import BM25
+from jaxret.retrieval.encoded import EncodedCorpus
 from jaxret.retrieval.retrieve import Searcher, choose_corpus
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
@@ -71,7 +72,8 @@ class WordPool:
 
 
 class RunPool:
-    """A run's own exact search of a corpus that it encoded."""
+    """A run's own exact search of a corpus that it encoded. It holds the ids of the corpus, its vectors if they are
+    few (`retrieval/kept.py`), and of the queries that it ranks at a time all vectors: late interaction, all tokens."""
 
     def __init__(self, workdir: str, corpus: str, positives: set[str], backend: str = "auto") -> None:
         """corpus: the name of the encoded corpus, "" for the only one. positives: ids that will be asked for."""
@@ -84,13 +86,8 @@ class RunPool:
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
 
     def require_corpus(self, corpus: str, sha256: str) -> None:
-        """Raises ContractError if texts are to be read from another file than was encoded: its ids may be those of
-        other passages. (What was appended to or deleted from is of no one file.)"""
-        encoded = self.searcher.shards
-        if len(encoded.parts) == 1 and encoded.corpus["sha256"] != sha256:
-            raise ContractError(
-                f"{corpus} is not what {self.searcher.folder} was encoded from; give that, or leave the corpus out"
-            )
+        """Raises ContractError if texts are to be read from another file than was encoded."""
+        require_encoded(self.searcher.shards, corpus, sha256, "give that, or leave the corpus out")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
         found = self.searcher.search(queries, depth)
@@ -101,6 +98,10 @@ class RunPool:
         """Of each query the scores of some passages, as search has them, but for those that the corpus lacks; nothing
         is searched."""
         return self._known(self.searcher.encode(queries)[1], passages)
+
+    def without(self, passages: Iterable[str]) -> list[str]:
+        """Those that the corpus lacks, of the ids that it was opened for."""
+        return [key for key in passages if key not in self._rows]
 
     def _known(self, vectors: Ragged, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
         there = [[key for key in ids if key in self._rows] for ids in passages]
@@ -115,13 +116,14 @@ class RunPool:
 class FilePool:
     """A file of rankings, of any format. It is read once, into a temporary file, a query's ranking a line: one is in
     memory at a time, in whatever order queries are asked for. A positive that is not in its query's ranking scores
-    -inf: below all that are."""
+    -inf: below all that are. Of ranks alone the scores are NaN."""
 
     bounded: bool | None = None
 
     def __init__(self, source: str, policy: Policy) -> None:
         """Raises DataError for bad records, and for a query whose lines are in two places."""
         self.name, self._source = source, source
+        self.ranks_alone = found_run(source).format.ranks_alone
         self._places: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # of queries, where the format has them: those without ids are row numbers
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the pool)
@@ -133,7 +135,8 @@ class FilePool:
             self._places[query] = self._file.tell()
             if found[0].query_text:
                 self._texts[query] = found[0].query_text
-            self._file.write(json.dumps([[line.passage_id, line.score] for line in found]).encode() + b"\n")
+            scored = [[line.passage_id, math.nan if self.ranks_alone else line.score] for line in found]
+            self._file.write(json.dumps(scored).encode() + b"\n")
 
     def require_some(self, queries: Sequence[Query], data: str) -> None:
         """Raises ValueError if it has none of the training queries, or, where it has their texts, others."""
@@ -167,6 +170,15 @@ class FilePool:
 
     def parent(self) -> dict[str, Any]:
         return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
+
+
+def require_encoded(encoded: EncodedCorpus, corpus: str, sha256: str, remedy: str) -> None:
+    """Raises ContractError with both digests if a corpus is not what was encoded: its ids may be those of other
+    passages. (What was appended to or deleted from is of no one file.)"""
+    found = encoded.corpus["sha256"]
+    if len(encoded.parts) == 1 and found != sha256:
+        told = f"its texts have SHA-256 {sha256}, those that were encoded {found}"
+        raise ContractError(f"{corpus} is not what {encoded.folder} was encoded from: {told}; {remedy}")
 
 
 def is_run(pool: str) -> bool:

@@ -117,6 +117,16 @@ class CrossEncoder(LinenModel):
         return load_head(encoder_folder(root), self.module.config)
 
 
+def require_room(query_length: int, longest: int) -> None:
+    """Raises ValueError for queries that may be so long that a pair, of `longest` tokens, has no place for a
+    passage."""
+    if query_length + 3 > longest:
+        raise ValueError(
+            f"tokens.query_length is {query_length}, which leaves no token for a passage of the {longest} that the "
+            f"encoder has for both; it may be {longest - 3} at most"
+        )
+
+
 def classifier(config: EncoderConfig) -> Classifier:
     """How the files of an architecture have the head. Raises ValueError for one that has none here."""
     form = ARCHITECTURES[config.model_type].classifier

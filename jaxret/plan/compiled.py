@@ -20,6 +20,7 @@ from typing import Any
 
 from jaxret.chips import Topology
 from jaxret.plan.hlo import Collective, Module, collectives, parse, product_flops
+from jaxret.plan.traffic import traffic
 
 LIMIT = 900  # seconds; a BERT-base step takes half a minute on two cores
 ENVIRONMENT = {
@@ -36,11 +37,13 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 @dataclass(frozen=True)
 class Compiled:
     """A program on one device. memory: bytes by kind, `temporaries` being what lives during the step; they add up to
-    `total`. flops: of matrix products. warnings: of the partitioner, that it moves a whole array."""
+    `total`. flops: of matrix products. traffic: bytes read from main memory and written there. warnings: of the
+    partitioner, that it moves a whole array."""
 
     memory: dict[str, int]
     collectives: tuple[Collective, ...]
     flops: int
+    traffic: float
     warnings: tuple[str, ...]
 
     @property
@@ -139,6 +142,7 @@ def read(folder: Path, devices: int, log: str) -> Compiled:
         memory=memory(texts["buffer-assignment.txt"], module),
         collectives=tuple(collectives(module, devices)),
         flops=product_flops(module),
+        traffic=traffic(module),
         warnings=tuple(sorted({warning(line) for line in log.splitlines() if SPLIT in line.lower()})),
     )
 

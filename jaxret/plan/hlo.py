@@ -95,10 +95,10 @@ def _count(module: Module, name: str, times: int) -> None:
     module.times[name] += times
     for instruction in module.computations[name].values():
         if instruction.opcode == "while":
-            body, trips = instruction.called("body"), _trips(module, name, instruction)
+            body, length = instruction.called("body"), trips(module, name, instruction)
             before = module.times.copy()
-            _count(module, body, times * (1 if trips is None else trips))
-            if trips is None and any(_matters(module, name) for name in module.times - before):
+            _count(module, body, times * (1 if length is None else length))
+            if length is None and any(_matters(module, name) for name in module.times - before):
                 raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
             for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
@@ -112,7 +112,7 @@ def _matters(module: Module, name: str) -> bool:
     return any(i.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, i) for i in computation.values())
 
 
-def _trips(module: Module, caller: str, loop: Instruction) -> int | None:
+def trips(module: Module, caller: str, loop: Instruction) -> int | None:
     """How often a loop runs: what XLA noted, or the constant that its counter is compared with, less its start. None if
     neither is there."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
@@ -250,9 +250,17 @@ def _target(call: Instruction) -> str:
     return _attribute(r'custom_call_target="([^"]*)"', call.rest)
 
 
+def said_by_name(call: Instruction, what: str) -> int:
+    """What a kernel of Triton has in its name: "group_maxima_flops_12_bytes_34"; 0 if it has not."""
+    here = "gpu.triton" in _target(call)
+    return int(_attribute(rf'op_name="[^"]*_{what}_(\d+)', call.rest) or 0) if here else 0
+
+
 def _kernel(call: Instruction) -> int:
     """FLOPs of a kernel that XLA does not look into: a kernel of Pallas says them, cuDNN's attention the shape of its
     scores. Its backward pass counts as the four products of plain attention's."""
+    if triton := said_by_name(call, "flops"):
+        return triton
     if "__cudnn$fmha" not in _target(call):
         return int(_attribute(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', call.rest) or 0)
     scores = _attribute(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', call.rest)

@@ -178,8 +178,8 @@ def plan_searching(
     """Exact search of an encoded corpus by XLA, a thousand queries at a time: of vectors that stay on the devices, or
     of what does not fit, pieces of them; of lists of vectors, block after block on one device."""
     retriever = programs.retriever_of(config, directory)
-    devices = topology.devices if topology else 1
-    planned = programs.searching(config, directory, asked, jax.devices()[:devices])
+    devices, platform = (topology.devices, topology.chip.platform) if topology else (1, "cpu")
+    planned = programs.searching(config, directory, asked, jax.devices()[:devices], platform)
     kinds = work(planned)
     lists = retriever.vectors_per_passage is None
     vectors_at_once = jax.tree.leaves(planned.arguments)[0].shape[0]
@@ -204,4 +204,14 @@ def plan_searching(
         values["search_seconds"] = values["lower_bound"]["seconds"] * runs
     if compiled:
         values |= compiled_values(compiled)
+        if not lists:
+            values["traffic"] = {"bytes": compiled.traffic, "products": products_alone(planned, devices)}
     return values
+
+
+def products_alone(planned: programs.Planned, devices: int) -> int:
+    """Bytes that the products of queries with all vectors would read and write on one device: these, and float32
+    scores."""
+    queries, vectors = (x.numbers for x in planned.arguments[:2])
+    scores = 4 * queries.shape[0] * math.prod(vectors.shape[:-1])
+    return programs.bytes_on_device(queries) + (vectors.size * vectors.dtype.itemsize + scores) // devices

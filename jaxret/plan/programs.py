@@ -26,7 +26,7 @@ from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
 from jaxret.retrieval.backends import SCORES_BYTES
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.retrieval.devices import ROWS as CELLS
-from jaxret.retrieval.devices import few_sizes, lay_out, power_of_two, search_cells
+from jaxret.retrieval.devices import few_sizes, lay_out, platform_of, power_of_two, search_cells
 from jaxret.retrieval.lists import documents_at_once, search_lists
 from jaxret.retrieval.pieces import rows_at_once
 from jaxret.retrieval.precision import Compressed, find_precision
@@ -188,15 +188,17 @@ class Asked(NamedTuple):
 ASKED = Asked()
 
 
-def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequence[Any]) -> Planned:
-    """XLA's search of what is on the devices; of lists of vectors, of one block on the first of them."""
+def searching(config: ConfigDict, directory: Path, asked: Asked, devices: Sequence[Any], platform: str = "") -> Planned:
+    """XLA's search of what is on the devices; of lists of vectors, of one block on the first of them. platform: whose
+    program is meant, where the devices stand for others."""
     retriever = retriever_of(config, directory)
     if retriever.vectors_per_passage is None:
         return searching_lists(config, retriever, asked, devices[0])
     passages = asked.at_once
     mesh = Mesh(np.array(devices), (CELLS,), axis_types=(AxisType.Auto,))
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(CELLS))
-    layout = lay_out(passages, retriever.vectors_per_passage, mesh.size)
+    shape, precision = (retriever.vectors_per_passage, retriever.dimension), find_precision(asked.precision)
+    layout = lay_out(passages, shape, precision, mesh.size, platform or platform_of(mesh))
     compressed = partial(_compressed, retriever.dimension, asked.precision)
     queries = compressed(everywhere, QUERY_ROWS)
     vectors = compressed(split, layout.cells, layout.size * layout.width)

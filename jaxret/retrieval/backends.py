@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh
+from jaxret.retrieval.devices import Layout, hold, lay_out, local_mesh, platform_of
 from jaxret.retrieval.lists import Padded, hold_lists
 from jaxret.retrieval.precision import FLOAT32, LONGEST_INT8, Precision, find_precision
 from jaxret.retrieval.proof import Found, keep_best
@@ -255,7 +255,7 @@ class Xla:
     def load(self, block: np.ndarray | Padded) -> Searcher:
         if isinstance(block, Padded):
             return hold_lists(block, self.precision)
-        layout = lay_out(len(block), block.shape[1], self.mesh.size)
+        layout = lay_out(len(block), block.shape[1:], self.precision, self.mesh.size, platform_of(self.mesh))
         step = layout.chunk(block.shape[2]) * layout.cells
         return self.hold((block[start : start + step] for start in range(0, len(block), step)), layout)
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxret.contract import require_equal
 from jaxret.data.files import Where, decode, read_lines
-from jaxret.data.formats import hash_id
-from jaxret.data.store import Strings
+from jaxret.data.formats import Policy, hash_id, read_corpus
+from jaxret.data.store import StringsBuilder
 from jaxret.leases import BOUND
 from jaxret.retrieval.encode import EncodeResult, encode_source
 from jaxret.retrieval.encoded import EncodedCorpus, open_encoded
@@ -64,7 +64,7 @@ def append_corpus(
             say(f"{corpus} was appended before{f'; {gone:,} of its passages were deleted since' if gone else ''}")
             return encode_source(run, folder / before.name, source, progress, dtype, lease=lease)  # what is damaged
         there = open_encoded(folder)
-        _require_new(source.tokenized(run, progress, say).ids, there, source)
+        _require_new(there, source)
         new = Part(part_name(len(there.parts), sha256), sha256, source.scan.passages)
         result = encode_source(run, folder / new.name, source, progress, dtype, shard_rows, shard_mb, lease)
         write_parts(folder, [*there.parts, new])
@@ -85,8 +85,13 @@ def _require_same_vectors(run: Run, there: ShardSet, dtype: str) -> str:
     return there.manifest.dtype
 
 
-def _require_new(ids: Strings, there: EncodedCorpus, source: Source) -> None:
-    """Raises ValueError if a passage of the corpus has one of these ids. Holds 8 bytes for each."""
+def _require_new(there: EncodedCorpus, source: Source) -> None:
+    """Raises ValueError if a passage of the source has an id that is there. Holds its ids, and 8 bytes for each."""
+    if source.texts:  # a store's scan does not say which ids the text has twice
+        ids = source.texts.ids
+    else:
+        passages = read_corpus(source.corpus, Policy(source.policy.on_error), source.scan)
+        ids = StringsBuilder(passage.id for passage in passages).strings()
     hashes = np.sort(np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids)))
     rows: dict[str, int] = {}  # of what is there and may be among the ids
     for first, known in there.id_blocks():

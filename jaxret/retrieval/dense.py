@@ -62,14 +62,16 @@ class SingleVectors:
         found = np.empty(len(rows))
         step = max(1, NUMBERS // (shard.shape[1] * shard.shape[2]))
         for begin in range(0, len(rows), step):
-            there, asked, best = (of_pair[begin : begin + step] for of_pair in (rows, queries, found))
+            part = slice(begin, begin + step)
+            there, asked, best = rows[part], queries[part], found[part]
             bounds = of_one_query(asked)
             if len(bounds) > len(asked) // FEW:
-                vectors = np.asarray(shard[there], np.float64)  # [P,V,D]
+                vectors = shard.take(there, axis=0, mode="clip").astype(np.float64)  # [P,V,D]
                 np.max(np.vecdot(vectors, self.vectors[asked].astype(np.float64)[:, None]), axis=1, out=best)
                 continue
             for start, stop in bounds:
-                vectors = np.asarray(shard[there[start:stop]], np.float64)
+                # Rows are there; but to be told so ("raise") costs a fifth of the time.
+                vectors = shard.take(there[start:stop], axis=0, mode="clip").astype(np.float64)
                 np.max(np.vecdot(vectors, self[asked[start]]), axis=1, out=best[start:stop])
         return found
 

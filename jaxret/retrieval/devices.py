@@ -9,6 +9,7 @@ never a result.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +21,17 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxret.retrieval import maxima
 from jaxret.retrieval.precision import Compressed, Precision, compress
 from jaxret.retrieval.proof import Found
 
 CELL = 32_768  # vectors of a cell at most: its scores of 1,024 queries are 128 MiB
+# On a TPU 16 MiB, which XLA keeps in the memory on the chip until it has the best of them: only vectors are read from
+# the chip's main memory, which larger scores pass six times (docs/scale.md).
+TPU_CELL = 4_096
+# On a GPU whose products give maxima alone (`maxima.py`), these are 512 MiB.
+MAXIMA_CELL = 2**20
+MAXIMA_NUMBERS = 2**30  # of a cell, which may have to be copied
 CHUNK_BYTES = 2**26  # of float32 vectors that are on their way to the devices at a time
 DEVIATIONS = 6  # of a share's size that a cell gives back beyond it
 SMALLEST = 8  # and so many more
@@ -50,9 +58,21 @@ def local_mesh() -> Mesh:
     return Mesh(np.array(jax.local_devices()), (ROWS,), axis_types=(AxisType.Auto,))
 
 
-def lay_out(rows: int, width: int, devices: int) -> Layout:
-    cells = devices * math.ceil(rows * width / (devices * CELL))
-    return Layout(cells, few_sizes(math.ceil(rows / cells)), width)
+def platform_of(mesh: Mesh) -> str:
+    """JAX's name; "cuda" of an NVIDIA GPU for which Triton compiles, Ampere or later."""
+    device = mesh.devices.flat[0]
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; of AMD's "gfx90a"
+    return "cuda" if re.fullmatch(r"([89]|\d\d+)\.\d+", capability) else str(device.platform)
+
+
+def lay_out(rows: int, shape: tuple[int, int], precision: Precision, devices: int, platform: str) -> Layout:
+    """shape: (vectors of a row, numbers of a vector)."""
+    width, cell, multiple, steps = shape[0], TPU_CELL if platform == "tpu" else CELL, 1, 16
+    if maxima.can_take(platform, *shape, precision.dtype):  # cells are few and large: a sixteenth of one is much
+        cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), maxima.PLACES, 128
+    cells = devices * math.ceil(rows * width / (devices * cell))
+    size = few_sizes(math.ceil(rows / cells), steps)
+    return Layout(cells, -(-size // multiple) * multiple, width)
 
 
 def power_of_two(count: int) -> int:
@@ -60,10 +80,10 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def few_sizes(count: int) -> int:
+def few_sizes(count: int, steps: int = 16) -> int:
     """The next size in steps of a sixteenth of a power of two: blocks from which rows were left out are all of other
     sizes, and each size is a program."""
-    step = max(1, power_of_two(count) // 16)
+    step = max(1, power_of_two(count) // steps)
     return -(-count // step) * step
 
 
@@ -81,7 +101,10 @@ class Held:
     def __call__(self, queries: np.ndarray, k: int) -> Found:
         """The k rows with the highest scores of queries [Q,D] float32."""
         count, k = len(queries), min(k, self.rows)
-        padded = np.pad(queries, ((0, power_of_two(count) - count), (0, 0)))
+        size = power_of_two(count)
+        if _by_maxima(self.vectors, self.layout, self.mesh):
+            size = max(size, maxima.LEAST)
+        padded = np.pad(queries, ((0, size - count), (0, 0)))
         wanted = min(few_sizes(k), self.rows)
         asked = compress(padded, self.precision)
         found = search_cells(asked, self.vectors, self.rows, self.layout, wanted, self.mesh)
@@ -137,10 +160,12 @@ def search_cells(
     """Scores and places [Q,k] of the k best of the first `rows` rows, descending, and what no other row's score is
     above [Q].
 
-    Each device goes through its cells, one product after another, and gives back the k best of them: these are all that
-    travels. Where there are fewer than k, others fill up with -inf.
+    Each device goes through its cells, one product after another, and gives back its share of the k best: these are all
+    that travels. Where there are fewer than k, others fill up with -inf.
     """
-    per_cell = share(k, layout)
+    by_maxima = _by_maxima(vectors, layout, mesh)
+    per_cell = share(k, layout.cells, layout.size)
+    per_device = min(k, share(k, mesh.size, layout.cells // mesh.size * layout.size))
 
     def device(
         queries: Compressed, rows: jax.Array, cells: jax.Array, vectors: Compressed
@@ -152,20 +177,54 @@ def search_cells(
             top, places, bound = best(scores.reshape(-1, layout.size, layout.width).max(axis=-1), per_cell)
             return top, there[places], bound
 
-        tops, found, bounds = jax.lax.map(one, (cells, vectors))  # [cells of the device, Q, ...]
-        return jax.tree.map(lambda x: x[None], merge(tops, found, bounds.max(axis=0), k))
+        def one_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            number, index = cell
+            there = jnp.arange(layout.size) * layout.cells + number
+            top, places, bound = best_by_maxima(queries, vectors, index, there < rows, per_cell, platform_of(mesh))
+            return top, there[places], bound
+
+        if by_maxima:
+            several = jax.lax.map(one_by_maxima, (cells, jnp.arange(len(cells))))
+        else:
+            several = jax.lax.map(one, (cells, vectors))
+        tops, found, bounds = several  # [cells of the device, Q, ...]
+        return jax.tree.map(lambda x: x[None], merge(tops, found, bounds.max(axis=0), per_device))
 
     specs = (P(), P(), P(ROWS), P(ROWS))
-    mapped = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS))
+    # A kernel does not say over which devices its results vary.
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS), check_vma=not by_maxima)
     found = mapped(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
     tops, places, bounds = jax.lax.with_sharding_constraint(found, NamedSharding(mesh, P()))
     return merge(tops, places, bounds.max(axis=0), k)
 
 
-def share(k: int, layout: Layout) -> int:
-    """Rows that a cell gives back: what it has of the best k, if these lie anywhere, and some more."""
-    expected = k / layout.cells
-    return min(layout.size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
+def _by_maxima(vectors: Compressed, layout: Layout, mesh: Mesh) -> bool:
+    """Whether the kernel of `maxima.py` multiplies."""
+    numbers = vectors.numbers
+    whole = layout.size % maxima.PLACES == 0
+    return whole and maxima.can_take(platform_of(mesh), layout.width, numbers.shape[-1], numbers.dtype)
+
+
+def best_by_maxima(
+    queries: Compressed, vectors: Compressed, cell: jax.Array, exists: jax.Array, count: int, platform: str
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What `best` gives of the scores of a cell's vectors [cells,n,D], which are not in memory: the `count` best are in
+    the groups with the highest maxima, and these are multiplied again."""
+    there = jnp.where(exists, 0.0, -jnp.inf)
+    found = maxima.group_maxima(queries, vectors, cell, there, interpret=platform == "cpu")
+    _, groups, bound = best(found, min(count, found.shape[1]))
+    scores, places = maxima.best_of_groups(queries, vectors, cell, there, groups)
+    top, at = highest(scores, count)
+    if count < len(exists):  # no score of other groups is above the bound, none of what is left of these above the last
+        bound = jnp.maximum(bound, top[:, -1])
+    return top, jnp.take_along_axis(places, at, axis=1), bound
+
+
+def share(k: int, parts: int, size: int) -> int:
+    """Rows that one of so many parts gives back, each of which has `size`: what it has of the best k, if these lie
+    anywhere, and some more."""
+    expected = k / parts
+    return min(size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
 
 
 def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:

@@ -64,10 +64,10 @@ def encode_corpus(
 ) -> EncodeResult:
     """Encodes every passage of a folder or file into `<workdir>/embeddings/<name>/`.
 
-    The corpus is checked, counted and, unless it was before, tokenised into a store; then one shard after another is
-    encoded, so memory does not grow with the corpus. Any number of jobs may do so at the same time, on any hosts that
-    share the folder: each claims shards that nobody has (`leases.py`), takes over those of jobs that died, and returns
-    when all shards are there.
+    The corpus is checked and counted; then one shard after another is read, tokenised (unless a store has its tokens),
+    encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may do so at
+    the same time, on any hosts that share the folder: each claims shards that nobody has (`leases.py`), takes over
+    those of jobs that died, and returns when all shards are there.
 
     dtype: of the vectors on disk; "": the run's encode.dtype. shard_rows, shard_mb: passages per shard, and MB of
     vectors (10^6 bytes), whichever is less; 0: as the folder's shards have it, else the run's encode.shard_rows, but no
@@ -118,6 +118,8 @@ def encode_source(
     if told := alarm(ShardSet(folder, manifest)):
         say(f"alarm: {told}")
     if job.written:
+        if len(job.written) > 1 and not source.texts:
+            say(str(job.truncation))
         say(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
     return EncodeResult(
         folder=folder,
@@ -126,7 +128,7 @@ def encode_source(
         shards_written=len(job.written),
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
-        truncation=str(source.texts.truncation) if source.texts else "",
+        truncation=str(job.truncation or ""),
     )
 
 

@@ -1,24 +1,24 @@
-"""One of the jobs that fill a folder with shards: it claims those that nobody has, and writes each while the next ones
-are computed."""
+"""One of the jobs that fill a folder with shards: it claims those that nobody has. While one is computed, the text of
+the next is read and tokenised, and those before are written."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from jaxret.data.formats import absolute
-from jaxret.data.store import Strings
-from jaxret.data.tokenized import TokenizedCorpus
+from jaxret.data.tokenizer import Truncation
 from jaxret.leases import Lease, Leases
 from jaxret.retrieval.passages import place
+from jaxret.retrieval.reading import Part, Reader, reader
 from jaxret.retrieval.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
 from jaxret.retrieval.source import Source, note_corpus, speaker
 from jaxret.runs.embedder import Embedder
@@ -26,6 +26,7 @@ from jaxret.runs.run import Run
 from jaxret.storage import sweep
 from jaxret.types import Ragged
 
+READING = 1  # shards whose tokens wait for the device
 WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
 PAUSE = 0.5  # seconds between two looks at what other jobs do
 OLD = 86_400  # seconds after which what a killed job of another kind left in the folder is nobody's
@@ -42,20 +43,24 @@ class Job:
     embedder: Embedder
     progress: bool
     written: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
+    truncation: Truncation | None = None  # of the passages that it read
+
+    @cached_property
+    def texts(self) -> Reader:
+        return reader(self.source, self.run.tokenizer)
 
     def fill(self) -> None:
         """Encodes shards that nobody else does, until all of them are there."""
         say, left = speaker(self.progress), self.writer.pending()
         if not left:
             return
-        texts, total = self.source.tokenized(self.run, self.progress, say), self.source.scan.passages
+        total = self.source.scan.passages
         say(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
-        say(str(texts.truncation))
         done, pause, waiting = total - sum(shard.rows for shard in left), PAUSE, False
         with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
             while left:
                 before = len(left)
-                self.encode(left, texts, bar)
+                self.encode(left, bar)
                 left = [shard for shard in left if not self.writer.has(shard, verify=False)]
                 if changed := [shard for shard in left if shard.index in self.written]:
                     raise ShardError(
@@ -73,25 +78,39 @@ class Job:
                     time.sleep(pause)
                     pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
 
-    def encode(self, left: list[Shard], texts: TokenizedCorpus, bar: tqdm[Any]) -> None:
+    def encode(self, left: list[Shard], bar: tqdm[Any]) -> None:
         """Encodes those of the shards that can be claimed, and writes each while the next ones are computed."""
-        claimed: deque[tuple[Shard, Lease]] = deque()
+        claimed: deque[tuple[Shard, Lease, Sequence[str]]] = deque()
         writing: deque[Future[None]] = deque()
 
-        def parts() -> Iterator[Ragged]:
-            for shard in left:
-                if lease := self.claim(shard):
-                    claimed.append((shard, lease))
-                    yield texts.passages.part(shard.start, shard.stop)
+        def passages(found: Iterator[tuple[Shard, Lease, Part]]) -> Iterator[Ragged]:
+            for shard, lease, part in found:
+                claimed.append((shard, lease, part.ids))
+                if self.truncation is None:  # what is cut is said before hours are spent on it
+                    speaker(self.progress)(str(part.truncation))
+                self.truncation = part.truncation
+                yield part.passages
 
-        with ThreadPoolExecutor(1, "shards") as writers:
-            for vectors in self.embedder.stream(parts(), "passage", bar.update):
-                shard, lease = claimed.popleft()
-                writing.append(writers.submit(self.write, shard, lease, vectors, texts.ids))
+        with ThreadPoolExecutor(1, "texts") as readers, ThreadPoolExecutor(1, "shards") as writers:
+            for vectors in self.embedder.stream(passages(self.read(left, readers)), "passage", bar.update):
+                shard, lease, ids = claimed.popleft()
+                writing.append(writers.submit(self.write, shard, lease, vectors, ids))
                 if len(writing) > WRITING:
                     writing.popleft().result()
             for written in writing:
                 written.result()
+
+    def read(self, left: list[Shard], readers: ThreadPoolExecutor) -> Iterator[tuple[Shard, Lease, Part]]:
+        """Claims shards, and reads their passages ahead."""
+        ahead: deque[tuple[Shard, Lease, Future[Part]]] = deque()
+        for shard in left:
+            if lease := self.claim(shard):
+                ahead.append((shard, lease, readers.submit(self.texts.part, shard.start, shard.stop)))
+            if len(ahead) > READING:
+                shard, lease, part = ahead.popleft()
+                yield shard, lease, part.result()
+        for shard, lease, part in ahead:
+            yield shard, lease, part.result()
 
     def claim(self, shard: Shard) -> Lease | None:
         """The lease of a shard that is neither there nor another job's."""
@@ -104,12 +123,12 @@ class Job:
             return None
         return lease
 
-    def write(self, shard: Shard, lease: Lease, vectors: Ragged, every: Strings) -> None:
-        """Writes a shard, unless another job has taken it over. every: the ids of the corpus."""
-        ids = every[shard.start : shard.stop]
+    def write(self, shard: Shard, lease: Lease, vectors: Ragged, ids: Sequence[str]) -> None:
+        """Writes a shard, unless another job has taken it over. ids: of its passages."""
         stored = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
         fixed = self.run.retriever.vectors_per_passage is not None
         try:
+            self.texts.require_unchanged()
             published = lease.publishes(
                 lambda: self.writer.write(shard, stored.stacked() if fixed else stored, ids, lease.work)
             )

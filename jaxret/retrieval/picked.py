@@ -22,6 +22,10 @@ class Picked:
     def __getitem__(self, key: Any) -> np.ndarray:
         return self._shard[self._rows[key]]
 
+    def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
+        """As numpy's."""
+        return self._shard.take(self._rows[rows], axis=axis, mode=mode)
+
 
 class PickedLists:
     """Some rows of a shard of lists of vectors; copied when they are asked for."""

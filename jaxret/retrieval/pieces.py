@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxret.retrieval.backends import Backend, Xla
-from jaxret.retrieval.devices import lay_out
+from jaxret.retrieval.devices import lay_out, platform_of
 from jaxret.retrieval.kept import Block, Kept, require_finite
 from jaxret.retrieval.precision import FLOAT32, Precision
 from jaxret.retrieval.rounding import upper_norms
@@ -73,7 +73,7 @@ def pieces(corpus: Any, backend: Xla) -> Iterator[Block]:
         at_once = total  # all of it stays in the host's memory, in however many pieces
     else:
         at_once = rows_at_once(total, shape, backend.precision, free)
-    layout = lay_out(at_once, shape[0], backend.mesh.size)
+    layout = lay_out(at_once, shape, backend.precision, backend.mesh.size, platform_of(backend.mesh))
     step = layout.chunk(shape[1]) * layout.cells
 
     def made() -> Iterator[Block]:

@@ -29,7 +29,7 @@ class Source:
     texts: TokenizedCorpus | None
 
     def tokenized(self, run: Run, progress: bool, say: Say) -> TokenizedCorpus:
-        """As tokens, which are made unless they were before."""
+        """As tokens in a store, which are made unless they were before: for what needs the whole corpus at once."""
         if self.texts is None:
             self.texts = stored_corpus(self.corpus, self.scan, self.policy, run.tokenizer, self.root, progress, say)
         return self.texts

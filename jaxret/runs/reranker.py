@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,14 @@ from jaxret.models.cross_encoder import (
     classifier,
     load_head,
     read_cross_encoder,
+    require_room,
 )
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve
 from jaxret.runs.run import open_model
 from jaxret.runs.scorer import PairScorer
 from jaxret.storage import read_json
+from jaxret.types import Ragged
 
 QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # of a cross-encoder that says nothing of them
 
@@ -48,20 +50,59 @@ class Reranker:
         passages: Mapping[str, Passage],
         pairs: Sequence[tuple[str, str]],
         progress: bool = False,
-    ) -> tuple[np.ndarray, tuple[Truncation, Truncation]]:
+    ) -> tuple[np.ndarray, tuple[Truncation, ...]]:
         """The scores, float32 [N], of pairs of ids; and what the length limits cost."""
+        texts = self.over(queries, passages, progress)
+        return texts(pairs, progress), texts.cut
+
+    def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
+        """Tokenises texts, so that pairs of them can be scored."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
         asked = self.tokenizer.queries((query.text for query in queries.values()), progress, cut[0])
         found = self.tokenizer.passages(passages.values(), progress, cut[1])
-        numbers = [{key: row for row, key in enumerate(texts)} for texts in (queries, passages)]
-        rows = [np.array([numbers[side][pair[side]] for pair in pairs], np.int64) for side in (0, 1)]
-        return self.scorer(asked, found, rows[0], rows[1], progress), cut
+        pairs = Truncation("pairs", self.scorer.joiner.limit)
+        return TextScores(self.scorer, asked, found, _numbers(queries), _numbers(passages), cut, pairs)
+
+
+def _numbers(texts: Iterable[str]) -> dict[str, int]:
+    return {key: row for row, key in enumerate(texts)}
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """Scores of pairs of tokenised texts; numbers: of ids, their rows. texts_cut: what the length limits cost;
+    pairs_cut: what pairs that were scored lose because the encoder has not as many positions as both texts have
+    tokens."""
+
+    scorer: PairScorer
+    queries: Ragged = field(repr=False)
+    passages: Ragged = field(repr=False)
+    query_numbers: Mapping[str, int] = field(repr=False)
+    passage_numbers: Mapping[str, int] = field(repr=False)
+    texts_cut: tuple[Truncation, Truncation]
+    pairs_cut: Truncation
+
+    def __call__(self, pairs: Sequence[tuple[str, str]], progress: bool = False) -> np.ndarray:
+        """float32 [N]."""
+        asked = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
+        found = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
+        scores = self.scorer(self.queries, self.passages, asked, found, progress)
+        for length in self.scorer.joiner.whole_lengths(self.queries, self.passages, asked, found).tolist():
+            self.pairs_cut.add(length, 0)
+        return scores
+
+    @property
+    def cut(self) -> tuple[Truncation, ...]:
+        """What was lost so far, of pairs only if something was."""
+        return (*self.texts_cut, *([self.pairs_cut] if self.pairs_cut.cut else []))
 
 
 def make_scorer(
     model: CrossEncoder, params: Any, mesh: Mesh, tokenizer: TextTokenizer, tokens_per_batch: int
 ) -> PairScorer:
-    """A pair may have as many tokens as both its texts, and as the encoder has positions."""
+    """A pair may have as many tokens as both its texts, and as the encoder has positions. Raises ValueError where a
+    query may take them all."""
+    require_room(tokenizer.query_length, model.longest)
     markers = classifier(model.module.config).separators
     both = tokenizer.query_length + tokenizer.passage_length + markers - 2
     joiner = Joiner((tokenizer.sep_id,) * (markers - 1), min(both, model.longest), tokenizer.pad_id)
@@ -105,7 +146,8 @@ def open_stock(
     mesh = make_mesh(devices=jax.local_devices())
     params = {"encoder": encoder, "head": load_head(directory, shapes)}
     params = jax.device_put(params, shardings(mesh, params))
-    config = {"task": "reranking", "encoder": {"checkpoint": name}}
-    origin = {"checkpoint": {"step": 0, "digest": digest(params)}, "config": config, "training_data": {}}
+    config, weights = {"task": "reranking", "encoder": {"checkpoint": name}}, digest(params)
+    start = {"start": {"weights": weights}}  # nothing else is known of its training
+    origin = {"checkpoint": {"step": 0, "digest": weights}, "config": config, "training_data": start}
     scorer = make_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH)
     return Reranker(scorer, tokenizer, origin)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,23 @@ class Result:
     data: dict[str, Any]  # digests of queries, judgements and corpus, and what was left out
     k: int
     system: str  # digest of the config without its seeds, and of what it was trained on
+    start: Any  # digests of the weights that it began with; None: not known, or part of `system`
     seed: Any
     checkpoint: str  # digest
     trained: Any  # digests of what it was trained on
+
+    @property
+    def group(self) -> str:
+        """The same of all runs that are seeds of one system."""
+        return sha256_json([self.system, self.start])
 
 
 def compare_runs(
     given: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
 ) -> tuple[Comparisons, dict[str, list[Result]]]:
-    """Compares runs. given: folders of runs, or result files; those whose configs differ in their seeds alone are one
-    system. NAME=RUN,RUN: one system, whatever their configs. data: which result of the folders, where they have
-    several. measures: by default all that every result has.
+    """Compares runs. given: folders of runs, or result files; those whose configs differ in their seeds alone, and that
+    began with the same weights, are one system. NAME=RUN,RUN: one system, whatever their configs. data: which result of
+    the folders, where they have several. measures: by default all that every result has.
 
     Returns the comparison, and the results of each system. Raises FileNotFoundError and ValueError for what cannot be
     found or compared, ContractError for results on different data.
@@ -114,6 +121,7 @@ def read_result(given: str, data: str) -> Result:
         system = [lineage["sha256"], {key: value for key, value in keys.items() if key != "train.start_from"}]
     else:
         system = [keys, trained_on(record, whole=bool(config["data.subset"]))]
+    start = None if lineage else (record or {}).get("start")  # a lineage has the digests of the encoder's files
     reranked = made["search"].get("reranked")
     run = path.resolve().parent.parent if path.resolve().parent.name == "eval" else path.with_suffix("")
     return Result(
@@ -123,7 +131,7 @@ def read_result(given: str, data: str) -> Result:
         data={
             **dataset["sha256"],
             "corpus": made["corpus"]["sha256"],
-            "filter": made["search"].get("filter", []),
+            "filter": sorted(made["search"].get("filter", [])),  # in any order they say the same
             "approximate": _approximate(made["search"]),
             "self_matches": dataset["self_matches"],
             "match": dataset.get("match", "string"),
@@ -132,6 +140,7 @@ def read_result(given: str, data: str) -> Result:
         system=sha256_json(
             [system, reranked, *(made["search"].get(f"{side}_length") for side in ("query", "passage"))]
         ),
+        start=start,
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
         checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
         trained=trained_on(record, whole=False).get("train"),
@@ -165,13 +174,36 @@ def grouped(given: Sequence[str], results: dict[str, Result]) -> dict[str, list[
     for one in given:
         name, runs = _split(one)
         for run in runs:
-            groups.setdefault((name, "" if name else results[run].system), []).append(results[run])
+            groups.setdefault((name, "" if name else results[run].group), []).append(results[run])
     systems: dict[str, list[Result]] = {}
     for (name, _), found in groups.items():
         refuse_twice(found, bool(name))
         shared = name or _shared_name(found)
         systems[f"{shared} ({found[0].path})" if shared in systems else shared] = found
+    paths = Counter(result.path.resolve() for found in systems.values() for result in found)
+    if twice := [path for path, count in paths.items() if count > 1]:
+        raise ValueError(f"{twice[0]} is in two systems, and a run counts once; leave it out of one")
     return systems
+
+
+def notes(systems: Mapping[str, Sequence[Result]]) -> list[str]:
+    """What is to be known of what was compared, beside the numbers."""
+    return [told for told in (told_of_data(systems), *told_of_weights(systems)) if told]
+
+
+def told_of_weights(systems: Mapping[str, Sequence[Result]]) -> Iterator[str]:
+    """Of runs with the same config and data that began with other weights: which, and with which."""
+    alike: dict[str, dict[str, Result]] = {}  # system -> weights -> the first run
+    for one in itertools.chain.from_iterable(systems.values()):
+        alike.setdefault(one.system, {}).setdefault(sha256_json(one.start), one)
+    for found in alike.values():
+        if len(found) > 1:
+            each = "; ".join(f"{one.path} {_told_start(one.start)}" for one in found.values())
+            yield f"Of the same config, but begun with other weights, so no seeds of one system: {each}."
+
+
+def _told_start(start: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key} {str(value)[:12]}" for key, value in start.items()) if start else "does not say which"
 
 
 def told_of_data(systems: Mapping[str, Sequence[Result]]) -> str:

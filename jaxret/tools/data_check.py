@@ -24,7 +24,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.corpora import refuse_repeated
 from jaxret.data.formats.format import text_id
 from jaxret.data.formats.places import examples_in, has_judgements, is_folder, queries_in, splits_in
-from jaxret.data.formats.readers import read_run
+from jaxret.data.formats.readers import found_run, read_run
 from jaxret.data.formats.recognise import by_name, source_path, split_source
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokenizer import TextTokenizer
@@ -148,14 +148,14 @@ def _judgements(check: Check, source: PathLike, split: str | None = None) -> lis
 
 
 def _rankings(check: Check, source: PathLike, name: str = "rankings") -> None:
-    found = read_run(source, check.policy)
+    found, scores = read_run(source, check.policy), ", ranks without scores" * found_run(source).format.ranks_alone
     depths = [len(ranking) for ranking in found.values()] or [0]
-    check.say(f"{name}: of {len(found):,} queries, {min(depths):,} to {max(depths):,} passages each")
+    check.say(f"{name}: of {len(found):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
 
 
 def _examples(check: Check, found: Sequence[Example], name: str = "examples") -> None:
     positives, negatives = (sum(len(getattr(e, side)) for e in found) for side in ("positives", "negatives"))
-    scored = sum(bool(e.positive_scores) for e in found)
+    scored = sum(e.taught for e in found)
     without = sum(not e.negatives for e in found)
     check.say(
         f"{name}: {len(found):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ from jaxret.evaluation.table import aligned
 from jaxret.models.heads.head import Side
 from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.passages import Passages
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, open_run
 from jaxret.types import Ragged, Tokens
 
 
@@ -27,6 +28,12 @@ def stored_passage(folder: Path, passage_id: str) -> Passage:
         if found := Passages(shards.folder).read([passage_id]):
             return found[passage_id]
     return Passage(passage_id, "")
+
+
+def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
+    """The run, which cuts passages as those of an encoded corpus were."""
+    contract = open_encoded(folder, verify=False).fingerprint["contract"]
+    return open_run(workdir, checkpoint, passage_length=contract.get("passage_length"))
 
 
 def explain(run: Run, question: str = "", passage: Passage | None = None, top: int = 10) -> str:

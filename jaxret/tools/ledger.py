@@ -20,13 +20,19 @@ class Ledger:
     def __init__(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
         self.folder, self.say = folder, say or partial(print, flush=True)  # a log shows at once what is under way
 
-    def do(self, name: str, made_from: Any, make: Callable[[], Iterable[Path]]) -> dict[str, str]:
+    def do(
+        self,
+        name: str,
+        made_from: Any,
+        make: Callable[[], Iterable[Path]],
+        whole: Callable[[], bool] = lambda: True,
+    ) -> dict[str, str]:
         """Calls `make`, which returns the files it made, unless the step is done. made_from (JSON): settings, and
-        digests of inputs. Returns a digest by file."""
+        digests of inputs. whole: whether what these files describe is there. Returns a digest by file."""
         fingerprint, path = sha256_json(made_from), self.folder / "done" / f"{name}.json"
         try:
             found = read_sealed(path)
-            if found["fingerprint"] == fingerprint and self._as_written(found["files"]):
+            if found["fingerprint"] == fingerprint and self._as_written(found["files"]) and whole():
                 self.say(f"== {name}: done already")
                 return found["files"]
             self.say(

@@ -18,16 +18,18 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.contract import ContractError, flatten
-from jaxret.data.files import Policy, find_file
+from jaxret.data.files import find_file
 from jaxret.data.formats import corpus_file, example_files, files_of, found_queries
 from jaxret.data.formats.readers import found_judgements
-from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
-from jaxret.mining.asked import read_asked as training_questions
-from jaxret.mining.mine import Job, mine, parents_path, require_meaning
+from jaxret.mining.asked import question_files
+from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
+from jaxret.retrieval.parts import read_parts
+from jaxret.retrieval.shard_set import open_shards
+from jaxret.retrieval.shards import ShardError
 from jaxret.runs.adopt import UNSET
 from jaxret.runs.lock import hold
 from jaxret.runs.run import config_json, open_checkpoints, open_run
@@ -35,64 +37,25 @@ from jaxret.runs.system import without_seeds
 from jaxret.runs.workdir import Workdir
 from jaxret.shipped import changed
 from jaxret.storage import atomic_write, sha256_file, sha256_json, write_json
-from jaxret.tools.asked import read_asked, result_name
+from jaxret.tools.asked import result_name
 from jaxret.tools.ledger import Ledger
+from jaxret.tools.recipe_check import Evaluated, check_recipe, on_error_of
 from jaxret.tools.rerank import score_examples
-from jaxret.tools.search_files import check_measures, measures_for, search_files
-from jaxret.tools.stages import Stage, named_files, training_files
-from jaxret.tools.teacher import check_teacher, open_teacher, teacher_files
-from jaxret.training.check import check
+from jaxret.tools.search_files import measures_for, search_files
+from jaxret.tools.stages import Stage, named_files
+from jaxret.tools.teacher import open_teacher, teacher_files
 from jaxret.training.loop import train
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """On what stages are evaluated; measures: None for the usual ones; match: what answers are."""
-
-    corpus: str
-    queries: str
-    qrels: str
-    split: str = "test"
-    k: int = 100
-    measures: tuple[str, ...] | None = None
-    match: str = "string"
-
-
-def check_recipe(found: Sequence[Stage], on: Evaluated) -> None:
-    """Raises, before anything is done, what a late step would raise: for measures, queries and judgements, settings of
-    stages, answers that are no regular expressions, a teacher that is not there."""
-    check_measures(on.measures, on.k)
-    asked = read_asked(on.queries, on.qrels, on.split, Policy())
-    check_answers(asked.queries, on.match)
-    if not on.qrels and not any(query.answers for query in asked.queries):
-        raise ValueError(f"{on.queries} has no answers, so there is nothing to measure stages with; give --qrels")
-    names = [stage.name for stage in found]
-    for stage in found:
-        check(stage.config)
-        if stage.mining:
-            require_meaning(stage.pools, stage.mining)
-            if stage.mining.match == "regex":
-                data = stage.config.data
-                questions = training_questions(data.train, data.train_split, Policy(_on_error(data)), positives=False)
-                check_answers((one.query for one in questions.asked), "regex")
-        if stage.teacher and stage.teacher not in names:
-            check_teacher(stage.teacher, corpus_name(on.corpus))
-
-
-def _on_error(data: ConfigDict) -> str:
-    """How mining and scoring meet bad records: they keep none."""
-    return "skip" if data.on_error == "skip" else "error"
 
 
 def _how(data: ConfigDict) -> dict[str, str]:
     """What else a step was made from: how bad records are met, where it is not as usual."""
-    return {} if _on_error(data) == "error" else {"on_error": _on_error(data)}
+    return {} if on_error_of(data) == "error" else {"on_error": on_error_of(data)}
 
 
 def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progress: bool = True) -> Path:
     """Does what is not done yet, and prints the table, whose path is returned. Raises what the steps raise."""
     folder = Workdir(workdir).path
-    check_recipe(found, on)
+    check_recipe(found, folder, on)
     with hold(folder, "a recipe"):
         recipe = _Recipe(folder, {stage.name: stage for stage in found}, on, Ledger(folder), progress)
         results = {stage.name: recipe.stage(stage) for stage in found}
@@ -119,16 +82,11 @@ class _Recipe:
 
     def stage(self, stage: Stage) -> Evaluation | None:
         """What its search found; None of a reranker."""
-        config = stage.config
         if stage.mining is not None:
             self._do(f"{stage.name}.mine", self._mining(stage), lambda: self._mine(stage))
-            mined = {"data.train": str(self.mined(stage.name)), "data.negatives_run": "", "data.subset": 0}
-            config = changed(config, mined, stage.name)
         if stage.teacher:
-            unscored = config
-            self._do(f"{stage.name}.score", self._scoring(stage, unscored), lambda: self._score(stage, unscored))
-            scored = {"data.train": str(self.scored(stage.name)), "data.negatives_run": ""}
-            config = changed(config, scored, stage.name)
+            self._do(f"{stage.name}.score", self._scoring(stage), lambda: self._score(stage))
+        config = stage.trained_on(self.folder)
         self._do(f"{stage.name}.train", self._training(stage, config), lambda: self._train(stage, config))
         self._note_lineage(stage)
         if stage.reranks:
@@ -136,7 +94,7 @@ class _Recipe:
         made = self._made[f"{stage.name}.train"]
         called = corpus_name(self.on.corpus)
         encoding = {"corpus": self._corpus, "name": called, "run": made, "dtype": config.encode.dtype}
-        self._do(f"{stage.name}.encode", encoding, lambda: self._encode(stage))
+        self._do(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
         self._do(f"{stage.name}.search", self._searching(stage), lambda: self._search(stage))
         return self._in_order(read_evaluation(self._result(stage)))
 
@@ -148,14 +106,10 @@ class _Recipe:
         names = [*(self.on.measures or measures_for(self.on.k)), *accuracies]
         return replace(found, mean={name: found.mean[name] for name in names if name in found.mean})
 
-    def mined(self, name: str) -> Path:
-        return self.folder / "mined" / f"{name}.jsonl"
-
-    def scored(self, name: str) -> Path:
-        return self.folder / "mined" / f"{name}.scored.jsonl"
-
-    def _do(self, step: str, made_from: Any, make: Callable[[], Iterable[Path]]) -> None:
-        self._made[step] = self.ledger.do(step, made_from, make)
+    def _do(
+        self, step: str, made_from: Any, make: Callable[[], Iterable[Path]], whole: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._made[step] = self.ledger.do(step, made_from, make, whole)
 
     def _records(self, step: str) -> list[str]:
         """Digests of the training file that a step made, not of its parents."""
@@ -176,7 +130,7 @@ class _Recipe:
         data = stage.config.data
         return {
             "settings": asdict(stage.mining) if stage.mining else {},
-            "data": self._digest(training_files(data.train, data.train_split)),
+            "data": self._digest(question_files(data.train, data.train_split)),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus,
@@ -186,7 +140,7 @@ class _Recipe:
 
     def _mine(self, stage: Stage) -> list[Path]:
         assert stage.mining is not None
-        out, data = self.mined(stage.name), stage.config.data
+        out, data = stage.mined(self.folder), stage.config.data
         job = Job(
             data=data.train,
             split=data.train_split,
@@ -194,9 +148,9 @@ class _Recipe:
             out=str(out),
             corpus=self.on.corpus,
             encoded=corpus_name(self.on.corpus),
-            concat=tuple(str(self.mined(name)) for name in stage.concat),
+            concat=tuple(str(self.stages[name].mined(self.folder)) for name in stage.concat),
             settings=stage.mining,
-            on_error=_on_error(data),
+            on_error=on_error_of(data),
             subset=(data.subset, stage.config.seed.data),
         )
         mine(job, self.progress)
@@ -204,8 +158,8 @@ class _Recipe:
 
     # A teacher's scores
 
-    def _scoring(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
-        data, teacher = config.data, stage.teacher
+    def _scoring(self, stage: Stage) -> dict[str, Any]:
+        data, teacher = stage.taught_on(self.folder).data, stage.teacher
         if teacher in self.stages:  # a retriever scores as its search does
             who: Any = [self._made.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
         else:
@@ -218,12 +172,12 @@ class _Recipe:
         """What a teacher that is no stage is: its files, or the name of what is not in a folder."""
         return self._digest(teacher_files(teacher, corpus_name(self.on.corpus))) or teacher
 
-    def _score(self, stage: Stage, config: ConfigDict) -> list[Path]:
-        data, out = config.data, self.scored(stage.name)
+    def _score(self, stage: Stage) -> list[Path]:
+        data, out = stage.taught_on(self.folder).data, stage.scored(self.folder)
         out.parent.mkdir(exist_ok=True)
         where = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
         teacher = open_teacher(where, corpus_name(self.on.corpus))
-        how = (data.train_split, data.negatives_run, _on_error(data))
+        how = (data.train_split, data.negatives_run, on_error_of(data))
         score_examples(teacher, data.train, out, *how, self.progress)
         return [out]
 
@@ -259,7 +213,7 @@ class _Recipe:
         keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
         made: dict[str, Any] = {
             "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
-            "data": self._digest(training_files(data.train, data.train_split)),
+            "data": self._digest(question_files(data.train, data.train_split)),
             "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
             "start_from": self._lineage.get(start, start),
             "named": self._digest(named_files(stage.config, start not in self.stages)),
@@ -277,7 +231,22 @@ class _Recipe:
 
     def _encode(self, stage: Stage) -> list[Path]:
         done = encode_corpus(open_run(self.folder / stage.name), self.on.corpus, progress=self.progress)
+        if read_parts(done.folder):
+            raise ContractError(
+                f"{done.folder} is not {self.on.corpus} any more: passages were appended or deleted, as its parts.json "
+                "says; remove that to search what was encoded, or take another --workdir"
+            )
         return [done.folder / "manifest.json"]
+
+    def _is_encoded(self, stage: Stage) -> bool:
+        """Whether the vectors that the manifest lists are there, by their sizes, and no others; a search compares
+        digests. What they are of the manifest says, whose own digest the ledger has."""
+        folder = Workdir(self.folder / stage.name).embeddings(corpus_name(self.on.corpus))
+        try:
+            open_shards(folder, verify=False)
+        except ShardError:
+            return False
+        return not read_parts(folder)
 
     def _searching(self, stage: Stage) -> dict[str, Any]:
         on = self.on

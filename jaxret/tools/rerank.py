@@ -3,15 +3,19 @@ same with its scores out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from jaxret.data.files import Where
 from jaxret.data.formats import (
     CorpusScan,
     Policy,
+    example_files,
     read_corpus,
     read_examples,
     read_queries,
@@ -20,8 +24,9 @@ from jaxret.data.formats import (
     source_path,
     write_run,
 )
-from jaxret.data.formats.example_writers import tevatron_examples, tevatron_first
+from jaxret.data.formats.example_writers import tevatron_record
 from jaxret.data.formats.readers import keeps_first, run_files
+from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.metrics import Evaluation, evaluate
@@ -29,10 +34,12 @@ from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import of_passages, without_self_matches
 from jaxret.mining.asked import require_same
 from jaxret.runs.reranker import Reranker
-from jaxret.storage import require_writable, sha256_file
+from jaxret.storage import require_apart, require_writable, sha256_file
 from jaxret.tools.asked import Asked, dataset_name, read_asked, split_asked
 from jaxret.tools.search_files import accuracy, check_measures
-from jaxret.tools.teacher import Scorer
+from jaxret.tools.teacher import PairScores, Scorer
+
+PAIRS = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
 
 
 def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
@@ -79,8 +86,7 @@ def rerank_run(
     Raises DataError for a query or a passage that has no text here, ValueError for a measure deeper than the run.
     """
     require_writable(Path(out).absolute().parent)
-    if Path(out).exists() and any(Path(out).samefile(path) for path in run_files(run)):
-        raise ValueError(f"--out={out} is the run that is reranked; give another name")
+    require_apart(out, run_files(run), "the run that is reranked")
     policy = Policy(on_error)
     rankings, remove = read_run(run, policy), judge.self_matches == "remove"
     longest = max(map(len, rankings.values()), default=0)
@@ -105,8 +111,7 @@ def rerank_run(
         both = evaluate(rankings, judged.judgements, names), evaluate(after, judged.judgements, names)
         print(to_text({"before": both[0], "after": both[1]}))
     judged = judged or Asked(list(asked.values()), [], dataset_name(queries), split_asked(queries, "", judge.split))
-    questions = [query for query in judged.queries if query.answers]
-    answers = accuracy(after, questions, passages, min(k, depth), judge.match) if questions else None
+    answers = accuracy(after, judged.queries, passages, min(k, depth), judge.match)
     evaluation = both[1] if both else answers
     if evaluation:
         made = _provenance(reranker, scan, run, depth, k)
@@ -155,7 +160,7 @@ def _passages(
 
 
 def score_examples(
-    scorer: Scorer,
+    teacher: Scorer,
     source: str,
     out: str | Path,
     split: str = "train",
@@ -164,29 +169,48 @@ def score_examples(
     progress: bool = True,
 ) -> int:
     """Writes training examples with the scores of all their passages, in Tevatron's format, which any training here
-    reads (docs/training.md), with the same targets; how many pairs there are."""
+    reads (docs/training.md), with the same targets; how many pairs there are. The file is written as scores come."""
     require_writable(Path(out).absolute().parent)
+    require_apart(out, example_files(source, split, negatives_run or None), f"the training data ({source})")
     policy = Policy(on_error)
     examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
     queries: dict[str, Query] = {}
     for example in examples:
         require_same(queries.setdefault(example.query.id, example.query), example.query, source)
     passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
-    pairs = dict.fromkeys((e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives))
-    print(f"scoring {len(pairs):,} pairs of {len(queries):,} queries of {source}")
-    found, cut = scorer(queries, passages, list(pairs), progress)
-    scores = dict(zip(pairs, map(float, found)))
-    for line in cut:
-        print(line)
-
-    def scored(example: Example) -> Example:
-        def side(found: Sequence[Passage]) -> tuple[float, ...]:
-            return tuple(scores[example.query.id, passage.id] for passage in found)
-
-        return replace(example, positive_scores=side(example.positives), negative_scores=side(example.negatives))
-
+    pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
+    print(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
+    scorer = teacher.over(queries, passages, progress)
     first_alone = not negatives_run and keeps_first(source, split)
-    lost = (tevatron_first if first_alone else tevatron_examples)(Path(out), map(scored, examples))
-    told = ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)
-    print(f"training data with scores: {out}" + (f" (its format does not hold: {told})" if told else ""))
-    return len(pairs)
+    with tqdm(total=pairs, desc="score", unit="pair", disable=not progress, delay=1) as bar:
+        found = scored(examples, scorer, bar.update)
+        write_records(Path(out), (tevatron_record(example, every_positive=not first_alone) for example in found))
+    for line in scorer.cut:
+        print(line)
+    print(f"training data with scores: {out}")
+    return pairs
+
+
+def scored(examples: Iterable[Example], scorer: PairScores, done: Callable[[int], object]) -> Iterator[Example]:
+    """The examples with the scores of all their passages: as many at a time as have PAIRS of these. done: is told how
+    many pairs were scored."""
+    for block in _blocks(examples):
+        pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
+        scores = iter(scorer(pairs).tolist())
+        done(len(pairs))
+        for example in block:
+            positives, negatives = (tuple(islice(scores, len(s))) for s in (example.positives, example.negatives))
+            yield replace(example, positive_scores=positives, negative_scores=negatives)
+
+
+def _blocks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    block: list[Example] = []
+    pairs = 0
+    for example in examples:
+        block.append(example)
+        pairs += len(example.positives) + len(example.negatives)
+        if pairs >= PAIRS:
+            yield block
+            block, pairs = [], 0
+    if block:
+        yield block

@@ -207,7 +207,9 @@ def write_dpr_results(path: Path, searcher: Searcher, rankings: Rankings, querie
                 yield query, list(zip(found, scores, right, strict=True))
 
     write_results(path, results())
-    print(f"results as DPR writes them: {path}")
+    none = sum(not query.answers for query in queries)
+    told = f" (has_answer is false throughout for {none:,} of {len(queries):,} queries, which have no answers)"
+    print(f"results as DPR writes them: {path}{told * bool(none)}")
 
 
 def answers_found(
@@ -223,18 +225,24 @@ def answers_found(
     except (FileNotFoundError, ContractError, ShardError) as error:  # the judgements can be used all the same
         print(f"answer strings cannot be looked for: {error}")
         return None
-    return accuracy(rankings, asked, texts, k, match)
+    return accuracy(rankings, queries, texts, k, match)
 
 
 def accuracy(
-    rankings: Rankings, asked: Sequence[Query], texts: Mapping[str, Passage], k: int, match: str
-) -> Evaluation:
-    """Top-k accuracy of queries that have answers, for the cut-offs that k covers; prints it."""
+    rankings: Rankings, queries: Sequence[Query], texts: Mapping[str, Passage], k: int, match: str
+) -> Evaluation | None:
+    """Top-k accuracy of the queries that have answers, for the cut-offs that k covers; prints it, and of how many
+    queries it is. None if none has answers."""
+    asked = [query for query in queries if query.answers]
+    if not asked:
+        return None
     cutoffs = [cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k] or [k]
     found = answer_accuracy(rankings, asked, {key: passage.text for key, passage in texts.items()}, cutoffs, match)
     what = "answer strings" if match == "string" else "answers, as regular expressions,"
-    print(f"{what} found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()))
-    return found
+    none = len(queries) - len(asked)
+    of = f" (of {len(asked):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
+    print(f"{what} found: " + ", ".join(f"{m} {v:.4f}" for m, v in found.mean.items()) + of)
+    return replace(found, answered=(len(asked), len(queries)))
 
 
 def searched(searcher: Searcher) -> str:

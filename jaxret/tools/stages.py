@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import corpus_file, example_files, files_of, is_named, source_path
+from jaxret.data.formats import corpus_file, files_of, source_path
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.models.encoders.pretrained import model_files
@@ -42,6 +42,28 @@ class Stage:
         """Whether it is a cross-encoder, which encodes and searches nothing."""
         return self.config.task == "reranking"
 
+    def mined(self, folder: Path) -> Path:
+        """What it mines, in the recipe's folder."""
+        return folder / "mined" / f"{self.name}.jsonl"
+
+    def scored(self, folder: Path) -> Path:
+        """The same with its teacher's scores."""
+        return folder / "mined" / f"{self.name}.scored.jsonl"
+
+    def taught_on(self, folder: Path) -> ConfigDict:
+        """Its config, with the data that its teacher scores."""
+        if self.mining is None:
+            return self.config
+        mined = {"data.train": str(self.mined(folder)), "data.negatives_run": "", "data.subset": 0}
+        return changed(self.config, mined, self.name)
+
+    def trained_on(self, folder: Path) -> ConfigDict:
+        """Its config, with the data that it is trained on."""
+        if not self.teacher:
+            return self.taught_on(folder)
+        scored = {"data.train": str(self.scored(folder)), "data.negatives_run": ""}
+        return changed(self.taught_on(folder), scored, self.name)
+
 
 def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[Stage]:
     """The stages of a config, "NAME" or "FILE.py", with :SUFFIX or without. given: keys of the config that are to have
@@ -63,8 +85,14 @@ def read_stages(config: str, given: Mapping[str, Any], match: str = "") -> list[
         if stage.mining and match:
             stage = replace(stage, mining=replace(stage.mining, match=match))
         if stage.teacher and not taught_by(stage.config):
-            readers = "loss.kl.weight or loss.margin_mse.weight"
-            raise ValueError(f"{place} has the teacher {stage.teacher!r}, but no loss reads its scores: set {readers}")
+            either = "loss.kl.weight or loss.margin_mse.weight"
+            raise ValueError(f"{place} has the teacher {stage.teacher!r}, but no loss reads its scores: set {either}")
+        readers = taught_by(stage.config)
+        if stage.mining and readers and not stage.teacher and not stage.config.data.teacher_run:
+            raise ValueError(
+                f"{place}: {readers[0]} is set, and nobody is the teacher: what it mines has the scores of its pool, "
+                "if any; give the stage a teacher, or set data.teacher_run"
+            )
         if stage.teacher and stage.config.data.teacher_run:
             raise ValueError(f"{place} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
         found.append(stage)
@@ -114,14 +142,6 @@ def _stage(entry: Any, place: str, found: Sequence[Stage]) -> Stage:
         return replace(stage, mining=Settings(**settings), pools=pools, concat=concat)
     except TypeError as error:
         raise ValueError(f"{place}: mine: {error}") from error
-
-
-def training_files(source: str, split: str) -> list[Path]:
-    """The files that training queries are read from."""
-    path = source_path(source)
-    if path.is_file() and not is_named(path):
-        return [path]
-    return example_files(source, split)
 
 
 def named_files(config: ConfigDict, start: bool) -> list[Path]:

@@ -22,6 +22,20 @@ from jaxret.training.validation import CORPUS_MEASURES, Collection
 TRAINING_PASSAGES = "train"  # a validation.corpus that is at hand already
 
 
+def example_source(config: ConfigDict, which: str) -> ExampleSource:
+    """Where the `train` or `dev` examples of a config come from."""
+    training, data = which == "train", config.data
+    return ExampleSource(
+        path=data[which],
+        split=data[f"{which}_split"],
+        on_error=data.on_error,
+        negatives_run=data.negatives_run if training else data.dev_negatives_run,
+        pseudo_queries=data.pseudo_queries if training and data.pseudo_queries != "query" else "",
+        scores=training and bool(taught_by(config)),
+        teacher_run=data.teacher_run if training and taught_by(config) else "",
+    )
+
+
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
 ) -> TrainingSet | None:
@@ -29,21 +43,12 @@ def load_examples(
     names none."""
     if not config.data[which]:
         return None
-    path, split, training = config.data[which], config.data[f"{which}_split"], which == "train"
+    source, training = example_source(config, which), which == "train"
     imagine = config.data.pseudo_queries if training else ""
-    source = ExampleSource(
-        path=path,
-        split=split,
-        on_error=config.data.on_error,
-        negatives_run=config.data.negatives_run if training else config.data.dev_negatives_run,
-        pseudo_queries="" if imagine == "query" else imagine,
-        scores=training and bool(taught_by(config)),
-        teacher_run=config.data.teacher_run if training and taught_by(config) else "",
-    )
     data, report = stored_examples(source, tokenizer, store_root(config.data.store), progress, say)
     data = replace(data, imagine_queries=imagine == "query")
-    described = describe(path, "examples", split, source.negatives_run or None)
-    say(f"{which}: {len(data):,} examples from {path} ({described})")
+    described = describe(source.path, "examples", source.split, source.negatives_run or None)
+    say(f"{which}: {len(data):,} examples from {source.path} ({described})")
     if training and config.data.subset:
         data = take_queries(data, config.data.subset, config.seed.data)
         say(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
@@ -57,8 +62,8 @@ def load_examples(
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
-        found = int(np.isfinite(data.teacher.positives).sum())
-        say(f"  {found:,} of {len(data):,} examples have a teacher's scores")
+        taught = f"{data.teacher.taught:,} of {len(data):,} examples"
+        say(f"  {taught} have a teacher's scores, of their target and of a negative: they are taught")
     if data.pseudo_queries is not None:
         found = int((data.pseudo_queries.lengths > 0).sum())
         if not found:

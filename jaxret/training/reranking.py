@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxret.data.batches import TrainingSet
 from jaxret.data.pairs import PairPlan
 from jaxret.distributed import by_row
-from jaxret.models.cross_encoder import CrossEncoder, build_cross_encoder, head_names
+from jaxret.models.cross_encoder import CrossEncoder, build_cross_encoder, head_names, require_room
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.encoders.pretrained import find
 from jaxret.models.model import Model, Params
@@ -125,11 +125,7 @@ def check(config: ConfigDict, model: Model) -> None:
         group, _, name = key.rpartition(".")
         if (found := (config[group] if group else config)[name]) != value:
             raise ValueError(f"{key} is {found!r}, but a reranker has none: use {value!r}")
-    if config.tokens.query_length + 3 > model.longest:
-        raise ValueError(
-            f"tokens.query_length is {config.tokens.query_length}, which leaves no token for a passage of the "
-            f"{model.longest} that the encoder has for both"
-        )
+    require_room(config.tokens.query_length, model.longest)
     require_no_dropout(config.encoder.attention, getattr(model.module.config, "attention_dropout", 0.0))
     loss_keys(config)
 

@@ -57,6 +57,8 @@ def test_holm_counts_every_test_of_the_table(found: Comparisons) -> None:
     assert smallest.holm_t == pytest.approx(min(1.0, 4 * smallest.found.p_t))
     alone = compare_systems({name: SYSTEMS[name] for name in ("dual", "mlr")}, ["R@5"], resamples=1000)
     assert alone.tests[0].holm_t == alone.tests[0].found.p_t
+    drawn = min(found.tests, key=lambda one: one.found.p_permutation)
+    assert drawn.holm_permutation == pytest.approx(min(1.0, 4 * drawn.found.p_permutation)), "of its own column"
 
 
 def test_only_systems_of_several_runs_are_tested_over_runs(found: Comparisons) -> None:
@@ -70,7 +72,8 @@ def test_text_markdown_and_json_say_the_same(found: Comparisons) -> None:
         assert difference in told
         assert str(found.score("dual", "R@5")) in told
         assert "Minus dual, query by query:" in told
-        assert "corrected for 4 tests" in told
+        assert "Holm corrects the column on its left for all 4 tests of this table; over runs is not corrected" in told
+        assert "Means over 12 queries." in told
     assert "| system | runs | nDCG@10 | R@5 |\n| :-- | --: | --: | --: |\n" in markdown
     assert values["baseline"] == "dual"
     assert values["systems"]["mlr"]["R@5"]["runs"] == list(found.score("mlr", "R@5").runs)
@@ -90,15 +93,28 @@ def test_one_system_has_means_alone() -> None:
 
 def test_runs_on_other_queries_are_refused() -> None:
     other = {"R@5": {**run(5)["R@5"], "extra": 1.0}}
-    with pytest.raises(ValueError, match="query 'extra' has a value in some runs of a system only"):
-        compare_systems({"dual": SYSTEMS["dual"], "x": [run(5), other]}, ["R@5"])
+    for systems in ({"dual": SYSTEMS["dual"], "x": [run(5), other]}, {"x": [run(5), other]}):
+        with pytest.raises(ValueError, match="query 'extra' has a R@5 in run 2 of x, but none in run 1 of "):
+            compare_systems(systems, ["R@5"])
+
+
+def test_measures_of_fewer_queries_are_told() -> None:
+    some = [{**run, "Accuracy@5": dict.fromkeys(QUERIES[:9], 0.5)} for run in SYSTEMS["dual"]]
+    found = compare_systems({"dual": some}, ["R@5", "Accuracy@5"])
+    assert "Means over 12 queries (R@5); 9 queries (Accuracy@5)." in found.to_text()
+    assert found.to_json()["queries"] == {"R@5": 12, "Accuracy@5": 9}
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("shift", [0.0, 0.25])
-def test_differences_that_are_all_equal_are_numbers_that_json_has(shift: float) -> None:
-    values = {query: 0.5 for query in QUERIES}
-    other = {query: 0.5 + shift for query in QUERIES}
-    found = compare_systems({"a": [{"R@5": values}], "b": [{"R@5": other}]}, ["R@5"], resamples=100)
-    (row,) = json.loads(json.dumps(found.to_json(), allow_nan=False))["tests"]
-    assert row["difference"] == shift
+@pytest.mark.parametrize("shift", [0.0, 0.25, 0.1])
+def test_differences_that_are_all_equal_have_no_t_test(shift: float) -> None:
+    values = {query: place / 30 for place, query in enumerate(QUERIES)}
+    other = {query: value + shift for query, value in values.items()}  # of 0.1, equal but for rounding
+    found = compare_systems({"a": [{"R@5": values}], "b": [{"R@5": other}], "c": [run(4)]}, ["R@5"], resamples=5000)
+    row, ordinary = json.loads(json.dumps(found.to_json(), allow_nan=False))["tests"]
+    assert row["difference"] == pytest.approx(shift)
+    assert [row[key] for key in ("t", "p_t", "holm_t")] == [None] * 3
+    assert row["p_permutation"] == (2 / 2**12 if shift else 1)
+    assert ordinary["holm_t"] == min(1.0, 2 * ordinary["p_t"]), "what has no value is a test that was asked for"
+    assert "No t-test where all differences are equal" in found.to_text()
+    assert "No t-test" not in compare_systems(SYSTEMS, ["R@5"], resamples=100).to_text()

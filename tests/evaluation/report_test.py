@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -
     write_evaluation(path, evaluation(299, R=0.123456), provenance, evaluation(300, Accuracy=1.0))
     assert read_json(path)["answers"]["mean"] == {"Accuracy": 1.0}
     assert read_json(path) == expected | {"answers": read_json(path)["answers"]}
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_accuracy_says_of_how_many_queries_it_is(judged: bool, tmp_path: Path) -> None:
+    answers = replace(evaluation(90, 90, **{"Accuracy@5": 0.5}), answered=(90, 100))
+    both = (evaluation(100, 100, R=0.5), {}, answers) if judged else (answers, {})
+    write_evaluation(tmp_path / "a.json", *both)
+    stored = read_json(tmp_path / "a.json")
+    part = stored["answers"] if judged else stored
+    assert (part["queries_expected"], part["queries_asked"]) == (90, 100)
+    assert footer({"a": read_evaluation(tmp_path / "a.json")}).endswith(
+        "Accuracy@k: of the 90 of 100 queries that have answers."
+    )
+    everywhere = replace(answers, answered=(90, 90))
+    assert "Accuracy" not in footer({"a": everywhere, "b": evaluation(90, 90, R=1.0)})
 
 
 def test_an_evaluation_is_read_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jaxret.data.files import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_results
-from jaxret.data.formats.example_writers import tevatron_examples
+from jaxret.data.formats.example_writers import tevatron_examples, tevatron_record
 from jaxret.data.records import Example, Passage, Query
 from jaxret.mining import asked
 from jaxret.mining import mine as mining
@@ -28,6 +28,7 @@ from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import FilePool, RunPool
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.storage import read_sealed, sha256_file
+from jaxret.tools.teacher import check_teacher, open_teacher
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 TOP = Settings(depth=20, keep=5, draw="top", answers=False)
@@ -94,7 +95,7 @@ def test_scores_are_those_of_the_run(root: Path, tmp_path: Path) -> None:
     for example in scored:
         known = dict(run[example.query.id])
         assert list(example.negative_scores) == [known[p.id] for p in example.negatives]
-        assert list(example.positive_scores) == [known[p.id] for p in example.positives]
+        np.testing.assert_array_equal(example.positive_scores, [known.get(p.id, np.nan) for p in example.positives])
 
 
 def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
     assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
     (tmp_path / "a.jsonl").touch()
     out = tmp_path / "a.jsonl"
-    with pytest.raises(ValueError, match="would be written while it is read"):
+    with pytest.raises(ValueError, match=r"a file that follows \(tevatron.examples:.*a.jsonl\), which would be lost"):
         mine(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
 
 
@@ -171,6 +172,100 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
         assert all(known[n.id] < min(known[p.id] for p in example.positives) - 1.0 for n in example.negatives)
         if example.negatives:
             assert list(example.negative_scores) == [known[n.id] for n in example.negatives]
+
+
+def test_a_teacher_that_scored_some_passages_teaches_by_these(root: Path, tmp_path: Path) -> None:
+    some = {query: found[:10] for query, found in read_run(root / "run.trec").items()}
+    write_run(tmp_path / "teacher.trec", some, "test")
+    mine(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")), progress=False)
+    every = [
+        s for e in stream_examples(tmp_path / "a.jsonl", Policy()) for s in (*e.positive_scores, *e.negative_scores)
+    ]
+    assert 0 < np.isnan(every).sum() < len(every)
+    for e in stream_examples(tmp_path / "a.jsonl", Policy()):
+        known = dict(some[e.query.id])
+        np.testing.assert_array_equal(e.negative_scores, [known.get(p.id, np.nan) for p in e.negatives])
+
+
+def test_records_that_follow_have_scores_of_the_same_teacher_or_none(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BM25's scores say nothing beside a run's."""
+    mine(job(root, tmp_path / "bm25.jsonl", "bm25"), progress=False)
+    assert any(e.scores for e in stream_examples(tmp_path / "bm25.jsonl", Policy()))
+    both = replace(job(root, tmp_path / "a.jsonl"), concat=(str(tmp_path / "bm25.jsonl"),))
+    mine(both, progress=False)
+    told = "scores of two pools, or files, are not comparable: none are in the file"
+    assert told in capsys.readouterr().out
+    assert not any(e.scores for e in stream_examples(tmp_path / "a.jsonl", Policy()))
+    queries = [one.query for one in read_asked(str(root / "data"), "train", Policy()).asked]
+    ids = [p.id for p in read_corpus(root / "data")]
+    scores = {query.id: [(key, 100.0 - n) for n, key in enumerate(ids)] for query in queries[1:]}
+    write_run(tmp_path / "teacher.trec", scores, "test")
+    *_, last = stream_examples(tmp_path / "bm25.jsonl", Policy())  # and its passages, of another question of its id
+    other = replace(last, query=replace(last.query, text="another question"))
+    with open(tmp_path / "bm25.jsonl", "a") as file:
+        file.write(json.dumps(tevatron_record(other)) + "\n")
+    mine(replace(both, teacher=str(tmp_path / "teacher.trec")), progress=False)
+    *found, another = stream_examples(tmp_path / "a.jsonl", Policy())
+    assert (another.query.text, another.scores) == ("another question", 0)
+    assert len(found) == 80
+    for e in found:
+        known = dict(scores.get(e.query.id, ()))
+        assert e.negative_scores == tuple(known[p.id] for p in e.negatives if known)
+    told = capsys.readouterr().out
+    assert "2 queries of --concat have no score of the teacher" in told
+    assert "not comparable" not in told
+
+
+def test_ranks_alone_are_a_pool_whose_file_has_no_scores(root: Path, tmp_path: Path) -> None:
+    """MS MARCO's run format; and nobody's scores where some are wanted."""
+    ranks = tmp_path / "run.tsv"
+    ranked = read_run(root / "run.trec").items()
+    ranks.write_text("".join(f"{q}\t{key}\t{n}\n" for q, found in ranked for n, (key, _) in enumerate(found, 1)))
+    here = job(root, tmp_path / "a.jsonl", str(ranks))
+    mine(here, progress=False)
+    examples = list(stream_examples(tmp_path / "a.jsonl", Policy()))
+    assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
+    assert not any(e.scores for e in examples)
+    wanted: list[tuple[Job, str]] = [
+        (replace(here, settings=replace(TOP, margin=0.1)), r"scores to compare \(--margin\) are wanted"),
+        (replace(here, settings=replace(TOP, min_score=0.1)), r"scores to compare \(--min_score\) are wanted"),
+        (replace(here, teacher=str(ranks)), "the scores of a teacher are wanted"),
+    ]
+    for asked_for, told in wanted:
+        with pytest.raises(
+            DataError, match=rf"run\.tsv: this is a ranking without scores \(MS MARCO run.*{told}; give"
+        ):
+            mine(asked_for, progress=False)
+    scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
+    mine(scored, progress=False)
+    assert any(e.scores for e in stream_examples(tmp_path / "a.jsonl", Policy())), "the teacher's"
+
+
+@pytest.mark.parametrize("read", ["run.trec", "teacher.trec", "data/corpus.jsonl", "train.json"])
+def test_a_file_that_is_read_is_not_written(read: str, root: Path, tmp_path: Path) -> None:
+    """Under whatever name, and before anything is read: none of these is whole."""
+    (tmp_path / "data").mkdir()
+    for name, line in {
+        "run.trec": "q Q0 p 1 1.0 x",
+        "teacher.trec": "q Q0 p 1 1.0 x",
+        "data/corpus.jsonl": '{"_id": "p", "text": "x"}',
+        "train.json": '{"query_id": "q", "query": "x", "positive_passages": []}',
+    }.items():
+        (tmp_path / name).write_text(f"{line}\nbroken\n")
+    (tmp_path / "link").symlink_to(tmp_path / read)
+    here = Job(
+        data=str(tmp_path / "train.json"),
+        pools=(str(tmp_path / "run.trec"),),
+        out=str(tmp_path / "link"),
+        corpus=str(tmp_path / "data"),
+        teacher=str(tmp_path / "teacher.trec"),
+    )
+    with pytest.raises(ValueError, match=r"--out=.*link is .* \(.*\), which would be lost; give another name"):
+        mine(here, progress=False)
+    with pytest.raises(DataError):
+        mine(replace(here, out=str(tmp_path / "other")), progress=False)
 
 
 def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -> None:
@@ -333,7 +428,7 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
         {"docid": positive.id, "text": "as it was before", "score": 3.0},  # again, by its id
         {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again, by its text
         {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},  # another's
-        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"]), "score": 0.25},
+        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"])},  # and no score
         {"docid": "else", "text": "nothing alike", "score": 2.5},
     ]
     record = {
@@ -350,7 +445,7 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     near = len(set(words)) / (len(set(words)) + 1) >= 0.8
     assert (found.records, found.without_negatives, found.negatives) == (2, 1, 5)
     assert (found.again, found.of_others, found.nearly) == (2, 1, int(near))
-    assert (found.answers, found.answerable, found.above, found.scored) == (1, 5, 2, 5)
+    assert (found.answers, found.answerable, found.above, found.scored) == (1, 5, 2, 4)
     assert "2 of 5  the positive again" in str(found)
 
 
@@ -393,8 +488,14 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
     turned = Job(
         str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
     )
-    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from"):
+    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
         mine(turned, progress=False)
+    check_teacher(str(tmp_path / "run"), "", str(root / "data"))
+    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
+        check_teacher(str(tmp_path / "run"), "", turned.corpus)
+    queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}
+    with pytest.raises(ValueError, match="cannot score passage 'gone', one of 2 that are not in the corpus"):
+        open_teacher(str(tmp_path / "run"), "").over(queries, passages)
 
     class Raw(RunPool):
         def __init__(self, *given: Any) -> None:

@@ -65,6 +65,11 @@ def test_products_of_a_gpu_are_calls_of_a_library() -> None:
             '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["4", "12", "256", "128"]}}}',
             2 * 2 * 4 * 12 * 256 * 128 * 64,
         ),
+        (
+            'f32[4]{0} custom-call(%p), custom_call_target="__gpu$xla.gpu.triton", '
+            'metadata={op_name="jit(f)/maxima_flops_77_bytes_123/pallas_call"}',
+            77,
+        ),
         ('f32[4]{0} custom-call(%p), custom_call_target="AllocateBuffer"', 0),
     ],
 )

@@ -21,6 +21,7 @@ from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.retrieve import Searcher, choose_corpus, corpus_folder, provenance
 from jaxret.retrieval.search import search
 from jaxret.retrieval.shards import ShardError
+from jaxret.retrieval.source import look_at
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.types import Ragged
@@ -285,3 +286,17 @@ def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
     assert states == sorted(states)
     assert states[-2] == 1  # after the last file
     assert states.count(0) == len(states) - 2  # before it, as it was
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_id_that_is_there_is_found_behind_repeated_ones(kept: bool, runs: Runs, tmp_path: Path) -> None:
+    """Also where a store has the tokens, whose scan does not name what was repeated."""
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    ids = ["z1", "z2", "z1", "z2", "z3", "p0"]
+    rows = "".join(json.dumps({"_id": key, "text": f"river {key}"}) + "\n" for key in ids)
+    (tmp_path / "new.jsonl").write_text(rows)
+    store = str(tmp_path / "stores")
+    if kept:
+        look_at(run, tmp_path / "new.jsonl", "skip", store, print).tokenized(run, False, print)
+    with pytest.raises(ValueError, match=r"new\.jsonl:6: passage 'p0' is in .* already, row 0; leave it out"):
+        append_corpus(run, tmp_path / "new.jsonl", folder, on_error="skip", progress=False, store=store)

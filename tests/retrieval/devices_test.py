@@ -16,7 +16,7 @@ from jaxret.retrieval.backends import Xla, select_backend
 from jaxret.retrieval.devices import Held, Layout, best, hold, lay_out, local_mesh, search_cells, share
 from jaxret.retrieval.kept import Kept
 from jaxret.retrieval.pieces import ahead
-from jaxret.retrieval.precision import PRECISIONS, Compressed, compress
+from jaxret.retrieval.precision import FLOAT32, PRECISIONS, Compressed, compress
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.search import InMemory, search
 from jaxret.retrieval.self_check import self_check
@@ -154,7 +154,7 @@ def test_every_row_lies_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -
 def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
     for rows in (1, 9, 255, 257, 10_000, 123_456):
         for width in (1, 3):
-            layout = lay_out(rows, width, 8)
+            layout = lay_out(rows, (width, 16), FLOAT32, 8, "cpu")
             assert layout.cells % 8 == 0
             assert layout.size * width <= 32 + 2 * width
             assert rows <= layout.cells * layout.size
@@ -162,13 +162,13 @@ def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
 
 
 def test_a_share_is_enough_for_all_and_for_the_best_wherever_they_are() -> None:
-    layout = lay_out(3000, 1, 8)
-    assert share(3000, layout) == layout.size
+    layout = lay_out(3000, (1, 16), FLOAT32, 8, "cpu")
+    assert share(3000, layout.cells, layout.size) == layout.size
     for k in (1, 40, 1000):
-        assert share(k, layout) * layout.cells >= k
+        assert share(k, layout.cells, layout.size) * layout.cells >= k
     random = np.random.default_rng(0)
     worst = max(np.bincount(random.permutation(3000)[:40] % layout.cells).max() for _ in range(200))
-    assert worst <= share(40, layout) < 40
+    assert worst <= share(40, layout.cells, layout.size) < 40
 
 
 @pytest.mark.parametrize(("n", "count"), [(300, 3), (301, 7), (40, 40), (64, 20)])

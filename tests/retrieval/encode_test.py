@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from jaxret.leases import Leases, _numbers
 from jaxret.lockfile import this_process
 from jaxret.retrieval import encode, jobs
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
+from jaxret.retrieval.jobs import Job
+from jaxret.retrieval.reading import TextReader
 from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
@@ -99,7 +102,7 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
     assert read_sealed(encoded / "corpus.json") == written
 
 
-def test_what_is_cut_is_said_before_anything_is_encoded(
+def test_what_is_cut_is_said_of_the_first_passages_before_they_are_encoded_and_of_all(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -113,9 +116,10 @@ def test_what_is_cut_is_said_before_anything_is_encoded(
 
     monkeypatch.setattr(ShardWriter, "write", writing)
     encode_corpus(with_run(run, tmp_path), root / "data")
-    total = f"{open_shards(tmp_path / 'embeddings' / 'data').total_rows} passages: "
-    assert [line for line in before[0] if line.startswith(total)] == [line for line in said if line.startswith(total)]
-    assert any(line.startswith(total) for line in said)
+    total = open_shards(tmp_path / "embeddings" / "data").total_rows
+    told = [line.partition(": ")[0] for line in said if " cut at " in line]
+    assert told == [f"{ROWS} passages", f"{total} passages"]
+    assert any(line.startswith(f"{ROWS} passages: ") for line in before[0])
 
 
 def test_the_name_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,21 +173,63 @@ def test_a_corpus_that_changes_while_it_is_encoded(
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
-def test_a_corpus_is_read_once(
+def test_a_corpus_that_was_tokenised_before_is_not_read_again(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever encodes it next has its tokens, and shards of the same bytes."""
+    """The shards have the same bytes."""
+    stores = {"store": str(tmp_path / "stores")}
+    look_at(run, root / "data", "error", stores["store"], print).tokenized(run, False, print)
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("the corpus is read again")
 
     with monkeypatch.context() as patch:
         patch.setattr("jaxret.retrieval.source.scan_corpus", refused)
-        patch.setattr("jaxret.data.tokenized.read_corpus", refused)
-        folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False).folder
+        patch.setattr("jaxret.retrieval.reading.read_corpus", refused)
+        folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False, **stores).folder
         with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
-            encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False, store=str(tmp_path / "stores"))
+            encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False)
     assert contents(folder) == contents(encoded)
+
+
+def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread of its own, which has begun with it when those before go to the device."""
+    starts = range(0, 120, 20)
+    begun = {start: threading.Event() for start in starts}
+    part, read = TextReader.part, Job.read
+
+    def reading(self: TextReader, start: int, stop: int) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        begun[start].set()
+        return part(self, start, stop)
+
+    def giving(self: Job, *rest: Any) -> Any:
+        for shard, lease, found in read(self, *rest):
+            assert shard.stop not in begun or begun[shard.stop].wait(30), "nobody reads the next one"
+            yield shard, lease, found
+
+    monkeypatch.setattr(TextReader, "part", reading)
+    monkeypatch.setattr(Job, "read", giving)
+    assert encode_corpus(with_run(run, tmp_path), root / "data", progress=False, shard_rows=20).shards == len(starts)
+
+
+def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path / "data")
+    part = TextReader.part
+
+    def changing(self: TextReader, start: int, stop: int) -> Any:
+        found = part(self, start, stop)
+        os.utime(tmp_path / "data" / "corpus.jsonl", (1, 1))  # its bytes were not all read again yet
+        return found
+
+    monkeypatch.setattr(TextReader, "part", changing)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: the file changed while it was encoded; .* encode it again"):
+        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
 def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path: Path) -> None:

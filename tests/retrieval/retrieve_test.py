@@ -30,6 +30,7 @@ from jaxret.retrieval.shards import ShardError, read_sealed, sealed
 from jaxret.runs.run import Run, open_run
 from jaxret.storage import read_json
 from jaxret.tools.asked import Asked, dataset_name
+from jaxret.tools.explain import explain, open_as_encoded, stored_passage
 from jaxret.tools.search_files import answer, measures_for, search_files
 from tests.pipeline import untrained_run, write_data, write_encoder
 
@@ -128,12 +129,15 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
 def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copied(root, tmp_path / "mine")
     table = tmp_path / "small.qa.csv"
-    table.write_text("river stone\t['river']\nlight paper\t['no such words']\n")
-    assert search_files(run, str(table), "", "test", 100, MEASURES, progress=False) is None
-    assert "Accuracy@100 0.5000" in capsys.readouterr().out
+    table.write_text("river stone\t['river']\nlight paper\t['no such words']\nold stone\t[]\n")
+    assert search_files(run, str(table), "", "test", 100, MEASURES, progress=False, dpr_results=True) is None
+    told = capsys.readouterr().out
+    assert "Accuracy@100 0.5000 (of 2 of 3 queries: 1 have no answers)\n" in told
+    assert "small.dpr.json (has_answer is false throughout for 1 of 3 queries, which have no answers)\n" in told
     assert (tmp_path / "mine" / "runs" / "small.trec").exists()
     stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # kept, without judgements too
     assert stored["mean"]["Accuracy@100"] == 0.5
+    assert (stored["queries_expected"], stored["queries_asked"]) == (2, 3)
     assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
     (run.workdir / "embeddings" / "data" / "corpus.json").write_text('{"path": "/nowhere"}')
     search_files(run, str(table), "", "test", 100, None, progress=False)  # the ranking is written all the same
@@ -485,6 +489,15 @@ def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(roo
     search_files(open_run(run.workdir, query_length=5), data, data, "test", 5, corpus="short", progress=False)
     found = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["search"]
     assert (found["query_length"], found["passage_length"]) == (5, 8)
+
+    folder, question = shards.folder, Query("0", "river stone")
+    (key, score), *_ = retrieve(run, [question], folder, 1, progress=False).rankings["0"]
+    as_encoded, as_trained = (
+        float(explain(one, question.text, stored_passage(folder, key)).split()[1])
+        for one in (open_as_encoded(run.workdir.path, "best", folder), run)
+    )
+    assert as_encoded == pytest.approx(score, abs=1e-3)
+    assert as_trained != pytest.approx(score, abs=1e-2), "cut as in training, it is another text"
     with pytest.raises(ValueError, match=r"query_length is 41; it must be 3 to 40"):
         open_run(run.workdir, query_length=41)
     with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):

@@ -14,7 +14,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import write_evaluation
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
-from jaxret.tools.compare import compare_runs, told_of_data
+from jaxret.tools.compare import compare_runs, notes, told_of_data
 
 QUERIES = [f"q{i}" for i in range(10)]
 
@@ -35,11 +35,12 @@ def result(
     config.update_from_flattened_dict(changed.get("keys", {}))
     random = np.random.default_rng([seed, len(head)])
     values = {m: dict(zip(QUERIES, random.random(10).tolist(), strict=True)) for m in ("nDCG@10", "RR")}
+    weights = changed.get("weights", "5")
     data = {"queries": "1", "qrels": "2"} | {key: changed[key] for key in ("queries", "qrels") if key in changed}
     provenance = {
         "checkpoint": {"step": 5, "digest": f"{folder.name}"},
         "config": config_json(config),
-        "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": "5"}},
+        "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": weights}},
         **({"lineage": {"sha256": changed["lineage"]}} if "lineage" in changed else {}),
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
         "search": {"k": k} | {key: changed[key] for key in (*SEARCH, "filter") if key in changed},
@@ -119,6 +120,36 @@ def test_other_training_data_are_another_system(tmp_path: Path) -> None:
     assert len(compare_runs([one, two], resamples=1000)[1]) == 2, "another teacher"
 
 
+def test_runs_that_began_with_other_weights_under_one_path_are_two_systems(tmp_path: Path) -> None:
+    runs = [result(tmp_path / f"dual-{seed}", seed, weights="ab" * 32 if seed > 2 else "cd" * 32) for seed in (1, 2, 3)]
+    _, systems = compare_runs(runs, resamples=100)
+    assert {name: len(of) for name, of in systems.items()} == {"dual": 2, "dual-3": 1}
+    (told,) = notes(systems)
+    results = [f"{run}/eval/scifact.test.json weights" for run in runs]
+    assert f"{results[0]} cdcdcdcdcdcd; {results[2]} abababababab" in told
+    assert not notes(compare_runs(runs[:2], resamples=100)[1])
+    _, systems = compare_runs([f"all={','.join(runs)}"], resamples=100)
+    assert "no seeds of one system" in notes(systems)[0], "who names a system is told, too"
+
+
+def test_stages_of_a_recipe_begin_with_what_their_own_seeds_made(tmp_path: Path) -> None:
+    runs = [result(tmp_path / f"two-{seed}", seed, **lineage(seed), weights=f"{seed}") for seed in (1, 2)]
+    _, systems = compare_runs(runs, resamples=100)
+    assert [len(found) for found in systems.values()] == [2]
+    assert not any("weights" in told for told in notes(systems))
+
+
+def test_one_system_is_checked_as_several_are(tmp_path: Path) -> None:
+    one, two = result(tmp_path / "a", 1), result(tmp_path / "b", 2, qrels="7")
+    with pytest.raises(ContractError, match="qrels: '2' in"):
+        compare_runs([f"x={one},{two}"])
+    three = result(tmp_path / "c", 3)
+    path = Workdir(three).evaluation("scifact.test")
+    path.write_text(path.read_text().replace('"q9"', '"q10"'))
+    with pytest.raises(ValueError, match=r"query 'q10' has a nDCG@10 in run 2 of x, but none in run 1 of x"):
+        compare_runs([f"x={one},{three}"])
+
+
 def test_systems_can_be_named_and_files_given(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2)
     found, systems = compare_runs([f"before={one}", f"after={other}"], measures=["RR"], resamples=1000)
@@ -161,6 +192,15 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a run counts once"):
         compare_runs([f"x={one},{one}"])
     assert len(compare_runs([f"x={one}", f"y={other}"], resamples=1000)[1]) == 2
+    with pytest.raises(ValueError, match=r"a/eval/scifact\.test\.json is in two systems, and a run counts once"):
+        compare_runs([f"x={one}", f"y={other},{one}/"])
+
+
+def test_filters_may_be_given_in_any_order(tmp_path: Path) -> None:
+    runs = [
+        result(tmp_path / f"{seed}", seed, filter=found) for seed, found in ((1, ["a:1", "b:2"]), (2, ["b:2", "a:1"]))
+    ]
+    assert len(compare_runs(runs, resamples=100)[1]) == 1
 
 
 def test_which_result_of_a_run(tmp_path: Path) -> None:

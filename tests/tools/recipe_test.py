@@ -9,15 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxret.contract import ContractError
 from jaxret.data.formats import read_examples
 from jaxret.mining.filters import Settings
+from jaxret.mining.pools import require_encoded
+from jaxret.retrieval.encoded import open_encoded
+from jaxret.retrieval.parts import Part, write_parts
+from jaxret.retrieval.shards import ShardWriter
 from jaxret.shipped import names, stages
 from jaxret.storage import read_json, read_sealed
 from jaxret.tools.ledger import Ledger
-from jaxret.tools.recipe import Evaluated, _Recipe, run_recipe
+from jaxret.tools.recipe import _Recipe, run_recipe
+from jaxret.tools.recipe_check import Evaluated, check_recipe
 from jaxret.tools.stages import read_stages
 from tests.pipeline import train_arguments, write_data, write_encoder
 from tests.sentence_transformers import write_modules
@@ -44,7 +50,7 @@ class Steps:
         self.folder, self.done, self.said = folder, 0, []  # type: ignore[var-annotated]
         self.ledger = Ledger(folder, self.said.append)
 
-    def do(self, made_from: Any = 1, fails: bool = False) -> dict[str, str]:
+    def do(self, made_from: Any = 1, fails: bool = False, whole: bool = True) -> dict[str, str]:
         def make() -> list[Path]:
             self.done += 1
             (self.folder / "made").write_text(f"{made_from}")
@@ -52,7 +58,7 @@ class Steps:
                 raise OSError("full")
             return [self.folder / "made"]
 
-        return self.ledger.do("step", made_from, make)
+        return self.ledger.do("step", made_from, make, lambda: whole)
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -91,6 +97,8 @@ def test_other_inputs_and_a_step_that_failed(tmp_path: Path) -> None:
         steps.do(3, fails=True)
     steps.do(3)
     assert steps.done == 4
+    steps.do(3, whole=False)
+    assert (steps.done, steps.said[-1]) == (5, "== step: again, for its files changed")
 
 
 def test_every_recipe_says_its_stages() -> None:
@@ -139,6 +147,10 @@ def test_every_recipe_says_its_stages() -> None:
         (
             "[{'name': 'a', 'config': {'train.start_from': 'b'}}, {'name': 'b'}]",
             "train.start_from of stage 'a' is 'b', which is no earlier one",
+        ),
+        (
+            "[{'name': 'a', 'mine': {'pools': ['bm25']}, 'config': {'loss.margin_mse.weight': 1.0}}]",
+            "stage 1: loss.margin_mse.weight is set, and nobody is the teacher: .*; give the stage a teacher, or set",
         ),
         ("[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]", "suffix is of the recipe's own config; of 'mlr' write it"),
         ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
@@ -192,7 +204,7 @@ def test_what_a_step_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         recipe._made |= made or {}
         second = found[1]
         encoding: list[Any] = []
-        monkeypatch.setattr(recipe, "_do", lambda step, made_from, make: encoding.append([step, made_from]))
+        monkeypatch.setattr(recipe, "_do", lambda step, made_from, *_: encoding.append([step, made_from]))
         monkeypatch.setattr(recipe, "_note_lineage", lambda stage: None)
         monkeypatch.setattr(recipe, "_result", lambda stage: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -315,6 +327,92 @@ def test_what_a_late_step_would_stumble_over_is_told_first(
     with pytest.raises((ValueError, FileNotFoundError), match=told):
         two(asked, **{key: value for key, value in keys.items() if key != "teacher"})
     assert not (tmp_path / "two").exists()
+
+
+CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        (
+            {"name": "b", "config": {"train.start_from": "nowhere"}},
+            "stage 'b': train.start_from is 'nowhere', which is no earlier stage and no run",
+        ),
+        (
+            {"name": "b", "config": {"train.start_from": "a", "normalize": True}},
+            "stage 'b': (.*\n)*.*normalize: (.*\n)*.*train.start_from must name a run with the same encoder",
+        ),
+        (
+            {"name": "b", "config": {"encoder.checkpoint": "no/such"}},
+            "stage 'b': encoder.checkpoint='no/such' is neither",
+        ),
+        (
+            CROSS | {"config": {"tokens.packing": True}},
+            "stage 'cross': tokens.packing is True, but pairs are not packed",
+        ),
+        (
+            {"name": "b", "config": {"loss.kl.weight": 1.0}},
+            "stage 'b': loss.kl.weight is set, but data has no teacher's scores, .*: give the stage a teacher, or set",
+        ),
+        (
+            {"name": "b", "config": {"loss.kl.weight": 1.0, "data.teacher_run": "ranks.tsv"}},
+            "stage 'b': ranks.tsv: this is a ranking without scores .*, and a teacher's scores are wanted",
+        ),
+        (
+            {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "other"}},
+            "stage 'b': (.*\n)*.*sha256: (.*\n)*.*The teacher 'a' scores by ids: give the data's own corpus",
+        ),
+        ({"name": "b", "config": {"data.dev": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
+        ({"name": "b", "config": {"data.negatives_run": "gone.trec"}}, "stage 'b': gone.trec"),
+        ({"name": "b", "config": {"data.pseudo_queries": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
+    ],
+)
+def test_what_a_late_stage_would_stumble_over_is_told_before_the_first(
+    stage: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
+    Path("ranks.tsv").write_text("".join(f"q0\tp{n}\t{n}\n" for n in range(1, 9)))
+    write_data(Path("other"), train=4, dev=2, seed=1)
+    small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
+    small |= {"data.train": str(data)}
+    first, late = (one | {"config": {**small, "data.negatives": 1, **one.get("config", {})}} for one in (FIRST, stage))
+    Path("c.py").write_text(CONFIG.format(stages=[first, late]))
+    found = read_stages("c.py", {})
+    on = Evaluated(str(data), str(data), str(data), k=10, measures=("RR@10",))
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        check_recipe(found, tmp_path / "two", on)
+    check_recipe(found[:1], tmp_path / "two", on)
+
+
+def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))
+    (stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})
+    recipe = _Recipe(tmp_path, {"a": stage}, Evaluated(str(data), str(data), str(data)), Ledger(tmp_path), False)
+    folder = tmp_path / "a" / "embeddings" / "data"
+    writer = ShardWriter(folder, 4, 2, {"corpus": {"sha256": "ab", "passages": 4}})
+    for shard in writer.shards:
+        writer.write(shard, np.ones((2, 1, 3), np.float32), [f"p{shard.start}", f"p{shard.start + 1}"])
+    assert not recipe._is_encoded(stage)
+    writer.finish()
+    assert recipe._is_encoded(stage)
+    require_encoded(open_encoded(folder), "texts", "ab", "")
+    with pytest.raises(
+        ContractError, match=r"texts is not what .*data was encoded from: .* SHA-256 cd, .* encoded ab; x"
+    ):
+        require_encoded(open_encoded(folder), "texts", "cd", "x")
+    vectors = writer.shards[1].vectors(folder)
+    whole = vectors.read_bytes()
+    vectors.write_bytes(whole[:-1])
+    assert not recipe._is_encoded(stage)
+    vectors.unlink()
+    assert not recipe._is_encoded(stage)
+    vectors.write_bytes(whole)
+    assert recipe._is_encoded(stage)
+    write_parts(folder, [Part("", "0", 4).without([1])])
+    assert not recipe._is_encoded(stage), "search would see what is left"
 
 
 def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(

@@ -11,6 +11,7 @@ import pytest
 from jaxret.retrieval.change import append_corpus, delete_passages
 from jaxret.retrieval.encode import encode_corpus
 from jaxret.retrieval.retrieve import Searcher
+from jaxret.retrieval.source import look_at
 from jaxret.storage import read_sealed, sealed, write_json
 from jaxret.tools.verify import verify
 from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
@@ -27,6 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         records = [{"_id": f"{name}{n}", "text": word, "metadata": {"kind": name}} for n, word in enumerate(WORDS)]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     folder = encode_corpus(opened, root / "a.jsonl", "corpus", progress=False, shard_rows=10).folder
+    look_at(opened, root / "b.jsonl", "error", str(root / "store"), print).tokenized(opened, False, print)
     append_corpus(opened, root / "b.jsonl", folder, progress=False, store=str(root / "store"))
     (root / "ids.txt").write_text("a3\n")
     delete_passages(folder, root / "ids.txt")

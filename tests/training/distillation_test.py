@@ -4,6 +4,7 @@ empty places change nothing."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from jaxret.data.batches import BatchPlan, tokenize_examples
-from jaxret.data.formats import read_examples, write_run
+from jaxret.data.files import DataError
+from jaxret.data.formats import read_examples, write_results, write_run
 from jaxret.data.formats.example_writers import flag_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.teacher import Teacher, scored_by
@@ -21,6 +23,7 @@ from jaxret.data.tokenized import ExampleSource, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.training.check import check
+from jaxret.training.examples import load_examples
 from jaxret.types import Batch
 from tests import tiny
 from tests.packed import pack
@@ -107,9 +110,63 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
 
 
 def test_a_run_scores_what_it_names() -> None:
-    (found,) = scored_by(examples_of(1), {"0": [("0-1", 3.0)], "1": [("0-0", 9.0)]})
+    found = scored_by(examples_of(1)[0], {"0-1": 3.0, "1-0": 9.0})
     assert np.isnan(found.positive_scores[0])
     assert found.negative_scores == (3.0,)
+
+
+def test_what_the_teacher_did_not_score_is_left_out_alone(
+    tokenizer: TextTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the whole record; and a record is taught by its target and a negative, no less."""
+
+    def passage(key: str, *score: float) -> dict[str, Any]:
+        return {"docid": key, "text": f"river {key}", **({"score": score[0]} if score else {})}
+
+    sides = [
+        ([passage("a", 2.0)], [passage("b", 1.0), passage("c")]),
+        ([passage("d")], [passage("e", 1.0)]),
+        ([passage("f", 1.0)], [passage("g")]),
+    ]
+    rows = [
+        {"query_id": str(n), "query": f"music {n}", "positive_passages": positives, "negative_passages": negatives}
+        for n, (positives, negatives) in enumerate(sides)
+    ]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny.make_config(
+        {"data.train": str(tmp_path / "some.jsonl"), "data.store": str(tmp_path / "store"), "loss.kl.weight": 1.0}
+    )
+    data = load_examples(config, "train", tokenizer, False, print)
+    assert data is not None
+    assert data.teacher is not None
+    np.testing.assert_array_equal(data.teacher.negatives.flat, [1.0, np.nan, 1.0, np.nan])
+    assert "1 of 3 examples have a teacher's scores, of their target and of a negative" in capsys.readouterr().out
+    (tmp_path / "none.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    config.data.train = str(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match=r"none\.jsonl: no example has a teacher's scores, of its target and of a neg"):
+        load_examples(config, "train", tokenizer, False, print)
+
+
+def test_a_run_that_cannot_teach_is_refused(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """Ranks are no scores; and results without ids that are of other questions."""
+    examples = examples_of()
+    path = write_records(tmp_path / "train.jsonl", examples)
+    examples = read_examples(path)
+    (tmp_path / "ranks.tsv").write_text("".join(f"{n}\tp{rank}\t{rank}\n" for n in range(2) for rank in range(1, 9)))
+    found = [(e.query, [(p, 2.0, True) for p in (*e.positives, *e.negatives)]) for e in examples]
+    write_results(tmp_path / "same.json", found)
+    write_results(tmp_path / "turned.json", found[::-1])
+    source = ExampleSource(str(path), "train", "error", scores=True, teacher_run=str(tmp_path / "same.json"))
+    data, _ = stored_examples(source, tokenizer, tmp_path / "store", False, print)
+    assert data.teacher is not None
+    assert data.teacher.taught == len(data)
+    for name, told in (
+        ("ranks.tsv", "this is a ranking without scores .*, and a teacher's scores are wanted"),
+        ("turned.json", "its query 0 is 'music 8', but that of .*train.jsonl is 'music 0'; give scores of these"),
+    ):
+        other = dataclasses.replace(source, teacher_run=str(tmp_path / name))
+        with pytest.raises(DataError, match=rf"{name}.*: {told}"):
+            stored_examples(other, tokenizer, tmp_path / "store", False, print)
 
 
 def scores_of(batch: Batch) -> np.ndarray:

@@ -16,12 +16,14 @@ from jaxret.data.batches import TrainingSet
 from jaxret.data.formats import read_examples, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.pairs import Joiner
+from jaxret.data.records import Passage, Query
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.cross_encoder import CrossEncoder, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import open_run
 from jaxret.runs.scorer import PairScorer
+from jaxret.tools import rerank
 from jaxret.tools.compare import compare_runs
 from jaxret.tools.export import export
 from jaxret.tools.rerank import Judge, evaluation_path, rerank_run, reranked, score_examples
@@ -235,6 +237,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     assert written["mean"] == after_json["mean"]
     assert written["per_query"] == after_json["per_query"] != before_json["per_query"]
     assert written["answers"]["mean"].keys() == {"Accuracy@5"}, "as deep as there are texts"
+    assert written["answers"]["queries_asked"] == written["answers"]["queries_expected"] == 8
     assert written["provenance"]["dataset"]["split"] == "dev"
     again = tmp_path / "again.trec"
     rerank_run(reranker, str(root / "dev.trec"), data, data, again, 2, Judge(data, "dev"), progress=False)
@@ -291,21 +294,42 @@ def test_scores_that_are_written_teach_a_retriever(
     assert not (tmp_path / "none").exists()
 
 
-def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
+def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of DPR's records the first positive alone is a target, with scores too; of judgements each is one."""
 
-    def scorer(queries: Any, passages: Any, pairs: Any, progress: bool = False) -> tuple[np.ndarray, tuple[()]]:
-        return np.array([float(len(passages[passage].text)) for _, passage in pairs], np.float32), ()
+    monkeypatch.setattr(rerank, "PAIRS", 9)  # many blocks of records
+    blocks = []
+
+    class Lengths:
+        """Scores passages by the lengths of their texts."""
+
+        cut = ()
+
+        def over(self, queries: Any, passages: Any, progress: bool = False) -> Lengths:
+            self.passages = passages
+            return self
+
+        def __call__(self, pairs: Any, progress: bool = False) -> np.ndarray:
+            blocks.append(len(pairs))
+            return np.array([float(len(self.passages[passage].text)) for _, passage in pairs], np.float32)
 
     examples = read_examples(root / "data", "train", negatives_run=root / "train.trec", targets=False)
     write_dpr_examples(tmp_path / "dpr.json", examples)
     assert any(len(example.positives) > 1 for example in examples)
     for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
         out = tmp_path / "out.jsonl"
-        score_examples(scorer, str(tmp_path / source), out, negatives_run=run, progress=False)
+        pairs = score_examples(Lengths(), str(tmp_path / source), out, negatives_run=run, progress=False)
+        assert len(blocks) > 2
+        assert sum(blocks) == pairs
+        assert max(blocks) < 9 + max(len(e.positives) + len(e.negatives) for e in examples)
+        blocks.clear()
         found = read_examples(out)
         assert len(found) == sum(min(len(example.positives), targets) for example in examples)
-        assert all(found[0].positive_scores[i] == len(p.text) for i, p in enumerate(found[0].positives))
+        for e in found:
+            assert e.positive_scores == tuple(len(p.text) for p in e.positives)
+            assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
+    with pytest.raises(ValueError, match=r"out.jsonl is the training data \(.*\), which would be lost"):
+        score_examples(Lengths(), str(out), out, progress=False)
 
 
 def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:
@@ -313,6 +337,14 @@ def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path)
     assert "Scores of 64 pairs, read back, differ from the run's by at most" in told
     stock, own = open_stock(str(tmp_path / "out"), 12, 24), open_reranker(workdir)
     jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.scorer.params) for one in (stock, own)))
+    assert stock.origin["training_data"] == {"start": {"weights": stock.origin["checkpoint"]["digest"]}}
+    long = {"p": Passage("p", "river " * 60)}
+    _, cut = open_stock(str(tmp_path / "out"), 12, 40)({"q": Query("q", "silver river")}, long, [("q", "p")])
+    assert [str(one).partition(":")[0] for one in cut] == ["1 queries", "1 passages", "1 pairs"]
+    assert str(cut[2]).endswith("100.0% cut at 40 tokens, 7.0% of tokens lost"), "4 + 40 - 1 of 40 positions"
+    for open_long in (lambda: open_stock(str(tmp_path / "out"), 38), lambda: open_reranker(workdir, query_length=38)):
+        with pytest.raises(ValueError, match=r"no token for a passage of the 40 that .* it may be 37 at most"):
+            open_long()
     with pytest.raises(ValueError, match="--to=onnx: a cross-encoder has the form of --to=hf alone"):
         export(workdir, "onnx", tmp_path / "other")
 

@@ -18,6 +18,7 @@ from jaxret.data.formats.corpora import (
     read_located,
     scan_corpus,
     stat_corpus,
+    stat_files,
 )
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_results
@@ -62,6 +63,7 @@ __all__ = [
     "source_path",
     "split_source",
     "stat_corpus",
+    "stat_files",
     "write_beir",
     "write_dpr_corpus",
     "write_dpr_examples",

@@ -98,7 +98,7 @@ class _Builder:
         )
         scores = (s for found in examples.values() for e in found for s in (*e.positive_scores, *e.negative_scores))
         self.done.lost["digits of scores that float32 does not have"] = sum(
-            score != float(np.float32(score)) for score in scores
+            not np.isnan(score) and score != float(np.float32(score)) for score in scores
         )
         whole = data.every_positive
         records = {split: (_record(e, rows, whole) for e in found) for split, found in examples.items() if found}

@@ -13,7 +13,14 @@ from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.corpora import read_corpus
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.places import is_folder
-from jaxret.data.formats.readers import describe, read_examples, read_judgements, read_queries, read_run
+from jaxret.data.formats.readers import (
+    describe,
+    found_run,
+    read_examples,
+    read_judgements,
+    read_queries,
+    read_run,
+)
 from jaxret.data.formats.recognise import recognise, source_path
 from jaxret.data.formats.whole import DataSet, read_whole
 from jaxret.data.formats.writers import WRITERS, Lost
@@ -51,6 +58,8 @@ def convert(
         if writer.role in gives and role in ("", writer.role):
             items = _Counting(_read(source, writer.role, split, policy))
             lost = writer.write(Path(to), items.values)
+            if writer.role == "rankings" and found_run(source).format.ranks_alone:
+                lost["scores"], lost[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
             return Converted(describe_as(source, writer.role, split), {str(to): items.count}, lost)
     wanted = " or ".join(writer.role for writer in WRITERS[name] if role in ("", writer.role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {wanted}")
@@ -188,7 +197,7 @@ def _lost_training(data: DataSet, judged: Mapping[str, list[Judgement]]) -> Lost
     for split in data.trained:
         pairs = {(one.query_id, one.passage_id) for one in judged[split]}
         for e in data.examples(split):
-            lost["scores"] += len(e.positive_scores) + len(e.negative_scores)
+            lost["scores"] += e.scores
             lost["passages of training records that nobody judged"] += sum(
                 (e.query.id, passage.id) not in pairs for passage in (*e.positives, *e.negatives)
             )
@@ -208,6 +217,7 @@ def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example
 
 
 _UNJUDGED = "queries that nobody judged"
+_RANKS_ALONE = "queries' scores, which nobody gave: 1 / rank is written for them"
 FOLDERS: dict[str, Callable[[Path, DataSet], Converted]] = {
     "beir": _beir,
     "msmarco": _msmarco,

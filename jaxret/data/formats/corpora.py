@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,14 @@ def stat_corpus(path: PathLike) -> dict[str, int]:
     """{"bytes", "modified"}: size and time of change (nanoseconds) of a corpus, to see cheaply that it is the same; of
     all the files that a named set is read from."""
     try:
-        found = [file.stat() for file in files_of(corpus_file(path))]
+        return stat_files(files_of(corpus_file(path)))
     except FileNotFoundError:
         raise missing_file(source_path(path)) from None
+
+
+def stat_files(files: Sequence[Path]) -> dict[str, int]:
+    """The same of files."""
+    found = [file.stat() for file in files]
     return {"bytes": sum(one.st_size for one in found), "modified": max(one.st_mtime_ns for one in found)}
 
 

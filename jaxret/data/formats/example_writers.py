@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ def lost_of(examples: Iterable[Example], *held: str) -> Lost:
         passages = (*example.positives, *example.negatives)
         lost["queries' ids"] += "query ids" not in held and example.query.id != str(number)
         lost["queries' answers"] += "answers" not in held and bool(example.query.answers)
-        lost["scores"] += 0 if "scores" in held else len(example.positive_scores) + len(example.negative_scores)
+        lost["scores"] += 0 if "scores" in held else example.scores
         if "titles" not in held:
             lost["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
         if "passage ids" not in held:
@@ -36,16 +37,19 @@ def dpr_examples(path: Path, examples: Iterable[Example]) -> Lost:
 
 def tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
     """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
-    both = (*example.positive_scores, *example.negative_scores)
-    scores = iter(both if len(both) == len(example.positives) + len(example.negatives) else ())
 
-    def side(passages: Iterable[Passage]) -> list[dict[str, Any]]:
-        texts = ({"docid": p.id, "title": p.title, "text": p.text} for p in passages)
-        return [text | {"score": score} if (score := next(scores, None)) is not None else text for text in texts]
+    def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
+        texts: list[dict[str, Any]] = [{"docid": p.id, "title": p.title, "text": p.text} for p in passages]
+        for text, score in zip(texts, scores):  # () where there are none
+            text |= {"score": score} if math.isfinite(score) else {}
+        return texts
 
     answers = {"answers": list(example.query.answers)} if example.query.answers else {}
     first = {} if every_positive else {"every_positive": False}
-    texts = {"positive_passages": side(example.positives), "negative_passages": side(example.negatives)}
+    texts = {
+        "positive_passages": side(example.positives, example.positive_scores),
+        "negative_passages": side(example.negatives, example.negative_scores),
+    }
     return {"query_id": example.query.id, "query": example.query.text, **answers, **first, **texts}
 
 
@@ -67,12 +71,16 @@ def flag_examples(path: Path, examples: Iterable[Example]) -> Lost:
     def rows() -> Iterator[dict[str, Any]]:
         for e in examples:
             texts = {"pos": [joined_text(p) for p in e.positives], "neg": [joined_text(p) for p in e.negatives]}
-            scored = len(e.positive_scores) == len(e.positives)
-            scores = {"pos_scores": list(e.positive_scores), "neg_scores": list(e.negative_scores)} if scored else {}
-            yield {"query": e.query.text, **texts, **scores}
+            scores = {"pos_scores": list(e.positive_scores), "neg_scores": list(e.negative_scores)}
+            yield {"query": e.query.text, **texts, **(scores if whole(e) else {})}
+
+    def whole(e: Example) -> bool:
+        return e.scores == len(e.positives) + len(e.negatives)
 
     write_records(path, rows())
-    return lost_of(examples, "scores")
+    lost = lost_of(examples, "scores")
+    lost["scores of records in which a passage has none"] = sum(e.scores for e in examples if not whole(e))
+    return lost
 
 
 def tuples(path: Path, examples: Iterable[Example]) -> Lost:
@@ -89,9 +97,9 @@ def tuples(path: Path, examples: Iterable[Example]) -> Lost:
                 if not triplets:
                     yield pair
                 for j, negative in enumerate(e.negatives):
-                    scored = i < len(e.positive_scores)
-                    scores = {"scores": [e.positive_scores[i], e.negative_scores[j]]} if scored else {}
-                    yield {**pair, "negative": joined_text(negative), **scores}
+                    both = [*e.positive_scores[i : i + 1], *e.negative_scores[j : j + 1]]
+                    scored = len(both) == 2 and all(map(math.isfinite, both))
+                    yield {**pair, "negative": joined_text(negative), **({"scores": both} if scored else {})}
 
     write_records(path, rows())
     return lost

@@ -41,7 +41,7 @@ class Format:
     """`name` forces it (NAME:PATH); `title` is what people call it; `looks` says what a file of it has. `keys` and
     `columns` are for who looks for the nearest one. `every_positive`: each positive of an example is a target of
     training; else the first one is. any_key: its records' keys may be
-    called anything, and all are read."""
+    called anything, and all are read. ranks_alone: its rankings say no scores; those of their lines are 1 / rank."""
 
     name: str
     title: str
@@ -51,6 +51,7 @@ class Format:
     columns: tuple[int, ...] = ()
     every_positive: bool = True
     any_key: bool = False
+    ranks_alone: bool = False
     titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
     passages: Callable[[Path, Policy, Digest | None], Iterator[tuple[Where, Passage]]] | None = None
     queries: Callable[[Path, Policy], Iterable[Query]] | None = None

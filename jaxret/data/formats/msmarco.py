@@ -222,6 +222,7 @@ FORMATS = (
         looks="three columns between tabs: query id, passage id, rank from 1",
         fits=is_run,
         columns=(3,),
+        ranks_alone=True,
         rankings=run_lines,
     ),
     Format(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,12 +54,11 @@ class Pool:
 
 
 def make_example(query: Query, positives: Mapping[str, tuple[Passage, float | None]], negatives: Scored) -> Example:
-    """A positive is never a negative. Scores are kept if every passage has one."""
+    """A positive is never a negative. A passage without a score among others with one has NaN."""
     others = {key: both for key, both in negatives.items() if key not in positives}
-    scores = [[score for _, score in side.values() if score is not None] for side in (positives, others)]
-    whole = len(scores[0]) == len(positives) and len(scores[1]) == len(others)
-    first, second = (tuple(side) for side in scores) if whole else ((), ())
-    return Example(query, _passages(positives), _passages(others), first, second)
+    sides = [[math.nan if score is None else score for _, score in side.values()] for side in (positives, others)]
+    scores = map(tuple, sides if any(map(math.isfinite, (*sides[0], *sides[1]))) else ((), ()))
+    return Example(query, _passages(positives), _passages(others), *scores)
 
 
 def _passages(scored: Mapping[str, tuple[Passage, float | None]]) -> tuple[Passage, ...]:

@@ -135,6 +135,14 @@ def keeps_first(source: PathLike, split: str | None) -> bool:
     return found is not None and not found.format.every_positive
 
 
+def has_scores(source: PathLike, split: str | None, negatives_run: PathLike | None, policy: Policy) -> bool:
+    """Whether training records have a teacher's scores, of a target and a negative; reads as far as the first."""
+    found = _training_file(source, split, negatives_run)
+    if found is None or found.format.examples is None:  # judgements, or ids
+        return False
+    return any(example.taught for _, example in found.format.examples(found.path, policy))
+
+
 def _folder_of(found: Found) -> Path:
     """Where the texts are that a file names by ids."""
     return home(found.path)
@@ -201,11 +209,22 @@ def _run_place(source: PathLike) -> Path:
     return rankings_in(path) if is_named(path) and is_folder(path) else path
 
 
+def found_run(source: PathLike) -> Found:
+    """The file that `read_run` reads, and what it is."""
+    return _files(source, [_run_place(source)], "rankings")[0]
+
+
+def require_scores(source: PathLike, wanted: str) -> None:
+    """Raises DataError if a run says ranks alone; wanted: what its scores are to be, for the error."""
+    found = found_run(source)
+    if found.format.ranks_alone:
+        told = f"this is a ranking without scores ({found}), and {wanted} are wanted"
+        raise Where(found.path).error("no scores", told, "give one with scores, as a TREC run")
+
+
 def run_lines(source: PathLike, policy: Policy) -> Iterator[trec.RunLine]:
     """The lines of a run, in the file's order, with places."""
-    name, _ = split_source(source)
-    path = _run_place(source)
-    found = recognise(f"{name}:{path}" if name else path, "rankings")
+    found = found_run(source)
     assert found.format.rankings is not None
     return found.format.rankings(found.path, policy)
 

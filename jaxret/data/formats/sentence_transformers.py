@@ -147,13 +147,13 @@ def pair_queries(path: Path, policy: Policy) -> list[Query]:
 
 def pair_lines(path: Path, policy: Policy) -> Iterator[RunLine]:
     """The scores as rankings, best first."""
-    found: dict[str, dict[str, tuple[Where, float]]] = {}
+    found: dict[Query, dict[str, tuple[Where, float]]] = {}
     for where, query, passage, score in _pairs(path, policy):
-        found.setdefault(query.id, {}).setdefault(passage.id, (where, score))
-    for query_id, scores in found.items():
+        found.setdefault(query, {}).setdefault(passage.id, (where, score))
+    for query, scores in found.items():
         best = sorted(scores.items(), key=lambda item: -item[1][1])
         for rank, (passage_id, (where, score)) in enumerate(best, 1):
-            yield RunLine(where, query_id, passage_id, rank, score)
+            yield RunLine(where, query.id, passage_id, rank, score, query.text)
 
 
 # What files look like

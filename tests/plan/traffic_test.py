@@ -1,0 +1,89 @@
+"""What a program moves through main memory, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxret.plan.hlo import parse
+from jaxret.plan.traffic import traffic
+
+PARTS = """HloModule m
+
+%sliced (v: f32[5,10,4], i: s32[]) -> f32[10,4] {
+  %v = f32[5,10,4]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %part = f32[1,10,4]{2,1,0} dynamic-slice(%v, %i, %i, %i), dynamic_slice_sizes={1,10,4}
+  ROOT %flat = f32[10,4]{1,0} bitcast(%part)
+}
+
+%product (q: f32[6,4], v: f32[5,10,4], i: s32[]) -> f32[6,10] {
+  %q = f32[6,4]{1,0} parameter(0)
+  %v = f32[5,10,4]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %held = f32[10,4]{1,0} fusion(%v, %i), kind=kLoop, calls=%sliced
+  ROOT %scores = f32[6,10]{1,0} dot(%q, %held), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+%keep (all: f32[5,6,10], one: f32[6,10], i: s32[]) -> f32[5,6,10] {
+  %all = f32[5,6,10]{2,1,0} parameter(0)
+  %one = f32[6,10]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %row = f32[1,6,10]{2,1,0} bitcast(%one)
+  ROOT %kept = f32[5,6,10]{2,1,0} dynamic-update-slice(%all, %row, %i, %i, %i)
+}
+
+%body (s: (s32[], f32[6,4], f32[5,10,4], f32[5,6,10])) -> (s32[], f32[6,4], f32[5,10,4], f32[5,6,10]) {
+  %s = (s32[], f32[6,4]{1,0}, f32[5,10,4]{2,1,0}, f32[5,6,10]{2,1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  %q = f32[6,4]{1,0} get-tuple-element(%s), index=1
+  %v = f32[5,10,4]{2,1,0} get-tuple-element(%s), index=2
+  %all = f32[5,6,10]{2,1,0} get-tuple-element(%s), index=3
+  %scores = f32[6,10]{1,0} fusion(%q, %v, %n), kind=kOutput, calls=%product
+  %kept = f32[5,6,10]{2,1,0} fusion(%all, %scores, %n), kind=kLoop, calls=%keep
+  ROOT %t = (s32[], f32[6,4]{1,0}, f32[5,10,4]{2,1,0}, f32[5,6,10]{2,1,0}) tuple(%n, %q, %v, %kept)
+}
+
+%condition (s: (s32[], f32[6,4], f32[5,10,4], f32[5,6,10])) -> pred[] {
+  %s = (s32[], f32[6,4]{1,0}, f32[5,10,4]{2,1,0}, f32[5,6,10]{2,1,0}) parameter(0)
+  ROOT %less = pred[] constant(true)
+}
+
+ENTRY %main (s: (s32[], f32[6,4], f32[5,10,4], f32[5,6,10])) -> (s32[], f32[6,4], f32[5,10,4], f32[5,6,10]) {
+  %s = (s32[], f32[6,4]{1,0}, f32[5,10,4]{2,1,0}, f32[5,6,10]{2,1,0}) parameter(0)
+  ROOT %w = (s32[], f32[6,4]{1,0}, f32[5,10,4]{2,1,0}, f32[5,6,10]{2,1,0}) while(%s), condition=%condition, """ + (
+    'body=%body, backend_config={"known_trip_count":{"n":"5"}}\n}\n'
+)
+INDEX, QUERIES, CELL, SCORES = 4, 6 * 4 * 4, 10 * 4 * 4, 6 * 10 * 4
+
+
+def test_a_loop_reads_a_part_each_time_and_changes_in_place() -> None:
+    each = (INDEX + QUERIES + CELL + SCORES) + (SCORES + INDEX + SCORES)
+    assert traffic(parse(PARTS)) == 5 * each
+
+
+def test_what_stays_on_the_chip_counts_nothing() -> None:
+    on_chip = PARTS.replace("%scores = f32[6,10]{1,0} fusion", "%scores = f32[6,10]{1,0:T(8,128)S(1)} fusion")
+    assert on_chip != PARTS
+    assert traffic(parse(on_chip)) == 5 * ((INDEX + QUERIES + CELL) + (INDEX + SCORES))
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [
+        ("f32[8]{0} sort(%p), dimensions={0}, to_apply=%less", 64),
+        ("f32[2]{0} slice(%p), slice={[0:2]}", 16),
+        ("f32[4,2]{1,0} bitcast(%p)", 0),
+        ("(f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%p)", 32),
+        ('(f32[3,3]{1,0}, s8[4194304]{0}) custom-call(%p), custom_call_target="__cublas$lt$matmul"', 32 + 36),
+        (
+            'f32[9]{0} custom-call(%p), custom_call_target="__gpu$xla.gpu.triton", '
+            'metadata={op_name="jit(f)/while/body/maxima_flops_77_bytes_123/pallas_call"}',
+            123,
+        ),
+        ("f32[32]{0} all-gather(%p), replica_groups=[1,4]<=[4]", 0),
+    ],
+)
+def test_an_instruction_moves_what_it_needs_and_gives(line: str, moved: int) -> None:
+    parameter = "%p = f32[8]{0} parameter(0)"
+    text = f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n  {parameter}\n  ROOT %r = {line}\n}}\n"
+    assert traffic(parse(text)) == moved
