@@ -85,8 +85,10 @@ def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -
 @pytest.mark.parametrize("judged", [True, False])
 def test_accuracy_says_of_how_many_queries_it_is(judged: bool, tmp_path: Path) -> None:
     answers = replace(evaluation(90, 90, **{"Accuracy@5": 0.5}), answered=(90, 100))
-    both = (evaluation(100, 100, R=0.5), {}, answers) if judged else (answers, {})
-    write_evaluation(tmp_path / "a.json", *both)
+    if judged:
+        write_evaluation(tmp_path / "a.json", evaluation(100, 100, R=0.5), {}, answers)
+    else:
+        write_evaluation(tmp_path / "a.json", answers, {})
     stored = read_json(tmp_path / "a.json")
     part = stored["answers"] if judged else stored
     assert (part["queries_expected"], part["queries_asked"]) == (90, 100)

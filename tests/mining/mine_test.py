@@ -483,8 +483,8 @@ def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, m
     tevatron_examples(tmp_path / "some.jsonl", elsewhere)
     mine(Job(str(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")), progress=False)
     assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
-    passages = (root / "data" / "corpus.jsonl").read_text().splitlines()
-    (tmp_path / "turned.jsonl").write_text("\n".join(passages[::-1]) + "\n")
+    lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     turned = Job(
         str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
     )

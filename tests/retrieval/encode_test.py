@@ -177,8 +177,8 @@ def test_a_corpus_that_was_tokenised_before_is_not_read_again(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shards have the same bytes."""
-    stores = {"store": str(tmp_path / "stores")}
-    look_at(run, root / "data", "error", stores["store"], print).tokenized(run, False, print)
+    store = str(tmp_path / "stores")
+    look_at(run, root / "data", "error", store, print).tokenized(run, False, print)
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("the corpus is read again")
@@ -186,7 +186,7 @@ def test_a_corpus_that_was_tokenised_before_is_not_read_again(
     with monkeypatch.context() as patch:
         patch.setattr("jaxret.retrieval.source.scan_corpus", refused)
         patch.setattr("jaxret.retrieval.reading.read_corpus", refused)
-        folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False, **stores).folder
+        folder = encode_corpus(with_run(run, tmp_path), root / "data", progress=False, store=store).folder
         with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
             encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False)
     assert contents(folder) == contents(encoded)

@@ -183,7 +183,7 @@ def test_a_stage_of_another_config_is_a_teacher(tmp_path: Path) -> None:
     assert {stage.mining.match for stage in (cross, student) if stage.mining} == {"regex"}
 
 
-FIRST = {"name": "a", "mine": {"pools": ["bm25"]}}
+FIRST: dict[str, Any] = {"name": "a", "mine": {"pools": ["bm25"]}}
 SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a", "config": {"loss.kl.weight": 1.0}}
 
 
