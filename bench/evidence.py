@@ -1,11 +1,13 @@
 """What the papers claim, tried on real questions by small models: one command, which may be killed at any time.
 
-python bench/evidence.py --data=FOLDER --workdir=runs/evidence     works, or goes on; results: bench/evidence.json
+python bench/evidence.py --data=FOLDER --workdir=runs/evidence     works, or goes on; results: bench/evidence.json, and
+                                                                   every run's values in bench/evidence/
 python bench/evidence.py --table                                   the table of docs/evidence.md, from there
 
 FOLDER has the sets of SOURCES and TEXTS. What is trained, and which claims are tried, is in bench/evidence_claims.py:
 every claim with the first seed, then with the second, and so on; a run that several claims need is made once. Each step
-is a process and a folder of its own. One that fails is told, has a log, and is tried again when the command is.
+is a process and a folder of its own. One that fails is told, has a log, and is tried again when the command is. A run
+whose values are there is not made again, unless another step reads from its folder.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Train
-from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs
+from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs, read_values
 from bench.evidence_table import judged, row_of, to_markdown
 from jaxret.lockfile import LOCK, LockFile
 from jaxret.storage import read_json, sha256_file, sha256_json, write_json
@@ -43,8 +47,8 @@ def order(claims: Sequence[Claim], seeds: int) -> Iterator[tuple[int, Claim]]:
 
 
 def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: Sequence[str]) -> bool:
-    """Whether a step is done, which is done now, after those that it needs, unless it was or has just failed."""
-    if work.is_done(name, seed):
+    """Whether a step is made, which is made now, after those that it needs, unless it was or has just failed."""
+    if work.result(name, seed).exists():
         return True
     path = work.path(name, seed)
     if path.name in failed:
@@ -57,7 +61,7 @@ def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: S
     print(f"{time.strftime('%F %T')} {path.name}", flush=True)
     with log.open("a") as file:
         status = subprocess.run([*command, name, str(seed)], stdout=file, stderr=file, env=environment(work)).returncode
-    if work.is_done(name, seed):
+    if work.result(name, seed).exists():
         return True
     told = log.read_text(errors="replace").strip().splitlines()
     failed[path.name] = f"status {status}: {told[-1][:300] if told else 'nothing was said'}"
@@ -78,29 +82,40 @@ def environment(work: Work) -> dict[str, str]:
 
 def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
     """What bench/evidence.json holds: a row for each claim, from the seeds that both its settings have; the means of
-    every run. before: the same as it was; rows with no new run are taken from there,
-    unless their margin is another."""
+    every run. before: the same as it was; a row is taken from there if its margin is this one, and it is of these
+    runs or of more seeds than there are values of."""
     old = {(row["baseline"], row["treated"], row["measure"]): row for row in before.get("rows", [])}
     rows, runs = [], {}
     for claim in CLAIMS:
         names = claim.baseline, claim.treated
-        there = [seed for seed in range(1, seeds + 1) if all(work.is_done(name, seed) for name in names)]
-        made_from = [work.path(name, seed).name for seed in there for name in names]
-        known = old.get((*names, claim.measure), {})
-        if (known.get("runs"), known.get("margin")) != (made_from, claim.margin):
-            found = {seed: [read_json(work.result(name, seed))["values"] for name in names] for seed in there}
-            values = {seed: [one[claim.measure] for one in pair] for seed, pair in found.items()}
-            known = row_of(claim, values, made_from)
+        there = [seed for seed in range(1, seeds + 1) if all(work.measured(name, seed).exists() for name in names)]
+        known = old.get((*names, claim.measure), {"margin": None, "seeds": []})
+        same = known["margin"] == claim.margin and known.get("runs") == paths(work, names, known["seeds"])
+        if not same or (known["seeds"] != there and len(known["seeds"]) <= len(there)):
+            values = {seed: paired(work, claim, seed) for seed in there}
+            known = row_of(claim, values, paths(work, names, there))
         rows.append({**known, "paper": claim.paper, "claim": claim.says})
     for name, seed in itertools.product([n for n, s in STEPS.items() if isinstance(s, Train)], range(1, seeds + 1)):
         path = work.path(name, seed).name
         if path in before.get("runs", {}):
             runs[path] = before["runs"][path]
-        elif work.is_done(name, seed):
-            done = read_json(work.result(name, seed))
-            means = {m: round(sum(done["values"][m].values()) / len(done["values"][m]), 5) for m in MEASURES}
-            runs[path] = {**means, "processor_seconds": done["processor_seconds"]}
+        elif work.measured(name, seed).exists():
+            with np.load(work.measured(name, seed)) as done:
+                means = {measure: round(float(done[f"mean {measure}"]), 5) for measure in MEASURES}
+                runs[path] = {**means, "processor_seconds": int(done["processor_seconds"])}
     return {"data": work.data, "common": COMMON, "rows": judged(rows), "runs": runs, "failed": dict(failed)}
+
+
+def paths(work: Work, names: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    return [work.path(name, seed).name for seed in seeds for name in names]
+
+
+def paired(work: Work, claim: Claim, seed: int) -> list[dict[str, float]]:
+    """What both of a claim's runs measured, of the same ids."""
+    found = [read_values(work.measured(name, seed), claim.measure) for name in (claim.baseline, claim.treated)]
+    if found[0][0] != found[1][0]:
+        raise ValueError(f"{claim.baseline} and {claim.treated} of seed {seed} have {claim.measure} of different ids")
+    return [values for _, values in found]
 
 
 def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) -> None:
@@ -108,7 +123,8 @@ def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) 
     failed: dict[str, str] = {}
     for seed, claim in order(CLAIMS, seeds):
         for name in (claim.baseline, claim.treated):
-            attempt(work, name, seed, failed, command)
+            if not work.measured(name, seed).exists():
+                attempt(work, name, seed, failed, command)
             before = results_so_far(results)
             found = json.loads(json.dumps(collect(work, seeds, failed, before)))
             if found != before:
@@ -138,18 +154,19 @@ def main() -> None:
     make_data(arguments.data.resolve(), folder / "data")
     copy_encoder(folder / "minilm")
     files = sorted(path for path in (folder / "data").rglob("*") if path.is_file())
-    work = Work(folder, sha256_json([sha256_file(path) for path in files]))
+    results = arguments.results.resolve()
+    work = Work(folder, sha256_json([sha256_file(path) for path in files]), results.with_suffix(""))
     if arguments.step:
         make(work, arguments.step[0], int(arguments.step[1]))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the step too
-    command = [sys.executable, __file__, f"--data={arguments.data}", f"--workdir={folder}", "--step"]
+    command = [sys.executable, __file__, f"--data={arguments.data}", f"--workdir={folder}", f"--results={results}"]
     lock = LockFile(folder / LOCK, "working through claims")
     try:
-        work_through(work, arguments.seeds, arguments.results, command)
+        work_through(work, arguments.seeds, results, [*command, "--step"])
     finally:
         lock.release()
-    print(to_markdown(results_so_far(arguments.results), CLAIMS))
+    print(to_markdown(results_so_far(results), CLAIMS))
 
 
 if __name__ == "__main__":

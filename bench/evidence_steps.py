@@ -12,14 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.evidence_claims import CLAIMS, COMMON, LAST_WINS, PERPLEXITY, STEPS, VARIATION, Mine, Pretrain, Train
 from bench.evidence_table import Values
-from jaxret.storage import sha256_json, write_json
+from jaxret.storage import atomic_write, sha256_json, write_json
 from jaxret.tools.transaction import new_folder
 
 SOURCES = ("squadshifts-wiki", "squadshifts-amazon")  # questions and passages
 TEXTS = (*(f"{name}/corpus.jsonl" for name in SOURCES), "nq-qed/psgs.tsv", "medquad", "debian-packages")
-MEASURES = ("nDCG@10", "RR@10", "R@100")
+MEASURES = ("nDCG@10", "RR@10", "R@100")  # whose means every run has
 
 
 def make_data(source: Path, folder: Path) -> None:
@@ -64,6 +66,7 @@ class Work:
 
     folder: Path
     data: str  # digest of the data
+    values: Path  # what was measured, a file a run: it stays when the folder is gone
 
     @property
     def questions(self) -> str:
@@ -73,11 +76,11 @@ class Work:
         return self.folder / "steps" / f"{name}.{seed if STEPS[name].seeded else 'all'}.{digest(name, self.data)}"
 
     def result(self, name: str, seed: int) -> Path:
-        """Written last of all: a step with it is done."""
+        """Written last of all: a step with it is made, and others can read from its folder."""
         return self.path(name, seed) / "done.json"
 
-    def is_done(self, name: str, seed: int) -> bool:
-        return self.result(name, seed).exists()
+    def measured(self, name: str, seed: int) -> Path:
+        return self.values / f"{self.path(name, seed).name}.npz"
 
     def given(self, keys: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Keys, with the paths that "@NAME/FILE" stands for."""
@@ -115,7 +118,9 @@ def make(work: Work, name: str, seed: int) -> None:
     else:
         pretrain_encoder(work, step, folder)
     cost = {"seconds": round(time.time() - begin), "processor_seconds": round(time.process_time() - used)}
-    write_json(work.result(name, seed), {"values": measured, **cost})
+    if isinstance(step, Train):
+        write_values(work.measured(name, seed), name, measured, cost["processor_seconds"])
+    write_json(work.result(name, seed), cost)
     if isinstance(step, Train) and not any(name in needs(other) for other in STEPS):
         shutil.rmtree(folder / "checkpoints")  # 200 MB
         shutil.rmtree(folder / "embeddings")
@@ -147,11 +152,27 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
     return {**found.per_query, **(several_vectors(run, work.questions) if wanted - set(MEASURES) else {})}
 
 
+def write_values(path: Path, name: str, measured: Values, processor_seconds: int) -> None:
+    """A few kilobytes: the means of MEASURES, and what claims compare, by sorted ids, whose digest is beside it."""
+    arrays: dict[str, Any] = {f"mean {one}": np.mean(list(measured[one].values())) for one in MEASURES}
+    for one in {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}:
+        ids = sorted(measured[one])
+        arrays[one] = np.array([measured[one][key] for key in ids], np.float32)
+        arrays[f"ids of {one}"] = np.array(sha256_json(ids))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, "wb") as file:
+        np.savez_compressed(file, processor_seconds=np.array(processor_seconds), **arrays)
+
+
+def read_values(path: Path, measure: str) -> tuple[str, dict[str, float]]:
+    """The digest of ids, and values by their places."""
+    with np.load(path, allow_pickle=False) as found:
+        return str(found[f"ids of {measure}"]), {str(i): v for i, v in enumerate(found[measure].tolist())}
+
+
 def several_vectors(run: Any, data: str) -> Values:
     """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
     5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
-    import numpy as np
-
     from jaxret.evaluation.diversity import normed, perplexity
     from jaxret.tools.diversity import judged_pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from bench import evidence
-from bench.evidence import attempt, collect, order
+from bench.evidence import collect, order
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Pretrain, Train
-from bench.evidence_steps import Work, digest, needs
+from bench.evidence_steps import Work, digest, needs, write_values
 from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, judged, row_of, to_markdown
 from configs.minilm import get_config
 from configs.pretraining.mlm import get_config as pretraining_config
@@ -22,17 +23,21 @@ from configs.pretraining.mlm import get_config as pretraining_config
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
 # A step, in place of training: MLR is better by the seed's hundredth. One always fails.
 SCRIPT = """
-import json, pathlib, sys
-folder, name, seed = sys.argv[1:]
-with open(pathlib.Path(folder) / "made", "a") as file:
-    file.write(f"{name} {seed}\\n")
+import pathlib, sys
+sys.path.insert(0, {root!r})
+from bench.evidence_steps import Work, write_values
+from jaxret.storage import write_json
+folder, name, seed = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with open(folder / "made", "a") as file:
+    file.write(f"{{name}} {{seed}}\\n")
 if name == "stage-1":
     sys.exit("no such luck")
-path = pathlib.Path(json.loads((pathlib.Path(folder) / "paths").read_text())[f"{name} {seed}"])
-values = {str(i): i / 10 + int(seed) / 100 + (name == "mlr-2") * int(seed) * (6 + i) / 1000 for i in range(9)}
-path.parent.mkdir(parents=True)
-made = {measure: values for measure in ("nDCG@10", "RR@10", "R@100")}
-path.write_text(json.dumps({"values": made, "processor_seconds": 1}))
+work = Work(folder, "data", folder / "values")
+work.path(name, seed).mkdir(parents=True)
+if name != "bm25":
+    values = {{str(i): i / 10 + seed / 100 + (name == "mlr-2") * seed * (6 + i) / 1000 for i in range(9)}}
+    write_values(work.measured(name, seed), name, dict.fromkeys(("nDCG@10", "RR@10", "R@100"), values), 1)
+write_json(work.result(name, seed), {{}})
 """
 
 
@@ -122,11 +127,10 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
-    work, script, results = Work(tmp_path, "data"), tmp_path / "step.py", tmp_path / "results.json"
-    script.write_text(SCRIPT)
+    work, script = Work(tmp_path, "data", tmp_path / "values"), tmp_path / "step.py"
+    results = tmp_path / "results.json"
+    script.write_text(SCRIPT.format(root=str(Path(__file__).parents[1])))
     command = [sys.executable, str(script), str(tmp_path)]
-    paths = {f"{name} {seed}": str(work.result(name, seed)) for name in STEPS for seed in (1, 2)}
-    (tmp_path / "paths").write_text(json.dumps(paths))
     evidence.work_through(work, 2, results, command)
     attempts = (tmp_path / "made").read_text().splitlines()
     expected = ["dual 1", "mlr-2 1", "bm25 1", "stage-1 1", "dual 2", "mlr-2 2", "stage-1 2"]
@@ -143,17 +147,19 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
 
     evidence.work_through(work, 2, results, command)
     assert (tmp_path / "made").read_text().splitlines() == [*expected, "stage-1 1", "stage-1 2"]
+    shutil.rmtree(tmp_path / "steps")  # on another machine the values are enough
+    evidence.work_through(work, 2, results, command)
+    assert not {"dual 1", "mlr-2 1"} & set((tmp_path / "made").read_text().splitlines()[len(expected) :])
+    assert json.loads(results.read_text()) == found
 
 
 def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
-    work = Work(tmp_path, "data")
+    work = Work(tmp_path, "data", tmp_path / "values")
 
-    def finish(name: str, seed: int) -> None:
-        path = work.result(name, seed)
-        path.parent.mkdir(parents=True)
-        scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(9)}
-        path.write_text(json.dumps({"values": {m: scores for m in evidence.MEASURES}, "processor_seconds": 1}))
+    def finish(name: str, seed: int, ids: int = 9) -> None:
+        scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(ids)}
+        write_values(work.measured(name, seed), name, dict.fromkeys(evidence.MEASURES, scores), 1)
 
     assert collect(work, 2, {}, {})["rows"][0]["verdict"] == NOT_RUN
     for name in ("dual", "mlr-2"):
@@ -166,5 +172,11 @@ def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
     for name in ("dual", "mlr-2"):
         finish(name, 2)
-    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == pytest.approx(1.0)
-    assert attempt(work, "dual", 2, {}, ["false"])
+    second = collect(work, 2, {}, kept)
+    assert second["rows"][0]["difference"] == pytest.approx(1.0)
+    work.measured("dual", 1).unlink()
+    assert collect(work, 2, {}, second) == second, "a row of two seeds is worth more than one of the seed that is left"
+    assert collect(work, 2, {}, first)["rows"][0]["seeds"] == [2], "values, rather than what cannot be seen again"
+    finish("dual", 1, ids=8)
+    with pytest.raises(ValueError, match=r"dual and mlr-2 of seed 1 have nDCG@10 of different ids"):
+        collect(work, 2, {}, {})
