@@ -24,9 +24,10 @@ from jaxret.models.heads import stated
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
 from jaxret.retrieval.backends import SCORES_BYTES
+from jaxret.retrieval.best import few_sizes, power_of_two
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS
 from jaxret.retrieval.devices import ROWS as CELLS
-from jaxret.retrieval.devices import few_sizes, lay_out, platform_of, power_of_two, search_cells
+from jaxret.retrieval.devices import lay_out, platform_of, search_cells
 from jaxret.retrieval.lists import documents_at_once, search_lists
 from jaxret.retrieval.pieces import rows_at_once
 from jaxret.retrieval.precision import Compressed, find_precision

@@ -21,7 +21,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxret.retrieval import maxima
+from jaxret.retrieval import host, maxima
+from jaxret.retrieval.best import best, best_of_cell, few_sizes, highest, merge, power_of_two, share
 from jaxret.retrieval.precision import Compressed, Precision, compress
 from jaxret.retrieval.proof import Found
 
@@ -33,8 +34,6 @@ TPU_CELL = 4_096
 MAXIMA_CELL = 2**20
 MAXIMA_NUMBERS = 2**30  # of a cell, which may have to be copied
 CHUNK_BYTES = 2**26  # of float32 vectors that are on their way to the devices at a time
-DEVIATIONS = 6  # of a share's size that a cell gives back beyond it
-SMALLEST = 8  # and so many more
 ROWS = "rows"  # the axis of the mesh
 
 
@@ -75,18 +74,6 @@ def lay_out(rows: int, shape: tuple[int, int], precision: Precision, devices: in
     return Layout(cells, -(-size // multiple) * multiple, width)
 
 
-def power_of_two(count: int) -> int:
-    """The next one: few sizes, so few programs are compiled."""
-    return 1 << (count - 1).bit_length()
-
-
-def few_sizes(count: int, steps: int = 16) -> int:
-    """The next size in steps of a sixteenth of a power of two: blocks from which rows were left out are all of other
-    sizes, and each size is a program."""
-    step = max(1, power_of_two(count) // steps)
-    return -(-count // step) * step
-
-
 @dataclass(frozen=True)
 class Held:
     """Rows on the devices of a mesh, the first `rows` places of a layout. vectors: numbers [cells, size * width, D],
@@ -107,7 +94,10 @@ class Held:
         padded = np.pad(queries, ((0, size - count), (0, 0)))
         wanted = min(few_sizes(k), self.rows)
         asked = compress(padded, self.precision)
-        found = search_cells(asked, self.vectors, self.rows, self.layout, wanted, self.mesh)
+        if platform_of(self.mesh) == "cpu" and self.mesh.size == 1:
+            found = host.search_cells(asked, self.vectors, self.rows, self.layout.size, wanted)
+        else:
+            found = search_cells(asked, self.vectors, self.rows, self.layout, wanted, self.mesh)
         scores, rows, bound = (np.asarray(x)[:count] for x in found)
         if k < wanted:
             bound = np.maximum(bound, scores[:, k])
@@ -173,8 +163,7 @@ def search_cells(
         def one(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, held = cell
             there = jnp.arange(layout.size) * layout.cells + number
-            scores = upper_bounds(queries, held, jnp.repeat(there < rows, layout.width))
-            top, places, bound = best(scores.reshape(-1, layout.size, layout.width).max(axis=-1), per_cell)
+            top, places, bound = best_of_cell(queries, held, there < rows, per_cell)
             return top, there[places], bound
 
         def one_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -218,67 +207,3 @@ def best_by_maxima(
     if count < len(exists):  # no score of other groups is above the bound, none of what is left of these above the last
         bound = jnp.maximum(bound, top[:, -1])
     return top, jnp.take_along_axis(places, at, axis=1), bound
-
-
-def share(k: int, parts: int, size: int) -> int:
-    """Rows that one of so many parts gives back, each of which has `size`: what it has of the best k, if these lie
-    anywhere, and some more."""
-    expected = k / parts
-    return min(size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
-
-
-def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
-    """What the products of [Q,D] and [N,D] are at most, float32 [Q,N] (`precision.py`); -inf where none exists [N]."""
-    kind = queries.numbers.dtype
-    exact = jax.lax.Precision.HIGHEST if kind in (jnp.float32, jnp.float16) else None
-    product = jnp.einsum(
-        "qd,nd->qn",
-        queries.numbers,
-        vectors.numbers,
-        precision=exact,
-        preferred_element_type=jnp.int32 if kind == jnp.int8 else jnp.float32,
-    ).astype(jnp.float32)
-    if queries.scale is not None:
-        product = product * queries.scale[:, None] * vectors.scale
-    # Before anything is added: a GPU's product would start from a matrix [Q,N] of what is added to it.
-    product = jnp.where(exists, product, -jnp.inf)
-    if queries.error is not None:
-        product = product + queries.norm[:, None] * vectors.error + queries.error[:, None] * vectors.norm
-    return product
-
-
-def highest(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` highest of each row of [Q,n], descending, and their columns. Behind barriers: XLA sorts the whole row
-    where it sees that only a part of what `top_k` returns is used."""
-    top, columns = jax.lax.top_k(scores, count)
-    return jax.lax.optimization_barrier(top), jax.lax.optimization_barrier(columns)
-
-
-def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The `count` highest scores of each row of [Q,n], their columns, and what no other is above [Q].
-
-    They lie in the `count` groups of columns with the highest maxima: no row is sorted whole.
-    """
-    n_queries, n = scores.shape
-    group = power_of_two(max(1, math.isqrt(n // count)))
-    if group < 4:
-        top, places = highest(scores, count)
-    else:
-        # Column c is in group c % groups: so maxima are taken of whole rows of numbers that lie together.
-        grouped = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
-        _, chosen = highest(grouped.max(axis=1), count)
-        inside = jnp.take_along_axis(grouped, chosen[:, None], axis=2).reshape(n_queries, -1)
-        top, at = highest(inside, count)
-        places = jnp.take_along_axis(chosen, at % count, axis=1) + at // count * grouped.shape[2]
-    return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
-
-
-def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The k best of what several found, [several,Q,n], and the bound [Q] with what that leaves out."""
-    n_queries = tops.shape[1]
-    all_tops, all_rows = (jnp.moveaxis(x, 0, 1).reshape(n_queries, -1) for x in (tops, rows))
-    if all_tops.shape[1] <= k and len(tops) == 1:
-        return all_tops, all_rows, bound
-    top, places = highest(all_tops, min(k + 1, all_tops.shape[1]))
-    bound = jnp.maximum(bound, top[:, k:].max(axis=1, initial=-jnp.inf))
-    return top[:, :k], jnp.take_along_axis(all_rows, places[:, :k], axis=1), bound

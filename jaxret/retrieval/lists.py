@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxret.retrieval.devices import power_of_two, upper_bounds
+from jaxret.retrieval.best import power_of_two, upper_bounds
 from jaxret.retrieval.precision import Compressed, Precision, compress
 from jaxret.retrieval.proof import Found
 from jaxret.types import Ragged

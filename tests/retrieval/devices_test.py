@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh
 
-from jaxret.retrieval import devices, pieces, precision
+from jaxret.retrieval import devices, host, pieces, precision
 from jaxret.retrieval.backends import Xla, select_backend
-from jaxret.retrieval.devices import Held, Layout, best, hold, lay_out, local_mesh, search_cells, share
+from jaxret.retrieval.best import best, share
+from jaxret.retrieval.devices import Held, Layout, hold, lay_out, local_mesh, search_cells
 from jaxret.retrieval.kept import Kept
 from jaxret.retrieval.pieces import ahead
 from jaxret.retrieval.precision import FLOAT32, PRECISIONS, Compressed, compress
@@ -106,16 +108,41 @@ def test_several_vectors_a_document(texts: tuple[np.ndarray, np.ndarray]) -> Non
     assert_same_bits(search(queries, [several], 7, select_backend("xla", precision="int8")), one)
 
 
+@pytest.mark.parametrize("scores", [2**28, 1])
+@pytest.mark.parametrize("name", PRECISIONS)
 def test_one_device_finds_what_eight_find(
-    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    scores: int,
+    texts: tuple[np.ndarray, np.ndarray],
+    expected: SearchResult,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Cells at the same time, or one after another where their scores are many."""
     queries, documents = texts
     first = jax.local_devices()[:1]
     monkeypatch.setattr(devices.jax, "local_devices", lambda: first)
-    backend = select_backend("xla")
+    monkeypatch.setattr(host, "SCORES", scores)
+    backend = select_backend("xla", precision=name)
     assert isinstance(backend, Xla)
     assert backend.mesh.size == 1
     assert_same_bits(search(queries, [documents], K, backend), expected)
+    several = documents.reshape(500, 3, 16)
+    one = search(queries, [several], 7, select_backend("faiss-cpu"))
+    assert_same_bits(search(queries, [several], 7, backend), one)
+
+
+def test_one_device_finds_the_same_by_the_program_of_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    """`host.search_cells` beside `devices.search_cells`, of the same vectors: scores, places and bounds."""
+    queries, documents = texts
+    layout = lay_out(len(documents), (1, 16), FLOAT32, 1, "cpu")
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (devices.ROWS,), axis_types=(AxisType.Auto,))
+    step = layout.chunk(16) * layout.cells
+    held = hold((documents[start : start + step] for start in range(0, 1500, step)), layout, FLOAT32, mesh)
+    assert isinstance(held, Held)
+    asked = compress(queries, FLOAT32)
+    found = host.search_cells(asked, held.vectors, held.rows, layout.size, K)
+    for ours, theirs in zip(found, search_cells(asked, held.vectors, held.rows, layout, K, mesh), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
@@ -127,7 +154,7 @@ def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyP
     def products(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
         return jnp.where(exists, (queries.numbers @ vectors.numbers.T).astype(jnp.float32), -jnp.inf)
 
-    monkeypatch.setattr(devices, "upper_bounds", products)
+    monkeypatch.setattr("jaxret.retrieval.best.upper_bounds", products)
     jax.clear_caches()
     with pytest.raises(RuntimeError, match=r"candidates in bfloat16 .* is less exact than bfloat16"):
         self_check(select_backend("xla", precision="bfloat16"))

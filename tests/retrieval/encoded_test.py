@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.devices import few_sizes
+from jaxret.retrieval.best import few_sizes
 from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.parts import Part, part_name, read_parts, write_parts
 from jaxret.retrieval.search import search

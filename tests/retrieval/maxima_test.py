@@ -12,7 +12,8 @@ import pytest
 
 from jaxret.retrieval import devices, maxima
 from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.devices import Held, lay_out, upper_bounds
+from jaxret.retrieval.best import upper_bounds
+from jaxret.retrieval.devices import Held, lay_out
 from jaxret.retrieval.precision import FLOAT32, PRECISIONS, Compressed, compress, find_precision
 from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
