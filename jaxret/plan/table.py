@@ -87,7 +87,7 @@ ROWS = (
     Row("h100:8", {**CHEAP, **LONG, "encoder.attention_dropout": 0.0}, 8.3, REDUCED),
     Row("h100:8", {**CHEAP, **LONG, **CUDNN}, 7.5, REDUCED),
     Row("v5e:4x4", {}, 1.0, {}, "encode"),
-    Row("h200:1", {}, 27, {}, "search", asked=MARCO, traffic=2.65),
+    Row("h200:1", {}, 27, {}, "search", asked=MARCO, traffic=2.7),
     Row("h200:1", {}, 14, {}, "search", asked=MARCO._replace(precision="bfloat16"), traffic=1.0),
     Row("h100:8", {}, 1.3, FOUND, "search", asked=MARCO._replace(precision="int8"), traffic=0.8),
     Row("v5e:4x4", {}, 1.8, FOUND, "search", asked=MARCO, traffic=1.1),
