@@ -80,7 +80,7 @@ SCRATCH = {
     "pretraining.scratch.intermediate_size": 1024,
     "pretraining.scratch.positions": 128,
     "train.batch_size": 64,
-    "train.steps": 3000,
+    "train.steps": 1500,
     "train.checkpoint_every": 250,
     "optimizer.learning_rate": 1e-3,
 }
