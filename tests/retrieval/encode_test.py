@@ -352,6 +352,37 @@ def test_a_part_goes_on_after_one_that_was_not_wanted_any_more(root: Path, run: 
     assert list(texts.part(0, 1).ids) == [next(read_corpus(root / "data")).id]
 
 
+def test_shards_of_a_corpus_that_was_another_meanwhile_are_taken_away(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size and time; only the digest of all of it tells, when some shards are there. When it is again what
+    it was, the folder has no passage of the other text."""
+    corpus = write_data(tmp_path / "data") / "corpus.jsonl"
+    before, time_of = corpus.read_bytes(), corpus.stat().st_mtime_ns
+    lines = before.splitlines(keepends=True)
+    record = json.loads(lines[1])
+    lines[1] = lines[1].replace(record["text"].encode(), record["text"][::-1].encode())
+
+    def put(content: bytes) -> None:
+        corpus.write_bytes(content)
+        os.utime(corpus, ns=(time_of, time_of))
+
+    def scan(*arguments: Any) -> CorpusScan:
+        found = scan_corpus(*arguments)
+        put(b"".join(lines))
+        return found
+
+    folder = tmp_path / "embeddings" / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.retrieval.source.scan_corpus", scan)
+        with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: its SHA-256"):
+            encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    put(before)
+    encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    found, expected = contents(folder), contents(encoded)
+    assert {name for name in expected if found[name] != expected[name]} == {"corpus.json"}  # it says where the text is
+
+
 def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
