@@ -134,6 +134,17 @@ class Leases:
             self._bury(lease.work)
             lease.work.parent.rmdir()  # fails where another job has it by now
 
+    def free(self, name: str) -> bool:
+        """Whether nobody has the lease, or a job that died: `claim` may still find another one faster."""
+        with naming(self.folder):
+            try:
+                owner = _owner(self.folder / f".lease-{name}")
+                return owner is None or bool(self._why_free(owner))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                return True  # given back just now
+
     def holder(self, name: str) -> str:
         """Who has a lease, for a person to read."""
         with contextlib.suppress(OSError):

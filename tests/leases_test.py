@@ -59,6 +59,18 @@ def write(path: Path, lease: Lease) -> bool:
     return lease.publishes(publish)
 
 
+def test_what_is_free_is_what_nobody_has_who_lives(leases: Leases, others: Leases) -> None:
+    assert leases.free("a")
+    lease = claimed(others)
+    assert not leases.free("a")
+    say(lease, silent=1000, **FAR)
+    assert leases.free("a")
+    say(lease, silent=0, **FAR)
+    assert not leases.free("a")
+    others.release(lease)
+    assert leases.free("a")
+
+
 def test_one_at_a_time(leases: Leases, others: Leases) -> None:
     lease = claimed(leases)
     assert others.claim("a") is None

@@ -37,13 +37,13 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 @dataclass(frozen=True)
 class Compiled:
     """A program on one device. memory: bytes by kind, `temporaries` being what lives during the step; they add up to
-    `total`. flops: of matrix products. traffic: bytes read from main memory and written there. warnings: of the
-    partitioner, that it moves a whole array."""
+    `total`. flops: of matrix products. traffic: bytes read from main memory and written there; None if
+    unknown. warnings: of the partitioner, that it moves a whole array."""
 
     memory: dict[str, int]
     collectives: tuple[Collective, ...]
     flops: int
-    traffic: float
+    traffic: float | None
     warnings: tuple[str, ...]
 
     @property

@@ -141,8 +141,11 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
     per = {"train": "a step", "encode": "a batch", "search": "a thousand queries on what is there"}[values["verb"]]
     parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
     if found := values.get("traffic"):
-        ratio = found["bytes"] / found["products"]
-        moved = f"{number(found['bytes'])}B read and written, {ratio:.2f} times the products' own"
+        if found["bytes"] is None:
+            moved = "unknown, because the compiled program does not say how often a loop runs"
+        else:
+            ratio = found["bytes"] / found["products"]
+            moved = f"{number(found['bytes'])}B read and written, {ratio:.2f} times the products' own"
         yield f"main memory of each device: {moved}"
     yield f"lower bound of the time of {per}: {duration(bound['seconds'])} ({parts}); it will be longer"
     if values["verb"] == "encode":

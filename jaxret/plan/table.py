@@ -114,7 +114,9 @@ def problems(row: Row, values: dict[str, Any]) -> list[str]:
         most = row.megabytes.get(kind, LARGE)
         if moved > most:
             found.append(f"{moved:,.1f} MB of {kind}, at most {most:,} expected")
-    if row.traffic:
+    if row.traffic and values["traffic"]["bytes"] is None:
+        found.append(f"unknown traffic of main memory, at most {row.traffic} times the products' expected")
+    elif row.traffic:
         ratio = values["traffic"]["bytes"] / values["traffic"]["products"]
         if ratio > row.traffic:
             found.append(f"{ratio:.2f} times the products' traffic of main memory, at most {row.traffic} expected")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 
 from jaxret.plan.hlo import COLLECTIVES, Instruction, Module, arrays, said_by_name, size, trips
 
@@ -32,19 +31,37 @@ _WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # t
 _SHAPE = re.compile(r"\b[a-z]+[0-9]*(?:e\dm\d\w*)?\[[\d,]*\](?:\{[^}]*\})?")
 
 
-def traffic(module: Module) -> float:
-    """Of one device, in a run of the program."""
-    return sum((times * _moved(module, name, found) for times, name, found in _executed(module, module.entry, 1)), 0.0)
+def traffic(module: Module) -> float | None:
+    """Of one device, in a run of the program; of a conditional, that of its dearest branch. None if it is unknown,
+    because how often a loop runs is not written in the HLO."""
+    found = _run(module, module.entry)
+    return None if math.isinf(found) else found
 
 
-def _executed(module: Module, name: str, times: int) -> Iterator[tuple[int, str, Instruction]]:
-    """Every instruction that runs on its own, with how often it does: not what is inside a fusion."""
+def _run(module: Module, name: str) -> float:
+    """Of one run of a computation: what each instruction moves that is no part of a fusion. Infinite if unknown."""
+    total = 0.0
     for found in module.computations[name].values():
-        yield times, name, found
+        total += _moved(module, name, found)
         if found.opcode == "while":
-            yield from _executed(module, found.called("body"), times * (trips(module, name, found) or 1))
+            length = trips(module, name, found)
+            if length is None:
+                return math.inf
+            total += (length + 1) * _run(module, found.called("condition"))
+            total += length * _run(module, found.called("body")) if length else 0.0
         elif found.opcode == "call":
-            yield from _executed(module, found.called("to_apply"), times)
+            total += _run(module, found.called("to_apply"))
+        elif found.opcode == "conditional":
+            total += max(_run(module, branch) for branch in _branches(found))
+    return total
+
+
+def _branches(conditional: Instruction) -> list[str]:
+    """{%a, %b}, or one for true and one for false."""
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
+    if listed:
+        return re.findall(r"[\w.\-]+", listed[1])
+    return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
 def _moved(module: Module, name: str, found: Instruction) -> float:

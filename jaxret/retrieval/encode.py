@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.data.formats import called, is_named, source_path
+from jaxret.data.formats import ChangedError, called, is_named, source_path
 from jaxret.leases import BOUND, Leases
 from jaxret.retrieval.collapse import alarm
 from jaxret.retrieval.jobs import Job, complete
@@ -106,7 +106,9 @@ def encode_source(
         try:
             job.fill()
             complete(writer, leases, source)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ChangedError):
+                writer.retract(job.written)
             if not leases.others():
                 writer.withdraw()
             raise

@@ -1,15 +1,22 @@
 """One of the jobs that fill a folder with shards: it claims those that nobody has. While one is computed, the text of
-the next is read and tokenised, and those before are written."""
+the next is read and tokenised, and those before are written.
+
+A shard has two leases. "next-SHARD" is a wish: a job reads the text, and others leave it that shard as long as there
+are some that nobody wishes for. SHARD is the shard itself: it is claimed when the text is there and the device has
+nothing to do, by whoever comes first. So no job waits for a shard that another has not begun.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from tqdm import tqdm
@@ -26,10 +33,19 @@ from jaxret.runs.run import Run
 from jaxret.storage import sweep
 from jaxret.types import Ragged
 
-READING = 1  # shards whose tokens wait for the device
 WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
 PAUSE = 0.5  # seconds between two looks at what other jobs do
 OLD = 86_400  # seconds after which what a killed job of another kind left in the folder is nobody's
+
+
+@dataclass
+class Reading:
+    """A shard whose text is read. wish: the lease that leaves it to this job; None where another job has that."""
+
+    shard: Shard
+    wish: Lease | None
+    text: Future[Part]
+    unwanted: Event
 
 
 @dataclass
@@ -91,8 +107,12 @@ class Job:
                 self.truncation = part.truncation
                 yield part.passages
 
-        with ThreadPoolExecutor(1, "texts") as readers, ThreadPoolExecutor(1, "shards") as writers:
-            for vectors in self.embedder.stream(passages(self.read(left, readers)), "passage", bar.update):
+        with (
+            ThreadPoolExecutor(1, "texts") as readers,
+            ThreadPoolExecutor(1, "shards") as writers,
+            closing(self.read(left, readers)) as read,
+        ):
+            for vectors in self.embedder.stream(passages(read), "passage", bar.update):
                 shard, lease, ids = claimed.popleft()
                 writing.append(writers.submit(self.write, shard, lease, vectors, ids))
                 if len(writing) > WRITING:
@@ -100,17 +120,55 @@ class Job:
             for written in writing:
                 written.result()
 
-    def read(self, left: list[Shard], readers: ThreadPoolExecutor) -> Iterator[tuple[Shard, Lease, Part]]:
-        """Claims shards, and reads their passages ahead."""
-        ahead: deque[tuple[Shard, Lease, Future[Part]]] = deque()
+    def read(self, left: list[Shard], readers: ThreadPoolExecutor) -> Generator[tuple[Shard, Lease, Part], None, None]:
+        """Reads the passages of one shard ahead, and claims each when it is asked for. When it is closed, as by Ctrl-C
+        and by whatever goes wrong elsewhere, reading ends."""
+        wished = self.wished(left)
+
+        def ahead() -> Reading | None:
+            for shard, wish in wished:
+                unwanted = Event()
+                text = readers.submit(self.texts.part, shard.start, shard.stop, unwanted)
+                return Reading(shard, wish, text, unwanted)
+            return None
+
+        coming = ahead()
+        try:
+            while coming:
+                shard, part = coming.shard, self.awaited(coming)
+                lease = self.claim(shard) if part else None
+                if coming.wish:
+                    self.leases.release(coming.wish)
+                coming = ahead()
+                if part and lease:
+                    yield shard, lease, part
+        finally:
+            if coming:
+                coming.unwanted.set()
+
+    def awaited(self, coming: Reading) -> Part | None:
+        """The text of a shard when it is read; None if meanwhile the job whose wish it was has begun the shard."""
+        while not coming.wish and wait([coming.text], PAUSE).not_done:
+            if not self.open(coming.shard):
+                coming.unwanted.set()
+                wait([coming.text])
+                return None
+        return coming.text.result()
+
+    def wished(self, left: list[Shard]) -> Iterator[tuple[Shard, Lease | None]]:
+        """The shards that nobody has and nobody else wishes for, with the wish; if there are none, those that others
+        wish for: whoever has the text first computes it."""
+        found = False
         for shard in left:
-            if lease := self.claim(shard):
-                ahead.append((shard, lease, readers.submit(self.texts.part, shard.start, shard.stop)))
-            if len(ahead) > READING:
-                shard, lease, part = ahead.popleft()
-                yield shard, lease, part.result()
-        for shard, lease, part in ahead:
-            yield shard, lease, part.result()
+            if self.open(shard) and (wish := self.leases.claim(f"next-{shard.suffix}")):
+                found = True
+                yield shard, wish
+        if not found:
+            yield from ((shard, None) for shard in left if self.open(shard))
+
+    def open(self, shard: Shard) -> bool:
+        """Whether a shard is neither there nor another job's."""
+        return not self.writer.has(shard, verify=False) and self.leases.free(shard.suffix)
 
     def claim(self, shard: Shard) -> Lease | None:
         """The lease of a shard that is neither there nor another job's."""

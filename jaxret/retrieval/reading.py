@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import islice
+from threading import Event
 from typing import NamedTuple, TypeAlias
 
 from jaxret.data.files import Where
@@ -30,8 +32,8 @@ class StoreReader:
     def __init__(self, texts: TokenizedCorpus) -> None:
         self.texts = texts
 
-    def part(self, start: int, stop: int) -> Part:
-        """The passages from row `start` to `stop`."""
+    def part(self, start: int, stop: int, unwanted: Event | None = None) -> Part:
+        """The passages from row `start` to `stop`. unwanted: as `TextReader` has it; a store takes no time."""
         return Part(self.texts.ids[start:stop], self.texts.passages.part(start, stop), self.texts.truncation)
 
     def require_unchanged(self) -> None:
@@ -51,20 +53,24 @@ class TextReader:
     def _from_front(self) -> Iterator[Passage]:
         return read_corpus(self.source.corpus, Policy(self.source.policy.on_error), self.source.scan)
 
-    def part(self, start: int, stop: int) -> Part:
-        """The passages from row `start` to `stop`. Raises DataError if the corpus is another than was looked at."""
+    def part(self, start: int, stop: int, unwanted: Event | None = None) -> Part:
+        """The passages from row `start` to `stop`. unwanted: when it is set, another thread no longer waits for them,
+        and reading ends at the next passage. Raises CancelledError then, and DataError if the corpus is another
+        than was looked at."""
         if start < self._at:
             self._rest, self._at = self._from_front(), 0
         ids: list[str] = []
 
-        def noting(passages: Iterator[Passage]) -> Iterator[Passage]:
-            for passage in passages:
-                ids.append(passage.id)
-                yield passage
+        def asked() -> Iterator[Passage]:
+            for passage in islice(self._rest, stop - self._at):
+                self._at += 1
+                if unwanted and unwanted.is_set():
+                    raise CancelledError
+                if self._at > start:
+                    ids.append(passage.id)
+                    yield passage
 
-        asked = islice(self._rest, start - self._at, stop - self._at)
-        tokens = self.tokenizer.passages(noting(asked), cut=self._cut)
-        self._at = stop
+        tokens = self.tokenizer.passages(asked(), cut=self._cut)
         return Part(ids, tokens, replace(self._cut))
 
     def require_unchanged(self) -> None:

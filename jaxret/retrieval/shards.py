@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,13 @@ class ShardWriter:
         """Has the folder say nothing again if it has no shard; for a job that fails where there is no other."""
         if read_entry(self.folder / BEGUN) == self.made_from and not any(self.folder.glob("shard-*.json")):
             _retire(self.folder / BEGUN, None)
+
+    def retract(self, written: Collection[int]) -> None:
+        """Takes shards away again, for a job that learns what it wrote may not be what they say."""
+        for shard in (shard for shard in self.shards if shard.index in written):
+            _retire(self.folder / "manifest.json", None)
+            _retire(shard.sidecar(self.folder), None)
+            self._whole.discard(shard.index)
 
     def _entry(self, path: Path) -> dict[str, Any] | None:
         """What a file says of what the shards are made from, and of its own; None if it says nothing."""

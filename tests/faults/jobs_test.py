@@ -90,6 +90,24 @@ def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trial
     trials.count(again.returncode == 0 and same, again.told)
 
 
+@pytest.mark.faults(4)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_told_to_stop_while_text_is_read(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
+    """It is not read to the end of the shard first, which takes 17 seconds. What is written stays."""
+    name, folder = f"read{number}", tiny.run / "embeddings" / f"read{number}"
+    process = encode(tiny, name, None, "--shard_rows=40", passages=[81, 0.5])
+    wait_for(folder / "shard-00000-of-00003.json", process)
+    time.sleep(1)
+    process.send(number)
+    process.wait(5)
+    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.told)
+    trials.count((folder / "shard-00000-of-00003.json").exists(), "the first shard is gone")
+    again, alone = (encode(tiny, each, None, "--shard_rows=40") for each in (name, f"{name}-alone"))
+    ended = again.wait(), alone.wait()
+    same = vectors(folder) == vectors(tiny.run / "embeddings" / f"{name}-alone")
+    trials.count(ended == (0, 0) and same, again.told)
+
+
 def names_owner(told: str, owner: Script) -> bool:
     return all(part in told for part in (socket.gethostname(), str(owner.pid), "since"))
 

@@ -8,6 +8,7 @@ count: file       writes there how many such calls there were
 fail: [name, n, errno]   the n-th call of os.<name> and all later ones fail
 file_size: bytes  no file may grow larger (RLIMIT_FSIZE)
 delay: [name, n, seconds]   the n-th call of os.<name> takes that long
+passages: [n, seconds]   the n-th passage that is read to be encoded and all later ones take that long
 cache: folder     where compiled programs are kept
 clock: seconds    each reading of the wall clock is this much later than the one before
 """
@@ -78,6 +79,18 @@ def install(faults: dict[str, Any]) -> None:
             return call(*args, **kwargs)
 
         setattr(os, name, slow)
+    if "passages" in faults:
+        from jaxret.retrieval import reading
+
+        first, seconds = faults["passages"]
+        read = reading.read_corpus
+
+        def slowly(*args: Any) -> Any:
+            for number, passage in enumerate(read(*args), 1):
+                time.sleep(seconds if number >= first else 0)
+                yield passage
+
+        setattr(reading, "read_corpus", slowly)  # noqa: B010
     if "cache" in faults:
         jax.config.update("jax_compilation_cache_dir", faults["cache"])
     if "file_size" in faults:

@@ -111,6 +111,10 @@ def test_the_text_says_what_the_values_do() -> None:
     assert "queries     forward 1.23 M" in text
     assert "lower bound of the time of a step: 500 ms (arithmetic 500 ms, memory 250 ms)" in text
     assert "fits with --config.train.chunk_size=8: 0.50 GiB" in text
+    moved = values(True) | {"traffic": {"bytes": 3e6, "products": 2e6}}
+    assert "main memory of each device: 3 MB read and written, 1.50 times the products' own" in report(moved, chips)
+    moved["traffic"]["bytes"] = None
+    assert "main memory of each device: unknown, because the compiled program does not say how" in report(moved, chips)
 
 
 def test_numbers_and_times_are_short() -> None:

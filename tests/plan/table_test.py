@@ -63,6 +63,12 @@ def test_a_bound_that_breaks_is_named() -> None:
     assert problems(row, plan(1.9, "all-reduce", 101.0)) == ["101.0 MB of all-reduce, at most 100 expected"]
     assert problems(row, plan(1.9, "all-to-all", 99.0)) == ["99.0 MB of all-to-all, at most 1 expected"]
     assert problems(row, plan(1.9, "all-to-all", 0.9)) == []
+    row = row._replace(traffic=1.5)
+    assert problems(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 3.0, "products": 2}}) == []
+    (told,) = problems(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 4.0, "products": 2}})
+    assert told == "2.00 times the products' traffic of main memory, at most 1.5 expected"
+    (told,) = problems(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": None, "products": 2}})
+    assert told == "unknown traffic of main memory, at most 1.5 times the products' expected"
 
 
 @pytest.mark.exhaustive

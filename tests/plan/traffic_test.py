@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxret.plan.hlo import parse
@@ -87,3 +92,75 @@ def test_an_instruction_moves_what_it_needs_and_gives(line: str, moved: int) -> 
     parameter = "%p = f32[8]{0} parameter(0)"
     text = f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n  {parameter}\n  ROOT %r = {line}\n}}\n"
     assert traffic(parse(text)) == moved
+
+
+SIDE = 64
+ARRAY = SIDE * SIDE * 4
+
+
+def compiled(program: Callable[..., Any], *numbers: float) -> float | None:
+    """The traffic of a program of some numbers and an array, compiled for this machine."""
+    found = jax.jit(program).lower(*numbers, jnp.ones((SIDE, SIDE))).compile()
+    return traffic(parse(found.as_text() or ""))
+
+
+def ordered(x: jax.Array) -> jax.Array:
+    """Reads an array and writes one."""
+    return jnp.sort(x, axis=0)
+
+
+def test_a_loop_that_runs_while_something_holds_has_unknown_traffic() -> None:
+    def until(most: float, x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x[0, 0] < most, ordered, x)
+
+    def known(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 7, lambda _, x: ordered(x), x)
+
+    assert compiled(until, 3.0) is None
+    moved = compiled(known)  # control: of the same body
+    assert moved is not None
+    assert moved >= 7 * 2 * ARRAY
+
+
+def test_what_asks_whether_a_loop_goes_on_moves_something_too() -> None:
+    """Once more than the loop runs."""
+    asked = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
+    asking = PARTS.replace("ROOT %less = pred[] constant(true)", asked)
+    before = traffic(parse(PARTS))
+    assert before is not None
+    assert traffic(parse(asking)) == before + 6 * (INDEX + INDEX + 1)
+
+
+@pytest.mark.parametrize("branches", [2, 3])
+def test_a_conditional_moves_what_its_dearest_branch_does(branches: int) -> None:
+    def twice(x: jax.Array) -> jax.Array:
+        return ordered(ordered(x) * 2)
+
+    def choose(which: int, x: jax.Array) -> jax.Array:
+        return jax.lax.switch(which, [ordered, twice, ordered][:branches], x)
+
+    alone, moved = compiled(twice), compiled(choose, 1)
+    assert alone is not None
+    assert moved is not None
+    assert 4 * ARRAY <= alone <= moved < alone + 1000  # and which one it is
+
+
+def test_branches_for_true_and_false() -> None:
+    text = """HloModule m
+
+%one (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} negate(%p)
+}
+
+%none (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}
+
+ENTRY %main (p: f32[8], b: pred[]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %b = pred[] parameter(1)
+  ROOT %r = f32[8]{0} conditional(%b, %p, %p), true_computation=%none, false_computation=%one
+}
+"""
+    assert traffic(parse(text)) == 64

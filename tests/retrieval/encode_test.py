@@ -7,8 +7,11 @@ import json
 import os
 import shutil
 import threading
+import time
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,12 +23,12 @@ from jaxret.contract import ContractError
 from jaxret.data.formats import CorpusScan, DataError, read_corpus, read_queries, read_run, scan_corpus
 from jaxret.data.records import Passage
 from jaxret.distributed import make_mesh, replicated
-from jaxret.leases import Leases, _numbers
+from jaxret.leases import Lease, Leases, _numbers
 from jaxret.lockfile import this_process
 from jaxret.retrieval import encode, jobs
 from jaxret.retrieval.encode import corpus_name, encode_corpus, vector_dtype
 from jaxret.retrieval.jobs import Job
-from jaxret.retrieval.reading import TextReader
+from jaxret.retrieval.reading import TextReader, reader
 from jaxret.retrieval.retrieve import Searcher, retrieve
 from jaxret.retrieval.shard_set import open_shards
 from jaxret.retrieval.shards import ShardError, ShardWriter, read_sealed
@@ -200,10 +203,10 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
     begun = {start: threading.Event() for start in starts}
     part, read = TextReader.part, Job.read
 
-    def reading(self: TextReader, start: int, stop: int) -> Any:
+    def reading(self: TextReader, start: int, *rest: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
         begun[start].set()
-        return part(self, start, stop)
+        return part(self, start, *rest)
 
     def giving(self: Job, *rest: Any) -> Any:
         for shard, lease, found in read(self, *rest):
@@ -215,14 +218,179 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
     assert encode_corpus(with_run(run, tmp_path), root / "data", progress=False, shard_rows=20).shards == len(starts)
 
 
+def test_what_goes_wrong_does_not_wait_for_a_text_that_nobody_needs(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shard is being read when computing the first fails: reading ends, and the error is told."""
+    read, failed = 0, threading.Event()
+
+    def slow(*rest: Any) -> Any:
+        nonlocal read
+        for passage in read_corpus(*rest):
+            read += 1
+            if read > ROWS + 1:
+                assert failed.wait(30)
+                time.sleep(0.05)
+            yield passage
+
+    def failing(*_: Any) -> Any:
+        while read < ROWS + 2:
+            time.sleep(0.01)
+        failed.set()
+        raise ArithmeticError("the device is broken")
+
+    monkeypatch.setattr("jaxret.retrieval.reading.read_corpus", slow)
+    monkeypatch.setattr(Embedder, "_batches", failing)
+    with pytest.raises(ArithmeticError, match="the device is broken"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert read < 2 * ROWS - 10
+
+
+def test_no_job_idles_while_another_has_a_shard_that_it_has_not_begun(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
+    wishes for, and then that."""
+    monkeypatch.setattr(jobs, "PAUSE", 0.01)
+    folder = tmp_path / "embeddings" / "data"
+    found: list[encode.EncodeResult] = []
+    job = threading.Thread(
+        target=lambda: found.append(encode_corpus(with_run(run, tmp_path), root / "data", progress=False))
+    )
+    times: list[int] = []  # when the second shard was written, and the third
+    read = Job.read
+
+    def slow(self: Job, *rest: Any) -> Any:
+        for each in read(self, *rest):
+            if threading.current_thread() is not job and not job.ident:
+                job.start()
+                end = time.monotonic() + 30
+                paths = [shard.sidecar(folder) for shard in self.writer.shards]
+                while not all(path.exists() for path in paths[1:]):
+                    assert time.monotonic() < end, "the other job waits for a shard that nobody has begun"
+                    time.sleep(0.01)
+                times.extend(path.stat().st_mtime_ns for path in paths[1:])
+            yield each
+
+    monkeypatch.setattr(Job, "read", slow)
+    try:
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    finally:
+        job.join()
+    assert (result.shards_written, found[0].shards_written) == (1, 2)
+    assert times[0] > times[1]
+    assert contents(folder) == contents(encoded)
+
+
+def test_a_shard_that_its_own_job_begins_is_not_read_on_by_another(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shards are another's wish. This job reads the first, until that job begins it, and computes the others."""
+    monkeypatch.setattr(jobs, "PAUSE", 0.01)
+    folder, part = tmp_path / "embeddings" / "data", TextReader.part
+    ended: list[int] = []
+
+    def noting(self: TextReader, start: int, *rest: Any) -> Any:
+        try:
+            return part(self, start, *rest)
+        except CancelledError:
+            ended.append(start)
+            raise
+
+    monkeypatch.setattr(TextReader, "part", noting)
+    with Leases(folder) as others:
+        assert all(others.claim(f"next-0000{number}-of-00003") for number in range(3))
+        begun: list[Lease] = []
+
+        def slow(*rest: Any) -> Any:
+            for number, passage in enumerate(read_corpus(*rest)):
+                if number == 10 and not begun:
+                    lease = others.claim("00000-of-00003")
+                    assert lease
+                    begun.append(lease)
+                if begun and number < ROWS and not ended:
+                    time.sleep(0.05)
+                yield passage
+
+        def sleep(_: float) -> None:
+            assert len(list(folder.glob("shard-*.json"))) == 2
+            others.release(begun[0])
+
+        monkeypatch.setattr("jaxret.retrieval.reading.read_corpus", slow)
+        monkeypatch.setattr("jaxret.retrieval.jobs.time", SimpleNamespace(sleep=sleep))
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert (result.shards_written, ended) == (3, [0])
+    assert contents(folder) == contents(encoded)
+
+
+@pytest.mark.parametrize("kind", ["text", "store"])
+def test_parts_that_are_asked_for_out_of_order_are_those_of_one_pass(
+    kind: str, root: Path, run: Run, tmp_path: Path
+) -> None:
+    """As shards of a job that died are, or damaged ones: before what was read last, text is read from its beginning."""
+    source = look_at(run, root / "data", "error", str(tmp_path), print)
+    expected = run.tokenizer.passages(read_corpus(root / "data"))
+    ids = [passage.id for passage in read_corpus(root / "data")]
+    if kind == "store":
+        source.tokenized(run, False, print)
+    texts = reader(source, run.tokenizer)
+    assert isinstance(texts, TextReader) == (kind == "text")
+    for start, stop in ((50, 100), (0, 50), (20, 40), (100, len(ids)), (30, 31), (31, 40)):
+        part = texts.part(start, stop)
+        assert list(part.ids) == ids[start:stop]
+        np.testing.assert_array_equal(part.passages.flat, expected.part(start, stop).flat)
+        np.testing.assert_array_equal(part.passages.lengths, expected.lengths[start:stop])
+
+
+def test_a_part_goes_on_after_one_that_was_not_wanted_any_more(root: Path, run: Run) -> None:
+    source, unwanted = look_at(run, root / "data", "error", "", print), threading.Event()
+    texts = TextReader(source, run.tokenizer)
+    unwanted.set()
+    with pytest.raises(CancelledError):
+        texts.part(0, 50, unwanted)
+    assert list(texts.part(1, 3).ids) == [passage.id for passage in read_corpus(root / "data")][1:3]
+    assert list(texts.part(0, 1).ids) == [next(read_corpus(root / "data")).id]
+
+
+def test_shards_of_a_corpus_that_was_another_meanwhile_are_taken_away(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size and time; only the digest of all of it tells, when some shards are there. When it is again what
+    it was, the folder has no passage of the other text."""
+    corpus = write_data(tmp_path / "data") / "corpus.jsonl"
+    before, time_of = corpus.read_bytes(), corpus.stat().st_mtime_ns
+    lines = before.splitlines(keepends=True)
+    record = json.loads(lines[1])
+    lines[1] = lines[1].replace(record["text"].encode(), record["text"][::-1].encode())
+
+    def put(content: bytes) -> None:
+        corpus.write_bytes(content)
+        os.utime(corpus, ns=(time_of, time_of))
+
+    def scan(*arguments: Any) -> CorpusScan:
+        found = scan_corpus(*arguments)
+        put(b"".join(lines))
+        return found
+
+    folder = tmp_path / "embeddings" / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.retrieval.source.scan_corpus", scan)
+        with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: its SHA-256"):
+            encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    put(before)
+    encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    found, expected = contents(folder), contents(encoded)
+    assert {name for name in expected if found[name] != expected[name]} == {"corpus.json"}  # it says where the text is
+
+
 def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(tmp_path / "data")
     part = TextReader.part
 
-    def changing(self: TextReader, start: int, stop: int) -> Any:
-        found = part(self, start, stop)
+    def changing(self: TextReader, *rest: Any) -> Any:
+        found = part(self, *rest)
         os.utime(tmp_path / "data" / "corpus.jsonl", (1, 1))  # its bytes were not all read again yet
         return found
 

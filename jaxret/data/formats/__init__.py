@@ -10,6 +10,7 @@ Every reader takes a `Policy`; the default stops at the first bad record with a 
 from jaxret.data.files import DataError, Policy
 from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.corpora import (
+    ChangedError,
     CorpusScan,
     corpus_file,
     found_corpus,
@@ -37,6 +38,7 @@ from jaxret.data.formats.trec import write_run
 from jaxret.data.libraries.named import files_of, is_named
 
 __all__ = [
+    "ChangedError",
     "CorpusScan",
     "DataError",
     "Policy",

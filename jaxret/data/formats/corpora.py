@@ -21,6 +21,10 @@ from jaxret.data.libraries.named import files_of
 from jaxret.data.records import Passage
 
 
+class ChangedError(DataError):
+    """All of a corpus was read, and it is not the one that was scanned: any passage may be of another text."""
+
+
 @dataclass(frozen=True)
 class CorpusScan:
     """What a first pass over a corpus found.
@@ -68,7 +72,7 @@ def stat_files(files: Sequence[Path]) -> dict[str, int]:
 def _require_scanned(path: PathLike, scan: CorpusScan, sha256: str) -> None:
     if sha256 != scan.sha256:
         found = f"the corpus changed: its SHA-256 was {scan.sha256} when it was scanned and is {sha256} now"
-        raise Where(corpus_file(path)).error("changed corpus", found, "leave it alone, and encode it again")
+        raise ChangedError(Where(corpus_file(path)), "changed corpus", found, "leave it alone, and encode it again")
 
 
 def corpus_file(source: PathLike) -> Path:
