@@ -126,6 +126,10 @@ def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
     lost = written(tmp_path / "a", "st.tuples", given)
     assert lost["scores in records without one on the other side"] == len(second.positives)
     assert sum(e.scores for e in read_examples(tmp_path / "a", targets=False)) == first.scores
+    late = replace(first, negative_scores=(math.nan, *first.negative_scores[1:]))
+    assert written(tmp_path / "a", "st.tuples", [late])["scores in records without one on the other side"] == 0
+    (found,) = read_examples(tmp_path / "a", targets=False)
+    assert found.scores == late.scores, "also where a passage comes in a row without scores first"
     alone = [replace(e, negatives=(), negative_scores=()) for e in given]
     lost = written(tmp_path / "b", "st.tuples", alone)
     assert lost["scores in records without one on the other side"] == sum(len(e.positives) for e in given)
