@@ -40,8 +40,11 @@ from jaxret.mining.audit import Audit, audit
 from jaxret.mining.choose import Chooser, Tally
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME, FilePool, Pool, RunPool, WordPool, is_run
+from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.passages import Passages
+from jaxret.retrieval.retrieve import corpus_folder, texts_of
 from jaxret.retrieval.source import note_corpus
+from jaxret.runs.workdir import Workdir
 from jaxret.storage import require_apart, require_writable, sealed, sha256_file, write_json
 
 RANKED = 4096  # queries whose candidates are held: 4,096 x 200 are about 120 MB
@@ -144,6 +147,9 @@ def require_settings(job: Job) -> None:
     read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranked]
     read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
     read += [("the corpus", job.corpus, files_of(corpus_file(job.corpus)))] if job.corpus else []
+    for pool in runs if not job.corpus else ():
+        encoded = open_encoded(corpus_folder(Workdir(pool), job.encoded, "--encoded"), verify=False)
+        read.append(("the corpus that a pool encoded", pool, texts_of(encoded)))
     read += [("a file that follows", file, [source_path(file)]) for file in job.concat]
     read += [("the training data", job.data, question_files(job.data, job.split, job.judged))]
     for what, source, files in read:

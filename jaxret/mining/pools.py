@@ -18,7 +18,7 @@ from jaxret.data.formats.trec import ranked
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.evaluation.bm25 import BM25
 from jaxret.retrieval.encoded import EncodedCorpus
-from jaxret.retrieval.retrieve import Searcher, choose_corpus
+from jaxret.retrieval.retrieve import Searcher, corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import sha256_file
@@ -80,7 +80,7 @@ class RunPool:
         run = open_run(workdir)
         self.name = run.workdir.name
         self.bounded: bool | None = bool(run.config.normalize)
-        self.searcher = Searcher(run, choose_corpus(run, corpus), backend, many=True)
+        self.searcher = Searcher(run, corpus_folder(run.workdir, corpus, "--encoded"), backend, many=True)
         self._rows: dict[str, int] = {}
         for first, ids in self.searcher.shards.id_blocks():
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}

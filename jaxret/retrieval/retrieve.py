@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.contract import require_equal
-from jaxret.data.formats import source_path
+from jaxret.data.formats import corpus_file, files_of, source_path
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.data.tokenizer import Truncation
 from jaxret.evaluation.metrics import Evaluation, evaluate
@@ -28,7 +28,7 @@ from jaxret.retrieval.search import search
 from jaxret.retrieval.self_check import self_check
 from jaxret.retrieval.shards import ShardError, read_entry
 from jaxret.runs.embedder import padded_length
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, config_of_task
 from jaxret.runs.workdir import Workdir
 from jaxret.storage import read_json
 from jaxret.types import Ragged
@@ -63,6 +63,7 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     """As `choose_corpus`, of a run that need not be opened. flag: what chooses one of several, for the error."""
     there = workdir.corpora
     if not there:
+        config_of_task(workdir, "retrieval")  # of what is no retriever nothing can be encoded
         remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
         raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
     if name in there:
@@ -82,6 +83,13 @@ def encoded_from(folder: Path) -> str:
     """The folder or file whose passages were encoded into `folder`, from the root; "" if that is not known."""
     path = (read_entry(folder / "corpus.json") or {}).get("path")
     return path if isinstance(path, str) else ""
+
+
+def texts_of(encoded: EncodedCorpus) -> list[Path]:
+    """The files that the texts of an encoded corpus are read from, as far as that is known. Raises DataError if a
+    folder that was encoded has no corpus any more."""
+    places = [encoded_from(shards.folder) for shards in encoded.shards]
+    return [file for place in places if place for file in files_of(corpus_file(place))]
 
 
 def is_place_of(encoded: str, name: str) -> bool:

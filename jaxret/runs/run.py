@@ -206,6 +206,14 @@ USES = {
 }
 
 
+def config_of_task(workdir: Workdir, task: str) -> ConfigDict:
+    """The config of a run of a task. Raises what `stored_config` does, and ValueError for a run of another."""
+    config = stored_config(workdir)
+    if config.task != task:
+        raise ValueError(f"{workdir} is {USES.get(config.task, config.task)}; {USES[task].partition(':')[0]} is needed")
+    return config
+
+
 @dataclass(frozen=True)
 class Opened:
     """A model of a run with its parameters, and what belongs to it."""
@@ -232,9 +240,7 @@ def open_model(
 ) -> Opened:
     """Opens the run of a task; build: its config and the encoder's -> the model. All else as `open_run`."""
     folder = Workdir(workdir)
-    config = stored_config(folder)
-    if config.task != task:
-        raise ValueError(f"{folder} is {USES.get(config.task, config.task)}; {USES[task].partition(':')[0]} is needed")
+    config = config_of_task(folder, task)
     if attention is not None:
         config.encoder.attention = attention
     try:

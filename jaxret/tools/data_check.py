@@ -155,7 +155,7 @@ def _rankings(check: Check, source: PathLike, name: str = "rankings") -> None:
 
 def _examples(check: Check, found: Sequence[Example], name: str = "examples") -> None:
     positives, negatives = (sum(len(getattr(e, side)) for e in found) for side in ("positives", "negatives"))
-    scored = sum(e.taught for e in found)
+    scored = sum(e.scores > 0 for e in found)
     without = sum(not e.negatives for e in found)
     check.say(
         f"{name}: {len(found):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"

@@ -23,7 +23,6 @@ from jaxret.data.formats import corpus_file, example_files, files_of, found_quer
 from jaxret.data.formats.readers import found_judgements
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import read_evaluation, to_markdown, to_text
-from jaxret.mining.asked import question_files
 from jaxret.mining.mine import Job, mine, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.retrieval.encode import corpus_name, encode_corpus
@@ -130,7 +129,7 @@ class _Recipe:
         data = stage.config.data
         return {
             "settings": asdict(stage.mining) if stage.mining else {},
-            "data": self._digest(question_files(data.train, data.train_split)),
+            "data": self._digest(stage.questions()),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus,
@@ -213,7 +212,7 @@ class _Recipe:
         keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
         made: dict[str, Any] = {
             "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
-            "data": self._digest(question_files(data.train, data.train_split)),
+            "data": self._digest(stage.questions()),
             "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
             "start_from": self._lineage.get(start, start),
             "named": self._digest(named_files(stage.config, start not in self.stages)),

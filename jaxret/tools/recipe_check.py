@@ -14,10 +14,9 @@ from jaxret.contract import require_equal
 from jaxret.data.files import Policy
 from jaxret.data.formats import corpus_file, scan_corpus, source_path
 from jaxret.data.formats.corpora import found_corpus
-from jaxret.data.formats.places import is_folder
+from jaxret.data.formats.places import has_passages, is_folder
 from jaxret.data.formats.readers import has_scores
 from jaxret.evaluation.answers import check_answers
-from jaxret.mining.asked import question_files
 from jaxret.mining.asked import read_asked as training_questions
 from jaxret.mining.mine import require_meaning
 from jaxret.mining.pools import is_run
@@ -113,7 +112,7 @@ def _check_files(stage: Stage) -> None:
     config = stage.config
     train = example_source(config, "train")
     if stage.mining:
-        question_files(train.path, train.split, not stage.mining.positives_from_retrieval)
+        stage.questions()
         train.beside()
     elif train.path:
         train.files()
@@ -126,13 +125,15 @@ def _check_files(stage: Stage) -> None:
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], on: Evaluated) -> None:
     """A retriever scores the passages of the corpus that it encoded, by their ids: the texts must be those."""
     data = stage.config.data.train
-    texts = on.corpus if stage.mining else data if is_folder(source_path(data)) else ""
+    path = source_path(data)
+    own = data if is_folder(path) and has_passages(path) else ""  # records have their texts with them
+    texts = on.corpus if stage.mining else own
     if stage.teacher not in stages:
         check_teacher(stage.teacher, corpus_name(on.corpus), texts)
     elif texts and not stages[stage.teacher].reranks and corpus_file(texts) != corpus_file(on.corpus):
-        encoded, own = ({"sha256": scan_corpus(corpus).sha256} for corpus in (on.corpus, texts))
+        encoded, given = ({"sha256": scan_corpus(corpus).sha256} for corpus in (on.corpus, texts))
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
-        require_equal(encoded, own, f"--corpus={on.corpus}", f"the corpus of {texts}", remedy)
+        require_equal(encoded, given, f"--corpus={on.corpus}", f"the corpus of {texts}", remedy)
 
 
 def _check_scores(stage: Stage) -> None:

@@ -9,13 +9,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from jaxret.data.files import Where
 from jaxret.data.formats import (
     CorpusScan,
     Policy,
+    corpus_file,
     example_files,
+    found_queries,
     read_corpus,
     read_examples,
     read_queries,
@@ -25,7 +28,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.formats.example_writers import tevatron_record
-from jaxret.data.formats.readers import keeps_first, run_files
+from jaxret.data.formats.readers import found_judgements, keeps_first, run_files
 from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
@@ -87,6 +90,10 @@ def rerank_run(
     """
     require_writable(Path(out).absolute().parent)
     require_apart(out, run_files(run), "the run that is reranked")
+    require_apart(out, [found.path for found in found_queries(queries, judge.split)], f"the queries ({queries})")
+    require_apart(out, [corpus_file(corpus)], f"the corpus ({corpus})")
+    if judge.qrels:
+        require_apart(out, [found_judgements(judge.qrels, judge.split).path], f"the judgements ({judge.qrels})")
     policy = Policy(on_error)
     rankings, remove = read_run(run, policy), judge.self_matches == "remove"
     longest = max(map(len, rankings.values()), default=0)
@@ -193,10 +200,17 @@ def score_examples(
 
 def scored(examples: Iterable[Example], scorer: PairScores, done: Callable[[int], object]) -> Iterator[Example]:
     """The examples with the scores of all their passages: as many at a time as have PAIRS of these. done: is told how
-    many pairs were scored."""
+    many pairs were scored. Raises ValueError for a score that is no finite number."""
     for block in _blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
-        scores = iter(scorer(pairs).tolist())
+        found = scorer(pairs)
+        for row in np.flatnonzero(~np.isfinite(found))[:1]:
+            query, passage = pairs[row]
+            raise ValueError(
+                f"the teacher's score of query {query!r} and passage {passage!r} is {found[row]}, and a score is a "
+                "finite number; take another checkpoint of it"
+            )
+        scores = iter(found.tolist())
         done(len(pairs))
         for example in block:
             positives, negatives = (tuple(islice(scores, len(s))) for s in (example.positives, example.negatives))

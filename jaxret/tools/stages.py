@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.data.formats import corpus_file, files_of, source_path
+from jaxret.mining.asked import question_files
 from jaxret.mining.filters import Settings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.models.encoders.pretrained import model_files
@@ -41,6 +42,11 @@ class Stage:
     def reranks(self) -> bool:
         """Whether it is a cross-encoder, which encodes and searches nothing."""
         return self.config.task == "reranking"
+
+    def questions(self) -> list[Path]:
+        """The files that its training queries are read from. Raises DataError for one that is missing."""
+        judged = self.mining is None or not self.mining.positives_from_retrieval
+        return question_files(self.config.data.train, self.config.data.train_split, judged)
 
     def mined(self, folder: Path) -> Path:
         """What it mines, in the recipe's folder."""

@@ -62,8 +62,14 @@ def load_examples(
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
-        taught = f"{data.teacher.taught:,} of {len(data):,} examples"
-        say(f"  {taught} have a teacher's scores, of their target and of a negative: they are taught")
+        taught = data.teacher.taught
+        if not taught:  # of the subset: without one, no example is an error of reading
+            raise ValueError(
+                f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
+                "a teacher's scores, of its target and of a negative; take more queries, or give these scores"
+            )
+        told = "have a teacher's scores, of their target and of a negative: they are taught"
+        say(f"  {taught:,} of {len(data):,} examples {told}")
     if data.pseudo_queries is not None:
         found = int((data.pseudo_queries.lengths > 0).sum())
         if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -115,6 +116,23 @@ def test_training_files_there_and_back(name: str, other: str, tmp_path: Path) ->
 )
 def test_what_is_lost_is_counted(name: str, lost: dict[str, int], tmp_path: Path) -> None:
     assert written(tmp_path / "a", name, examples(scores=True, titles=True, answers=True)) == lost
+
+
+def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
+    """A triplet has the scores of both its passages or none."""
+    first, second = examples(scores=True)[:2]
+    nobody = (math.nan,) * len(second.negatives)
+    given = [first, replace(second, negative_scores=nobody)]
+    lost = written(tmp_path / "a", "st.tuples", given)
+    assert lost["scores in records without one on the other side"] == len(second.positives)
+    assert sum(e.scores for e in read_examples(tmp_path / "a", targets=False)) == first.scores
+    late = replace(first, negative_scores=(math.nan, *first.negative_scores[1:]))
+    assert written(tmp_path / "a", "st.tuples", [late])["scores in records without one on the other side"] == 0
+    (found,) = read_examples(tmp_path / "a", targets=False)
+    assert found.scores == late.scores, "also where a passage comes in a row without scores first"
+    alone = [replace(e, negatives=(), negative_scores=()) for e in given]
+    lost = written(tmp_path / "b", "st.tuples", alone)
+    assert lost["scores in records without one on the other side"] == sum(len(e.positives) for e in given)
 
 
 def test_texts_that_a_table_cannot_hold(tmp_path: Path) -> None:

@@ -268,6 +268,25 @@ def test_a_file_that_is_read_is_not_written(read: str, root: Path, tmp_path: Pat
         mine(replace(here, out=str(tmp_path / "other")), progress=False)
 
 
+def test_the_corpus_that_a_pool_encoded_is_not_written(root: Path, tmp_path: Path) -> None:
+    """A run knows it, and without --corpus reads texts from it."""
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data", train=4, dev=2)
+    run = untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data")
+    corpus = tmp_path / "data" / "corpus.jsonl"
+    whole = corpus.read_bytes()
+    given = Job(str(root / "data"), (str(run.workdir.path),), str(corpus))
+    with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
+        mine(given, progress=False)
+    encode_corpus(run, tmp_path / "data", progress=False)
+    with pytest.raises(ValueError, match=r"corpus.jsonl is the corpus that a pool encoded \(.*run\), which would"):
+        mine(given, progress=False)
+    assert corpus.read_bytes() == whole
+    encode_corpus(run, tmp_path / "data", name="again", progress=False)
+    with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --encoded"):
+        mine(given, progress=False)
+
+
 def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -> None:
     """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
     mine(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)

@@ -116,6 +116,9 @@ def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
     assert f"  cut: {np.mean(passages.lengths > 3):.1%} at 3, {np.mean(passages.lengths > 4):.1%} at 4" in found.lines
 
 
+SCORED = {"docid": "2", "text": "y", "score": 1}
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -123,6 +126,10 @@ def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
         (["q1 0 p1 1"], "judgements: 1 for 1 queries (1 of grade 1)"),
         (["q1 Q0 p1 1 2.5 t", "q1 Q0 p2 2 1.5 t"], "rankings: of 1 queries, 2 to 2 passages each"),
         ([{"query": "a", "pos": ["x"], "neg": ["y"]}], "examples: 1 queries, 1 positives, 1 negatives, 0 with scores"),
+        (
+            [{"query_id": "q", "query": "a", "positive_passages": [{"docid": "1", "text": "x"}, SCORED]}],
+            "examples: 1 queries, 2 positives, 0 negatives, 1 with scores",
+        ),
     ],
 )
 def test_files(rows: list, told: str, tmp_path: Path) -> None:

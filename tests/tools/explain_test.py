@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from jaxret.data.records import Passage, Query
 from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import choose_corpus, retrieve
+from jaxret.retrieval.retrieve import choose_corpus, corpus_folder, retrieve
 from jaxret.runs.run import Run
+from jaxret.runs.workdir import Workdir
 from jaxret.tools.explain import explain, stored_passage
 from tests.pipeline import untrained_run, write_data, write_encoder
 
@@ -43,6 +45,11 @@ def rows(told: str, header: str) -> list[list[str]]:
     """The cells of the table under a header."""
     lines = told[told.index(header) :].split("\n\n")[0].splitlines()
     return [re.split(r"\s{2,}", line.strip()) for line in lines[2:]]
+
+
+def test_of_what_is_no_retriever_no_corpus_is_to_be_encoded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no run \(it has no config.json\)"):
+        corpus_folder(Workdir(tmp_path / "nowhere"))
 
 
 @pytest.mark.exhaustive

@@ -386,6 +386,37 @@ def test_what_a_late_stage_would_stumble_over_is_told_before_the_first(
     check_recipe(found[:1], tmp_path / "two", on)
 
 
+def test_what_a_step_takes_is_not_refused_before_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions alone to mine from retrieval; records with texts of their own in a folder without a corpus; scores of
+    a positive that is not the first."""
+    monkeypatch.chdir(tmp_path)
+    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
+    Path("questions").mkdir()
+    shutil.copy(data / "queries.jsonl", "questions")
+    Path("records").mkdir()
+    texts: list[dict[str, Any]] = [{"docid": name, "text": f"river {name}"} for name in "abc"]
+    sides = {"positive_passages": [texts[0], texts[1] | {"score": 1}], "negative_passages": [texts[2] | {"score": 0}]}
+    record = {"query_id": "q", "query": "river", **sides}
+    Path("records/train.jsonl").write_text(json.dumps(record) + "\n")
+    small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
+    small |= {"data.negatives": 1}
+    taught = small | {"data.train": "records", "loss.kl.weight": 1.0}
+    mined = {"pools": ["bm25"], "positives_from_retrieval": True}
+    written = [
+        {"name": "a", "mine": mined, "config": small | {"data.train": "questions"}},
+        {"name": "b", "teacher": "a", "config": taught},
+        {"name": "c", "config": taught},
+    ]
+    Path("c.py").write_text(CONFIG.format(stages=written))
+    found = read_stages("c.py", {})
+    on = Evaluated(str(data), str(data), str(data), k=10, measures=("RR@10",))
+    check_recipe(found, tmp_path / "two", on)
+    recipe = _Recipe(tmp_path / "two", {stage.name: stage for stage in found}, on, Ledger(tmp_path), False)
+    assert [name for name, _ in recipe._mining(found[0])["data"]] == ["queries.jsonl"]
+    (tmp_path / "two" / "a").mkdir(parents=True)
+    recipe._note_lineage(found[0])
+
+
 def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", train=4, dev=2)
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))

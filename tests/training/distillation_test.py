@@ -18,6 +18,7 @@ from jaxret.data.files import DataError
 from jaxret.data.formats import read_examples, write_results, write_run
 from jaxret.data.formats.example_writers import flag_examples
 from jaxret.data.records import Example, Passage, Query
+from jaxret.data.subset import subset_of
 from jaxret.data.teacher import Teacher, scored_by
 from jaxret.data.tokenized import ExampleSource, stored_examples
 from jaxret.data.tokenizer import TextTokenizer
@@ -141,6 +142,15 @@ def test_what_the_teacher_did_not_score_is_left_out_alone(
     assert data.teacher is not None
     np.testing.assert_array_equal(data.teacher.negatives.flat, [1.0, np.nan, 1.0, np.nan])
     assert "1 of 3 examples have a teacher's scores, of their target and of a negative" in capsys.readouterr().out
+    chosen = [subset_of("012", 1, seed) for seed in range(99)]
+    config.data.subset, config.seed.data = 1, chosen.index({"0"})
+    assert load_examples(config, "train", tokenizer, False, print)
+    config.seed.data = chosen.index({"1"})
+    with pytest.raises(
+        ValueError, match=r"data.subset=1 \(seed.data .*\) of .*some.jsonl has no example with a teacher's"
+    ):
+        load_examples(config, "train", tokenizer, False, print)
+    config.data.subset = 0
     (tmp_path / "none.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     config.data.train = str(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"none\.jsonl: no example has a teacher's scores, of its target and of a neg"):

@@ -20,9 +20,11 @@ from jaxret.data.records import Passage, Query
 from jaxret.distributed import make_mesh, shard_batch
 from jaxret.models.cross_encoder import CrossEncoder, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
+from jaxret.retrieval.retrieve import corpus_folder
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import open_run
 from jaxret.runs.scorer import PairScorer
+from jaxret.runs.workdir import Workdir
 from jaxret.tools import rerank
 from jaxret.tools.compare import compare_runs
 from jaxret.tools.export import export
@@ -245,6 +247,10 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
         rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, Judge(data, "dev", ["R@100"]), progress=False)
     with pytest.raises(ValueError, match=r"dev.trec is the run that is reranked"):
         rerank_run(reranker, str(root / "dev.trec"), data, data, root / "dev.trec", 5, progress=False)
+    for name, what in (("queries.jsonl", "queries"), ("corpus.jsonl", "corpus"), ("qrels/dev.tsv", "judgements")):
+        read = root / "data" / name
+        with pytest.raises(ValueError, match=rf"{name} is the {what} \(.*data\), which would be lost"):
+            rerank_run(reranker, str(root / "dev.trec"), data, data, read, 5, Judge(data, "dev"), progress=False)
     assert {evaluation_path(f"x.{end}").name for end in ("v1", "v2", "trec")} == {
         "x.v1.eval.json",
         "x.v2.eval.json",
@@ -331,6 +337,17 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
     with pytest.raises(ValueError, match=r"out.jsonl is the training data \(.*\), which would be lost"):
         score_examples(Lengths(), str(out), out, progress=False)
 
+    class Broken(Lengths):
+        def __call__(self, pairs: Any, progress: bool = False) -> np.ndarray:
+            scores = super().__call__(pairs)
+            scores[-1] = np.nan
+            return scores
+
+    whole = out.read_bytes()
+    with pytest.raises(ValueError, match=r"the teacher's score of query '.*' and passage '.*' is nan, and"):
+        score_examples(Broken(), str(tmp_path / "dpr.json"), out, progress=False)
+    assert out.read_bytes() == whole
+
 
 def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:
     told = export(workdir, "hf", tmp_path / "out")
@@ -350,8 +367,9 @@ def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path)
 
 
 def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
-    with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
-        open_run(workdir)
+    for needs_a_retriever in (open_run, lambda folder: corpus_folder(Workdir(folder))):
+        with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
+            needs_a_retriever(workdir)
 
 
 @pytest.mark.parametrize(

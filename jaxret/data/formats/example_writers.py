@@ -101,7 +101,11 @@ def tuples(path: Path, examples: Iterable[Example]) -> Lost:
                     scored = len(both) == 2 and all(map(math.isfinite, both))
                     yield {**pair, "negative": joined_text(negative), **({"scores": both} if scored else {})}
 
+    def paired(e: Example) -> bool:
+        return all(any(map(math.isfinite, side)) for side in (e.positive_scores, e.negative_scores))
+
     write_records(path, rows())
+    lost["scores in records without one on the other side"] = sum(e.scores for e in examples if not paired(e))
     return lost
 
 

@@ -33,7 +33,12 @@ _EXAMPLES_OF = (
 
 def passages_in(folder: Path) -> Path:
     """Raises DataError if there is none."""
-    return _first(folder, _PASSAGES) or require_file(folder, _PASSAGES[0])
+    return corpus_in(folder) or require_file(folder, _PASSAGES[0])
+
+
+def corpus_in(folder: Path) -> Path | None:
+    """The file of passages, if there is one."""
+    return _first(folder, _PASSAGES)
 
 
 def queries_in(folder: Path, split: str | None = None) -> list[Path]:

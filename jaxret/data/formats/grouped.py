@@ -53,7 +53,8 @@ def grouped(rows: Iterable[Row], policy: Policy) -> Iterator[tuple[Where, Exampl
         group = groups.setdefault(query.text + positives, _Group(row.where, query))
         for side, found in zip((group.positives, group.negatives), sides):
             for one, score in found:
-                side.setdefault(one.id, (one, score))
+                if side.setdefault(one.id, (one, score))[1] is None:  # another row may have it
+                    side[one.id] = (one, score)
     for group in groups.values():
         if group.positives:
             yield group.where, make_example(group.query, group.positives, group.negatives)

@@ -35,6 +35,11 @@ def passages_in(folder: Path) -> Path:
     return _require(folder, "passages", None) if is_named(folder) else folders.passages_in(folder)
 
 
+def has_passages(folder: Path) -> bool:
+    """Whether there is a corpus."""
+    return (_table(opened(folder), "passages", None) if is_named(folder) else folders.corpus_in(folder)) is not None
+
+
 def queries_in(folder: Path, split: str | None = None) -> list[Path]:
     """Those of all queries, or of the split; without a split, of all of them. Raises DataError if there is none."""
     if not is_named(folder):

@@ -140,7 +140,10 @@ def has_scores(source: PathLike, split: str | None, negatives_run: PathLike | No
     found = _training_file(source, split, negatives_run)
     if found is None or found.format.examples is None:  # judgements, or ids
         return False
-    return any(example.taught for _, example in found.format.examples(found.path, policy))
+    examples = (example for _, example in found.format.examples(found.path, policy))
+    if found.format.every_positive:
+        examples = (one for example in examples for one in targets_of(example))
+    return any(example.taught for example in examples)
 
 
 def _folder_of(found: Found) -> Path:
