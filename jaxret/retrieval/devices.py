@@ -88,9 +88,8 @@ class Held:
     def __call__(self, queries: np.ndarray, k: int) -> Found:
         """The k rows with the highest scores of queries [Q,D] float32."""
         count, k = len(queries), min(k, self.rows)
-        size = power_of_two(count)
-        if _by_maxima(self.vectors, self.layout, self.mesh):
-            size = max(size, maxima.LEAST)
+        by_maxima = _by_maxima(self.vectors, self.layout, self.mesh)
+        size = maxima.whole_tiles(count) if by_maxima else power_of_two(count)
         padded = np.pad(queries, ((0, size - count), (0, 0)))
         wanted = min(few_sizes(k), self.rows)
         asked = compress(padded, self.precision)

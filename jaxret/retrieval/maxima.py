@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jaxret.retrieval.best import power_of_two
 from jaxret.retrieval.precision import Compressed
 
 GROUP = 8  # places of a group: `PLACES // GROUP` apart, so that a thread has all of them
@@ -29,11 +30,17 @@ def can_take(platform: str, width: int, dimension: int, dtype: Any) -> bool:
     return platform == "cuda" and width == 1 and dimension % NUMBERS == 0 and dtype != jnp.float32
 
 
+def whole_tiles(count: int) -> int:
+    """As many queries as there are, and some more: tiles have LEAST or QUERIES of them, and no number between that the
+    self-check does not see."""
+    return LEAST if count <= LEAST else max(QUERIES, power_of_two(count))
+
+
 def group_maxima(
     queries: Compressed, vectors: Compressed, cell: jax.Array, there: jax.Array, interpret: bool = False
 ) -> jax.Array:
     """Of each group of a cell, what the products with queries [Q,D] are at most, float32 [Q, n // GROUP]; vectors: of
-    all cells [cells,n,D]; there [n]: 0 where a place has a vector, else -inf. Q is a power of two from LEAST up."""
+    all cells [cells,n,D]; there [n]: 0 where a place has a vector, else -inf. Q is of `whole_tiles`."""
     (count, dimension), size = queries.numbers.shape, vectors.numbers.shape[1]
     if vectors.numbers.size > IN_32_BITS // 2 and _bytes(vectors.numbers) <= IN_32_BITS:
         vectors = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, cell, 1), vectors)  # a copy

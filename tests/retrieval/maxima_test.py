@@ -131,6 +131,11 @@ def test_the_self_check_is_of_the_kernel(name: str, monkeypatch: pytest.MonkeyPa
     assert {16, 128} <= set(seen)
 
 
+def test_tiles_are_those_of_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maxima, "QUERIES", 128)
+    assert [maxima.whole_tiles(count) for count in (1, 16, 17, 33, 65, 129)] == [16, 16, 128, 128, 128, 256]
+
+
 def test_what_has_no_kernel_is_multiplied_as_everywhere() -> None:
     assert maxima.can_take("cuda", 1, D, np.dtype(np.int8))
     assert not maxima.can_take("cuda", 1, D, FLOAT32.dtype)
