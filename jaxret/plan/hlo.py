@@ -100,6 +100,9 @@ def _count(module: Module, name: str, times: int) -> None:
             _count(module, body, times * (1 if length is None else length))
             if length is None and any(_matters(module, name) for name in module.times - before):
                 raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
+        elif instruction.opcode == "conditional":  # all of them: what a program computes and sends at most
+            for branch in branches(instruction):
+                _count(module, branch, times)
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
             for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
                 if called in module.computations:
@@ -110,6 +113,14 @@ def _matters(module: Module, name: str) -> bool:
     """Whether something is counted in a computation."""
     computation = module.computations[name]
     return any(i.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, i) for i in computation.values())
+
+
+def branches(conditional: Instruction) -> list[str]:
+    """{%a, %b}, or one for true and one for false."""
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
+    if listed:
+        return re.findall(r"[\w.\-]+", listed[1])
+    return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
 def trips(module: Module, caller: str, loop: Instruction) -> int | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxret.plan import hlo
@@ -190,6 +192,16 @@ def test_flops_of_products(product: str, left: str, right: str, flops: int) -> N
         product = product.replace("f32[6,7]{1,0}", "f32[6,7,1]{2,1,0}")
     lines = f"  %a = f32[{left}]{{0}} parameter(0)\n  %b = f32[{right}]{{0}} parameter(1)\n  ROOT %c = {product}\n"
     assert hlo.product_flops(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n")) == flops
+
+
+@pytest.mark.parametrize("branches", [2, 3])
+def test_products_of_all_branches_count(branches: int) -> None:
+    def program(which: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.switch(which, [lambda x: x @ x, lambda x: x + 1, lambda x: x @ x @ x][:branches], x)
+
+    text = jax.jit(program).lower(jnp.int32(0), jnp.ones((32, 32))).compile().as_text()
+    assert "conditional(" in str(text)
+    assert hlo.product_flops(hlo.parse(str(text))) == {2: 1, 3: 3}[branches] * 2 * 32**3
 
 
 def test_a_loop_of_unknown_length_is_an_error() -> None:
