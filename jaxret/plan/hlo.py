@@ -100,10 +100,21 @@ def _count(module: Module, name: str, times: int) -> None:
             _count(module, body, times * (1 if length is None else length))
             if length is None and any(_matters(module, name) for name in module.times - before):
                 raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
+        elif instruction.opcode == "conditional":  # which one it is is not written: all of them count
+            for branch in branches(instruction):
+                _count(module, branch, times)
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
             for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
                 if called in module.computations:
                     _count(module, called, times)
+
+
+def branches(conditional: Instruction) -> list[str]:
+    """{%a, %b}, or one for true and one for false."""
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
+    if listed:
+        return re.findall(r"[\w.\-]+", listed[1])
+    return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
 def _matters(module: Module, name: str) -> bool:

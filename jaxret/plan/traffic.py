@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from jaxret.plan.hlo import COLLECTIVES, Instruction, Module, arrays, said_by_name, size, trips
+from jaxret.plan.hlo import COLLECTIVES, Instruction, Module, arrays, branches, said_by_name, size, trips
 
 # Names for what is there, and control flow, whose computations are counted themselves.
 _FREE = {
@@ -52,16 +52,8 @@ def _run(module: Module, name: str) -> float:
         elif found.opcode == "call":
             total += _run(module, found.called("to_apply"))
         elif found.opcode == "conditional":
-            total += max(_run(module, branch) for branch in _branches(found))
+            total += max(_run(module, branch) for branch in branches(found))
     return total
-
-
-def _branches(conditional: Instruction) -> list[str]:
-    """{%a, %b}, or one for true and one for false."""
-    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
-    if listed:
-        return re.findall(r"[\w.\-]+", listed[1])
-    return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
 def _moved(module: Module, name: str, found: Instruction) -> float:

@@ -192,6 +192,16 @@ def test_flops_of_products(product: str, left: str, right: str, flops: int) -> N
     assert hlo.product_flops(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n")) == flops
 
 
+@pytest.mark.parametrize("called", ["branch_computations={%a, %b}", "true_computation=%a, false_computation=%b"])
+def test_what_is_in_branches_counts(called: str) -> None:
+    """That of all of them, at which index or for which value they may be."""
+    dot = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    branches = "".join(f"%{name} (p: f32[4,4]) -> f32[4,4] {{\n  ROOT %r = f32[4,4] {dot}\n}}\n\n" for name in "ab")
+    branches = branches.replace("  ROOT", "  %p = f32[4,4] parameter(0)\n  ROOT")
+    main = f"ENTRY %m (i: s32[], p: f32[4,4]) -> f32[4,4] {{\n  ROOT %c = f32[4,4] conditional(%i, %p), {called}\n}}"
+    assert hlo.product_flops(hlo.parse(branches + main)) == 2 * 2 * 4**3
+
+
 def test_a_loop_of_unknown_length_is_an_error() -> None:
     """Unless nothing in it is counted."""
     harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
