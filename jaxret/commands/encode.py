@@ -22,7 +22,10 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _PASSAGE_LENGTH = flags.DEFINE_integer("passage_length", None, "tokens of a passage at most; default: as in training")
 _DTYPE = flags.DEFINE_string("dtype", "", "of the vectors on disk, float32 or float16; default: the run's encode.dtype")
 _SHARD_ROWS = flags.DEFINE_integer(
-    "shard_rows", 0, "passages per shard; default: the run's encode.shard_rows, but no more than 8192"
+    "shard_rows",
+    0,
+    "passages per shard; default: the run's encode.shard_rows, but no more than 8192",
+    lower_bound=0,
 )
 _SHARD_MB = flags.DEFINE_integer(
     "shard_mb", 0, "MB (10^6 bytes) of vectors per shard at most; default: the run's encode.shard_mb", lower_bound=0

@@ -241,8 +241,9 @@ class Xla:
         return None
 
     @classmethod
-    def open(cls, reason: str, precision: Precision = FLOAT32) -> Xla:
-        devices = jax.local_devices()
+    def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Xla:
+        """lists: for lists of vectors."""
+        devices = jax.local_devices()[: 1 if lists else None]
         where = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
         if precision != FLOAT32:
             where += f", candidates in {precision.name}"
@@ -295,7 +296,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
             problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
                 why = "".join(f", not {other}: {reason}" for other, reason in passed)
-                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, many)
+                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, many, lists)
             passed.append((choice, problem))
         raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in passed))
     if name not in BACKENDS:
@@ -308,7 +309,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or take xla")
-    return _open(kind, "as asked", numbers, many)
+    return _open(kind, "as asked", numbers, many, lists)
 
 
 def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
@@ -320,6 +321,6 @@ def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
     return None
 
 
-def _open(kind: Any, reason: str, precision: Precision, many: bool) -> Backend:
-    found: Backend = kind.open(reason, precision) if kind.precisions else kind.open(reason)
+def _open(kind: Any, reason: str, precision: Precision, many: bool, lists: bool) -> Backend:
+    found: Backend = kind.open(reason, precision, lists) if kind.precisions else kind.open(reason)
     return replace(found, many=True) if many and isinstance(found, FaissCpu) else found

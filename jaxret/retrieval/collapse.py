@@ -34,7 +34,8 @@ def _vectors(shards: ShardSet, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 def mean_cosine(passages: list[np.ndarray]) -> float:
     """The mean cosine of a vector of one passage and one of another, over all such pairs; 0 if there is none.
-    passages: [V,D] each, V may differ. In float64, from sums: no pair is computed by itself."""
+    passages: [V,D] each, V may differ. Of two vectors of zeros, which say as little, it is 1. In float64, from sums: no
+    pair is computed by itself."""
     units = [_units(vectors.astype(np.float64)) for vectors in passages]
     sums = np.array([each.sum(axis=0) for each in units])
     counts = np.array([len(each) for each in units], np.float64)
@@ -43,5 +44,6 @@ def mean_cosine(passages: list[np.ndarray]) -> float:
 
 
 def _units(vectors: np.ndarray) -> np.ndarray:
+    """[V,D+1]; the last number is 1 for vectors of zeros, and 0 for others."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(norms > 0, norms, 1)
+    return np.concatenate([vectors / np.where(norms > 0, norms, 1), norms == 0], axis=1)

@@ -136,7 +136,11 @@ def encode_source(
 
 def rows_per_shard(run: Run, source: Source, dtype: str, shard_rows: int, shard_mb: int, progress: bool = False) -> int:
     """Passages per shard: as many as are allowed, and as have no more than the allowed MB of vectors. Where a passage
-    has as many vectors as tokens, these are counted first, so that the largest shard is within the limit too."""
+    has as many vectors as tokens, these are counted first, so that the largest shard is within the limit too. Raises
+    ValueError for less than none of either."""
+    for name, asked in (("shard_rows", shard_rows), ("shard_mb", shard_mb)):
+        if asked < 0:
+            raise ValueError(f"{name} is {asked}; it must be at least 1, or 0 for what the folder or the run says")
     rows = shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS)
     megabytes = shard_mb or run.config.encode.shard_mb
     vectors = megabytes * MB // (run.retriever.dimension * np.dtype(DTYPES[dtype]).itemsize)

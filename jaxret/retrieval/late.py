@@ -14,7 +14,7 @@ from jaxret.retrieval.backends import Backend
 from jaxret.retrieval.dense import BLOCK_ROWS, QUERY_ROWS, of_one_query
 from jaxret.retrieval.lists import Padded
 from jaxret.retrieval.picked import PickedLists
-from jaxret.retrieval.rounding import sum_error, upper_norms
+from jaxret.retrieval.rounding import LONGEST, sum_error, upper_norms
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged
 
@@ -29,6 +29,9 @@ class VectorLists:
     def __init__(self, vectors: Ragged) -> None:
         self.vectors = vectors
         self.norms = upper_norms(vectors.flat)
+        query = np.repeat(np.arange(len(vectors)), vectors.lengths)
+        together = np.bincount(query, self.norms, len(vectors))
+        self.norms[(together >= LONGEST)[query]] = np.inf  # no product overflows, but their sum could
 
     def __len__(self) -> int:
         return len(self.vectors)

@@ -9,6 +9,7 @@ import weakref
 from array import array
 from collections.abc import Collection
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -65,16 +66,18 @@ class Passages:
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._index: Index | None = None
         self._folder: Path | None = None  # of the lines that were read last
+        self._reading = Lock()  # there is one place for these, and threads may share an index
 
     def read(self, wanted: Collection[str]) -> dict[str, Passage]:
-        """Those of the passages that there are and that say something, by id."""
-        if self._index is None:
-            self._index = self._stored()
-        if self._index is None:
-            if self._copied and not self._copy():
-                return {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in wanted}
-            self._index = self._make()
-        return self._at_places(self._index, wanted)
+        """Those of the passages that there are and that say something, by id. One thread reads at a time."""
+        with self._reading:
+            if self._index is None:
+                self._index = self._stored()
+            if self._index is None:
+                if self._copied and not self._copy():
+                    return {p.id: p for p in read_corpus(self.path, Policy("skip")) if p.id in wanted}
+                self._index = self._make()
+            return self._at_places(self._index, wanted)
 
     def _at_places(self, index: Index, wanted: Collection[str]) -> dict[str, Passage]:
         """Copies the lines that are wanted to a file of their own, for the reader that knows the format."""

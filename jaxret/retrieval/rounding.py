@@ -9,6 +9,7 @@ import numpy as np
 UNIT = 2.0**-24  # unit roundoff of float32
 WIDE_UNIT = 2.0**-53  # of float64
 TINY = 2.0**-126  # smallest normal float32; a device may flush smaller results to zero
+LONGEST = math.sqrt(float(np.finfo(np.float32).max) / 4)  # norm of a vector: a product of two longer ones may overflow
 
 
 def rounding_error(dimension: int, query_norms: np.ndarray, largest_norm: float) -> np.ndarray:
@@ -32,10 +33,10 @@ def sum_error(dimension: int, query_norms: np.ndarray, largest_norm: float, unit
 
 def upper_norms(vectors: np.ndarray) -> np.ndarray:
     """Upper bounds of the L2 norms of float32 vectors [N,D], float64 [N]. NaN or infinite where a vector has a NaN,
-    an infinity, or is so long (about 9e18) that products could overflow."""
+    an infinity, or is so long (LONGEST, about 9e18) that products could overflow."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         squares = np.einsum("nd,nd->n", vectors, vectors).astype(np.float64)
-    squares[squares >= np.finfo(np.float32).max / 4] = np.inf
+    squares[squares >= LONGEST**2] = np.inf
     dimension = vectors.shape[1]
     return np.sqrt(squares * (1 + 2 * dimension * UNIT) + dimension * TINY)
 

@@ -17,6 +17,7 @@ from jaxret.retrieval.parts import Part, read_parts
 from jaxret.retrieval.passages import unchanged_corpus
 from jaxret.retrieval.shard_set import ShardSet
 from jaxret.retrieval.shards import (
+    BEGUN,
     Manifest,
     ShardError,
     file_problems,
@@ -44,7 +45,7 @@ def verify(folder: str | Path) -> Iterator[Checked]:
     folder = Path(folder)
     if (folder / "config.json").exists():
         yield from _run(Workdir(folder))
-    elif any(folder.glob("shard-*.json")) or (folder / "parts.json").exists():
+    elif _is_corpus(folder):
         yield from _corpus(folder)
     elif folder.absolute().parent.name == "indexes":
         yield _tried(folder / "manifest.json", lambda: _approximate(folder.absolute()))
@@ -54,6 +55,13 @@ def verify(folder: str | Path) -> Iterator[Checked]:
         raise ValueError(
             f"{folder} is no run, no encoded corpus, no index and no store of tokens: there is nothing to verify"
         )
+
+
+def _is_corpus(folder: Path) -> bool:
+    """Whether a folder is, or was to be, of vectors; the manifest alone says so too."""
+    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGUN, "parts.json")):
+        return True
+    return "shards" in (read_entry(folder / "manifest.json") or {})
 
 
 def _tried(name: str | Path, act: Callable[[], object]) -> Checked:

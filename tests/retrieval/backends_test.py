@@ -109,6 +109,12 @@ def test_auto_takes_faiss_on_a_cpu_and_says_why() -> None:
     assert re.search(r"\(auto: JAX runs on cpu, not faiss-gpu: FAISS 1\.\S+ sees no GPU\)$", backend.description)
 
 
+def test_a_description_names_the_devices_that_are_used() -> None:
+    """Lists of vectors are on the first."""
+    assert " on 8 x cpu (as asked)" in select_backend("xla").description
+    assert " on cpu, candidates in int8 (as asked)" in select_backend("xla", lists=True, precision="int8").description
+
+
 def test_auto_prefers_an_accelerator_that_jax_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.jax, "default_backend", lambda: "tpu")
     assert select_backend("auto").name == "xla"
@@ -162,7 +168,7 @@ def test_lists_of_vectors_go_to_a_backend_that_has_them() -> None:
 def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(backends.Xla):
         @classmethod
-        def open(cls, reason: str, precision: Precision = FLOAT32) -> Mine:
+        def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Mine:
             return cls(f"mine ({reason})", "mine", precision)
 
     monkeypatch.setitem(BACKENDS, "mine", Mine)

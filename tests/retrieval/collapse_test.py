@@ -35,7 +35,17 @@ def test_the_mean_over_all_pairs(most: int) -> None:
 
 
 def test_what_has_no_pairs_or_no_direction() -> None:
-    assert mean_cosine([]) == mean_cosine([np.ones((3, 4))]) == mean_cosine([np.zeros((1, 4))] * 2) == 0
+    assert mean_cosine([]) == mean_cosine([np.ones((3, 4))]) == mean_cosine([np.zeros((1, 4)), np.ones((1, 4))]) == 0
+    assert mean_cosine([np.zeros((1, 4))] * 2) == 1
+
+
+def test_vectors_of_zeros_have_collapsed(tmp_path: Path) -> None:
+    """As float16 makes them of small ones."""
+    writer = ShardWriter(tmp_path, 9, 5, {})
+    for shard in writer.shards:
+        writer.write(shard, np.full((shard.rows, 1, 4), 1e-9, np.float16), ["p"] * shard.rows)
+    writer.finish()
+    assert "have collapsed" in alarm(open_shards(tmp_path))
 
 
 @pytest.mark.parametrize("lists", [False, True])

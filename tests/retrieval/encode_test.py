@@ -639,6 +639,13 @@ def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, mon
     assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
 
 
+@pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])
+def test_a_shard_of_fewer_than_no_passages_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is -1; it must be at least 1, or 0 for what the folder or the run"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False, **{name: -1})  # type: ignore[arg-type]
+    assert not (tmp_path / "embeddings").exists()
+
+
 @pytest.mark.parametrize("head", ["layers", "all_tokens"])
 def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path) -> None:
     """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""

@@ -116,6 +116,22 @@ def test_a_control_without_the_proof_misses_ties(monkeypatch: pytest.MonkeyPatch
     assert len(found.rounds) > 1
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_of_maxima_that_may_overflow_is_refused(sign: int) -> None:
+    """Each product is a float32 number, their sum is none: all scores were infinite, or no document was found."""
+    queries = Ragged(np.full((9, 4), sign * 4e18, np.float32), np.array([0, 1, 9]))
+    documents = Ragged(np.full((12, 4), 4e18, np.float32), np.arange(13))
+    with pytest.raises(ValueError, match="query 1 has a NaN, an infinity or a number too large"):
+        search_lists(queries, blocks(documents, 5), K)
+    assert np.isfinite(search_lists(queries.part(0, 1), blocks(documents, 5), K).scores).all()
+
+
+def test_a_list_of_no_vectors_is_refused() -> None:
+    documents = Ragged(np.ones((5, D), np.float32), np.array([0, 1, 3, 3, 5]))
+    with pytest.raises(ValueError, match="document row 5 has no vector"):
+        search_lists(lists([3], 1), [lists([2] * 3, 2), documents], K)
+
+
 def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
     documents = lists(counts(40), 8)
     for dtype in (np.float32, np.float16):

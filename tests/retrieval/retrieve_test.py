@@ -8,6 +8,8 @@ import io
 import json
 import os
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -419,6 +421,20 @@ def test_passages_are_read_from_files_of_any_format(
     if copy.exists():
         copy.write_bytes(copy.read_bytes().replace(b"line", b"mine"))
         assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
+
+
+def test_threads_read_the_texts_that_they_ask_for(run: Run, root: Path) -> None:
+    """As those of a server do that share an index."""
+    texts, interval = Passages(choose_corpus(run)), sys.getswitchinterval()
+    expected = {passage.id: passage for passage in read_corpus(root / "data")}
+    some = [list(expected)[start : start + 3] for start in range(0, 60, 3)] * 5
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(texts.read, some))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [{key: expected[key] for key in keys} for keys in some]
 
 
 def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(

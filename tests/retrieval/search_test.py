@@ -361,6 +361,11 @@ def test_wrong_shapes_are_errors() -> None:
         search(gaussian(5, 8), [documents], 0, backend)
     with pytest.raises(ValueError, match="one V and D"):
         search(gaussian(5, 8), [documents, gaussian(3, 2, 8)], 3, backend)
+    for shape in [(3, 0, 8), (3, 1, 0)]:
+        with pytest.raises(ValueError, match="one V and D"):
+            search(gaussian(5, shape[2]), [np.ones(shape, np.float32)], 3, backend)
+    with pytest.raises(ValueError, match="must be float32 or float16, not float64"):
+        search(gaussian(5, 8), [np.ones((3, 1, 8))], 3, backend)
     with pytest.raises(ValueError, match="at least a row"):
         search(gaussian(5, 8), [], 3, backend)
     with pytest.raises(ValueError, match="40 vectors a document are more than the 16"):

@@ -69,6 +69,18 @@ def test_what_is_wrong_is_named(run: Path) -> None:
     assert problems(run) == []
 
 
+def test_a_corpus_without_sidecars_is_a_corpus(run: Path, tmp_path: Path) -> None:
+    """Search needs none; what its manifest says is compared all the same."""
+    shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
+    part = next((tmp_path / "corpus").glob("part-*"))
+    for path in part.glob("shard-*.json"):
+        path.unlink()
+    (part / "vectors-00000-of-00001.npy").unlink()
+    found = problems(part)
+    for name in ("vectors-00000-of-00001.npy", "shard-00000-of-00001.json"):
+        assert any(name in problem for problem in found), name
+
+
 def test_each_of_several_is_named(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
     wrong = sorted((tmp_path / "corpus").glob("*-of-00002.*"))[:3]
