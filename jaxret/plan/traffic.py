@@ -28,6 +28,7 @@ _FREE = {
 }
 _PARTS = ("dynamic-slice", "slice", "gather")  # that read of their first operand what they give
 _WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # that need all of every operand
+_Known = dict[tuple[int, str, int], int]
 _SHAPE = re.compile(r"\b[a-z]+[0-9]*(?:e\dm\d\w*)?\[[\d,]*\](?:\{[^}]*\})?")
 
 
@@ -65,7 +66,8 @@ def _moved(module: Module, name: str, found: Instruction) -> float:
     computation = module.computations[name]
     operands = [computation[operand].shape if operand in computation else "" for operand in found.operands]
     if inside := module.computations.get(found.called("calls")):  # a fusion, or what goes on beside others
-        read = sum((_read(module, inside, number, shape) for number, shape in enumerate(operands)), 0.0)
+        known: _Known = {}
+        read = sum((_read(module, inside, number, shape, known) for number, shape in enumerate(operands)), 0.0)
         return read + _written(inside, found.shape if kind == "fusion" else _root(inside).shape)
     if said := said_by_name(found, "bytes"):
         return float(said)
@@ -77,12 +79,12 @@ def _moved(module: Module, name: str, found: Instruction) -> float:
     return sum(map(_main, operands), _main(result))
 
 
-def _read(module: Module, inside: dict[str, Instruction], number: int, shape: str) -> float:
+def _read(module: Module, inside: dict[str, Instruction], number: int, shape: str, known: _Known) -> float:
     """Of an operand of a fusion, in main memory: all of it, or what is used."""
     parameter = _parameter(inside, number)
     if parameter is None or not _main(shape):
         return 0.0
-    used = _used(module, inside, parameter.name, _count(_root(inside)))
+    used = _used(module, inside, parameter.name, _count(_root(inside)), known)
     return _bytes(shape) * min(1.0, used / max(1, _count(parameter)))
 
 
@@ -90,10 +92,16 @@ def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | Non
     return next((i for i in inside.values() if i.rest.startswith(f"parameter({number})")), None)
 
 
-def _used(module: Module, inside: dict[str, Instruction], name: str, wanted: int) -> int:
-    """How many numbers of an array are needed for so many of those that a fusion gives."""
-    if _root(inside).name == name:
-        return wanted
+def _used(module: Module, inside: dict[str, Instruction], name: str, wanted: int, known: _Known) -> int:
+    """How many numbers of an array are needed for so many of those that a fusion gives. known: what was found before,
+    because every way from an array to the result leads over others, and there are more ways than can be gone."""
+    asked = (id(inside), name, wanted)
+    if asked not in known:
+        known[asked] = wanted if _root(inside).name == name else _used_by_all(module, inside, name, wanted, known)
+    return known[asked]
+
+
+def _used_by_all(module: Module, inside: dict[str, Instruction], name: str, wanted: int, known: _Known) -> int:
     total = 0
     for user in (i for i in inside.values() if name in i.operands):
         place = user.operands.index(name)
@@ -105,9 +113,10 @@ def _used(module: Module, inside: dict[str, Instruction], name: str, wanted: int
             within = module.computations[user.called("calls")]
             parameter = _parameter(within, place)
             if parameter:
-                total += _used(module, within, parameter.name, _used(module, inside, user.name, wanted))
+                given = _used(module, inside, user.name, wanted, known)
+                total += _used(module, within, parameter.name, given, known)
         elif _count(user) == _count(inside[name]) and user.opcode not in _WHOLE:
-            total += _used(module, inside, user.name, wanted)
+            total += _used(module, inside, user.name, wanted, known)
         else:
             return _count(inside[name])
     return total

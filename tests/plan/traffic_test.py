@@ -164,3 +164,25 @@ ENTRY %main (p: f32[8], b: pred[]) -> f32[8] {
 }
 """
     assert traffic(parse(text)) == 64
+
+
+def test_values_that_are_used_twice_are_looked_at_once() -> None:
+    """Forty times -x + exp(x): more ways from the operand to the result than can be gone."""
+    lines = ["  %a0 = f32[8]{0} parameter(0)"]
+    for i in range(40):
+        lines += [
+            f"  %b{i} = f32[8]{{0}} negate(%a{i})",
+            f"  %c{i} = f32[8]{{0}} exponential(%a{i})",
+            f"  {'ROOT ' if i == 39 else ''}%a{i + 1} = f32[8]{{0}} add(%b{i}, %c{i})",
+        ]
+    fused = "\n".join(["%fused (a0: f32[8]) -> f32[8] {", *lines, "}"])
+    text = f"""HloModule m
+
+{fused}
+
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %r = f32[8]{{0}} fusion(%p), kind=kLoop, calls=%fused
+}}
+"""
+    assert traffic(parse(text)) == 2 * 8 * 4
