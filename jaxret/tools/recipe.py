@@ -35,7 +35,7 @@ from jaxret.runs.run import config_json, open_checkpoints, open_run
 from jaxret.runs.system import without_seeds
 from jaxret.runs.workdir import Workdir
 from jaxret.shipped import changed
-from jaxret.storage import atomic_write, sha256_file, sha256_json, write_json
+from jaxret.storage import atomic_write, sha256_file, sha256_json, sweep, write_json
 from jaxret.tools.asked import result_name
 from jaxret.tools.ledger import Ledger
 from jaxret.tools.recipe_check import Evaluated, check_recipe, on_error_of
@@ -56,6 +56,8 @@ def run_recipe(found: Sequence[Stage], workdir: str | Path, on: Evaluated, progr
     folder = Workdir(workdir).path
     check_recipe(found, folder, on)
     with hold(folder, "a recipe"):
+        for part in ("mined", "done"):  # where nothing else writes
+            sweep(folder / part)
         recipe = _Recipe(folder, {stage.name: stage for stage in found}, on, Ledger(folder), progress)
         results = {stage.name: recipe.stage(stage) for stage in found}
         table = {name: result for name, result in results.items() if result}

@@ -417,6 +417,20 @@ def test_what_a_step_takes_is_not_refused_before_the_first(tmp_path: Path, monke
     recipe._note_lineage(found[0])
 
 
+def test_what_killed_writers_left_is_swept_away(tmp_path: Path) -> None:
+    """Before the first stage; here there is none, and so no table."""
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    left = [tmp_path / "run" / part / ".one.json.0123456789abcdef.tmp" for part in ("mined", "done")]
+    for path in left:
+        path.parent.mkdir(parents=True)
+        path.write_text("half")
+    (tmp_path / "run" / "mined" / "one.jsonl").write_text("")
+    with pytest.raises(ValueError, match="there is no system to report"):
+        run_recipe([], tmp_path / "run", Evaluated(str(data), str(data), str(data), k=10, measures=("RR@10",)))
+    assert not any(path.exists() for path in left)
+    assert (tmp_path / "run" / "mined" / "one.jsonl").exists()
+
+
 def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", train=4, dev=2)
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))
