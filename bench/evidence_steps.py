@@ -165,9 +165,9 @@ def write_values(path: Path, name: str, measured: Values, processor_seconds: int
 
 
 def read_values(path: Path, measure: str) -> tuple[str, dict[str, float]]:
-    """The digest of ids, and values by their places."""
+    """The digest of ids, and values by their places, in digits that sort as the ids do: a bootstrap draws by order."""
     with np.load(path, allow_pickle=False) as found:
-        return str(found[f"ids of {measure}"]), {str(i): v for i, v in enumerate(found[measure].tolist())}
+        return str(found[f"ids of {measure}"]), {f"{i:09}": v for i, v in enumerate(found[measure].tolist())}
 
 
 def several_vectors(run: Any, data: str) -> Values:

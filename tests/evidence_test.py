@@ -15,7 +15,7 @@ import pytest
 from bench import evidence
 from bench.evidence import collect, order
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Pretrain, Train
-from bench.evidence_steps import Work, digest, needs, write_values
+from bench.evidence_steps import Work, digest, needs, read_values, write_values
 from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, judged, row_of, to_markdown
 from configs.minilm import get_config
 from configs.pretraining.mlm import get_config as pretraining_config
@@ -98,6 +98,17 @@ def test_a_row_is_the_mean_over_seeds_and_questions() -> None:
     assert {key: allowed[key] for key in ("difference", "low", "high", "by_seed")} == {
         key: row[key] for key in ("difference", "low", "high", "by_seed")
     }
+
+
+def test_a_row_of_stored_values_is_that_of_the_values(tmp_path: Path) -> None:
+    """Its interval too: the bootstrap draws questions by their order."""
+    rng = np.random.default_rng(0)
+    pair = [{f"q{i}": float(np.float32(value)) for i, value in enumerate(rng.uniform(size=30))} for _ in range(2)]
+    stored = []
+    for name, found in zip((CLAIM.baseline, CLAIM.treated), pair, strict=True):
+        write_values(tmp_path / f"{name}.npz", name, dict.fromkeys(evidence.MEASURES, found), 1)
+        stored.append(read_values(tmp_path / f"{name}.npz", CLAIM.measure)[1])
+    assert row_of(CLAIM, {1: stored}, ["a"]) == row_of(CLAIM, {1: pair}, ["a"])
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,8 @@ def _faiss_gpus(faiss: Any) -> int:
 
 @dataclass(frozen=True)
 class Xla:
-    """One program, compiled by XLA, over all devices that JAX has on this machine: the backend of TPUs, and of lists of
-    vectors (on the first device). precision: of candidates."""
+    """One program, compiled by XLA, over all devices that JAX has on this machine (on one CPU, one for each cell:
+    `host.py`): the backend of TPUs, and of lists of vectors (on the first device). precision: of candidates."""
 
     description: str
     name: str = "xla"
