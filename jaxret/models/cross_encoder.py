@@ -122,8 +122,8 @@ def require_room(query_length: int, longest: int) -> None:
     passage."""
     if query_length + 3 > longest:
         raise ValueError(
-            f"tokens.query_length is {query_length}, which leaves no token for a passage of the {longest} that the "
-            f"encoder has for both; it may be {longest - 3} at most"
+            f"tokens.query_length (or --query_length) is {query_length}, which leaves no token for a passage of the "
+            f"{longest} that the encoder has for both; it may be {longest - 3} at most"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from tqdm import tqdm
 
 from jaxret.checkpoint import digest
 from jaxret.data.pairs import Joiner
@@ -28,7 +29,7 @@ from jaxret.models.cross_encoder import (
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve
 from jaxret.runs.run import open_model
-from jaxret.runs.scorer import PairScorer
+from jaxret.runs.scorer import Done, PairScorer, untold
 from jaxret.storage import read_json
 from jaxret.types import Ragged
 
@@ -53,7 +54,8 @@ class Reranker:
     ) -> tuple[np.ndarray, tuple[Truncation, ...]]:
         """The scores, float32 [N], of pairs of ids; and what the length limits cost."""
         texts = self.over(queries, passages, progress)
-        return texts(pairs, progress), texts.cut
+        with tqdm(total=len(pairs), desc="score", unit="pair", disable=not progress, delay=1) as bar:
+            return texts(pairs, bar.update), texts.cut
 
     def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
         """Tokenises texts, so that pairs of them can be scored."""
@@ -82,11 +84,11 @@ class TextScores:
     texts_cut: tuple[Truncation, Truncation]
     pairs_cut: Truncation
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], progress: bool = False) -> np.ndarray:
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: Done = untold) -> np.ndarray:
         """float32 [N]."""
         asked = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
         found = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
-        scores = self.scorer(self.queries, self.passages, asked, found, progress)
+        scores = self.scorer(self.queries, self.passages, asked, found, done)
         for length in self.scorer.joiner.whole_lengths(self.queries, self.passages, asked, found).tolist():
             self.pairs_cut.add(length, 0)
         return scores

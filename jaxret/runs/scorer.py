@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from tqdm import tqdm
 
 from jaxret.data.pairs import Joiner
 from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
 from jaxret.models.cross_encoder import CrossEncoder
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged, Tokens
+
+Done = Callable[[int], object]  # is told how many more are done
+
+
+def untold(count: int) -> None:
+    """Nobody asked."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,17 @@ class PairScorer:
         return self.compiled["score"]
 
     def __call__(
-        self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray, progress: bool = False
+        self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray, done: Done = untold
     ) -> np.ndarray:
         """The score of each pair, float32 [N], by rows of token ids of queries and passages (Joiner says how they are
         joined)."""
         scores = np.full(len(asked), np.nan, np.float32)
         lengths = self.joiner.lengths(queries, passages, asked, found)
-        with tqdm(total=len(asked), desc="score pairs", unit="pair", disable=not progress, delay=1) as bar:
-            for rows, size, length in plan_batches(lengths, self.tokens_per_batch, self.mesh.size):
-                places = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # the last again, where none is
-                length = min(length, self.joiner.limit)
-                pairs = self.joiner.tokens(queries, passages, asked[places], found[places], length)
-                scored = self.program(self.params, place_rows(self.mesh, pairs))
-                scores[rows] = np.asarray(scored)[: len(rows)]
-                bar.update(len(rows))
+        for rows, size, length in plan_batches(lengths, self.tokens_per_batch, self.mesh.size):
+            places = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # the last again, where none is
+            length = min(length, self.joiner.limit)
+            pairs = self.joiner.tokens(queries, passages, asked[places], found[places], length)
+            scored = self.program(self.params, place_rows(self.mesh, pairs))
+            scores[rows] = np.asarray(scored)[: len(rows)]
+            done(len(rows))
         return scores

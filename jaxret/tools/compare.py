@@ -199,7 +199,7 @@ def told_of_weights(systems: Mapping[str, Sequence[Result]]) -> Iterator[str]:
     for found in alike.values():
         if len(found) > 1:
             each = "; ".join(f"{one.path} {_told_start(one.start)}" for one in found.values())
-            yield f"Of the same config, but begun with other weights, so no seeds of one system: {each}."
+            yield f"These have one config but began with other weights, so they are not seeds of one system: {each}."
 
 
 def _told_start(start: Mapping[str, Any] | None) -> str:

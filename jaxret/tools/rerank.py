@@ -3,7 +3,7 @@ same with its scores out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import of_passages, without_self_matches
 from jaxret.mining.asked import require_same
 from jaxret.runs.reranker import Reranker
+from jaxret.runs.scorer import Done
 from jaxret.storage import require_apart, require_writable, sha256_file
 from jaxret.tools.asked import Asked, dataset_name, read_asked, split_asked
 from jaxret.tools.search_files import accuracy, check_measures
@@ -198,12 +199,12 @@ def score_examples(
     return pairs
 
 
-def scored(examples: Iterable[Example], scorer: PairScores, done: Callable[[int], object]) -> Iterator[Example]:
-    """The examples with the scores of all their passages: as many at a time as have PAIRS of these. done: is told how
-    many pairs were scored. Raises ValueError for a score that is no finite number."""
+def scored(examples: Iterable[Example], scorer: PairScores, done: Done) -> Iterator[Example]:
+    """The examples with the scores of all their passages: as many at a time as have PAIRS of these. done: as
+    PairScores has it. Raises ValueError for a score that is no finite number."""
     for block in _blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
-        found = scorer(pairs)
+        found = scorer(pairs, done)
         for row in np.flatnonzero(~np.isfinite(found))[:1]:
             query, passage = pairs[row]
             raise ValueError(
@@ -211,7 +212,6 @@ def scored(examples: Iterable[Example], scorer: PairScores, done: Callable[[int]
                 "finite number; take another checkpoint of it"
             )
         scores = iter(found.tolist())
-        done(len(pairs))
         for example in block:
             positives, negatives = (tuple(islice(scores, len(s))) for s in (example.positives, example.negatives))
             yield replace(example, positive_scores=positives, negative_scores=negatives)

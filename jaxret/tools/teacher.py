@@ -19,6 +19,7 @@ from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.retrieve import corpus_folder
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import USES, choose_checkpoint, open_checkpoints, stored_config
+from jaxret.runs.scorer import Done, untold
 from jaxret.runs.workdir import Workdir
 
 _AT_ONCE = 256  # queries, whose passages' vectors are in memory
@@ -26,12 +27,13 @@ _AT_ONCE = 256  # queries, whose passages' vectors are in memory
 
 @runtime_checkable
 class PairScores(Protocol):
-    """Scores, float32 [N], of pairs of ids of queries and passages that are at hand. cut: what length limits cost."""
+    """Scores, float32 [N], of pairs of ids of queries and passages that are at hand. cut: what length limits cost.
+    done: is told as they come."""
 
     @property
     def cut(self) -> tuple[Truncation, ...]: ...
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], progress: bool = False) -> np.ndarray: ...
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: Done = untold) -> np.ndarray: ...
 
 
 @runtime_checkable
@@ -70,7 +72,7 @@ class RetrieverScores:
     queries: Mapping[str, Query]
     cut: tuple[Truncation, ...] = ()
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], progress: bool = False) -> np.ndarray:
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: Done = untold) -> np.ndarray:
         wanted: dict[str, list[str]] = {}
         for query, passage in pairs:
             wanted.setdefault(query, []).append(passage)
@@ -78,6 +80,7 @@ class RetrieverScores:
         for start in range(0, len(wanted), _AT_ONCE):
             block = list(wanted)[start : start + _AT_ONCE]
             known = self.pool.scores([self.queries[query] for query in block], [wanted[query] for query in block])
+            done(sum(len(wanted[query]) for query in block))
             for query, found in zip(block, known, strict=True):
                 scores |= {(query, passage): score for passage, score in found.items()}
         return np.array([scores[pair] for pair in pairs], np.float32)

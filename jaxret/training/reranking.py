@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from tqdm import tqdm
 
 from jaxret.data.batches import TrainingSet
 from jaxret.data.pairs import PairPlan
@@ -94,7 +95,8 @@ class GroupValidation:
         counts = np.array([len(part) for part in parts])
         asked = np.repeat(np.arange(len(dev)), counts)
         scorer = replace(self.scorer, params=params)
-        scores = scorer(dev.queries, dev.passages, asked, np.concatenate(parts), self.progress)
+        with tqdm(total=len(asked), desc="validate", unit="pair", disable=not self.progress, delay=1) as bar:
+            scores = scorer(dev.queries, dev.passages, asked, np.concatenate(parts), bar.update)
         groups = np.split(scores.astype(np.float64), np.cumsum(counts)[:-1])
         ranks = np.array([(group[1:] >= group[0]).sum() for group in groups])
         nll = [np.logaddexp.reduce(group) - group[0] for group in groups]

@@ -129,7 +129,7 @@ def test_runs_that_began_with_other_weights_under_one_path_are_two_systems(tmp_p
     assert f"{results[0]} cdcdcdcdcdcd; {results[2]} abababababab" in told
     assert not notes(compare_runs(runs[:2], resamples=100)[1])
     _, systems = compare_runs([f"all={','.join(runs)}"], resamples=100)
-    assert "no seeds of one system" in notes(systems)[0], "who names a system is told, too"
+    assert "not seeds of one system" in notes(systems)[0], "who names a system is told, too"
 
 
 def test_stages_of_a_recipe_begin_with_what_their_own_seeds_made(tmp_path: Path) -> None:

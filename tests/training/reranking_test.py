@@ -23,7 +23,7 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.retrieval.retrieve import corpus_folder
 from jaxret.runs.reranker import open_reranker, open_stock
 from jaxret.runs.run import open_run
-from jaxret.runs.scorer import PairScorer
+from jaxret.runs.scorer import Done, PairScorer, untold
 from jaxret.runs.workdir import Workdir
 from jaxret.tools import rerank
 from jaxret.tools.compare import compare_runs
@@ -122,7 +122,7 @@ def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], devices: int,
 class Known(PairScorer):
     """Scores of passages, by their rows."""
 
-    def __call__(self, queries: Any, passages: Any, asked: Any, found: Any, progress: bool = False) -> np.ndarray:
+    def __call__(self, queries: Any, passages: Any, asked: Any, found: Any, done: Done = untold) -> np.ndarray:
         return np.array([0.0, 2.0, 1.0, 2.0, 5.0, 1.0, 0.5], np.float32)[found]
 
 
@@ -202,6 +202,18 @@ def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) 
     assert max(len(e.negatives) for e in examples) > 3
     assert found["validation/RR@10"] == pytest.approx(np.mean(reciprocal), rel=1e-6)
     assert found["validation/nll"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_pairs_are_told_of_as_they_are_scored(workdir: Path) -> None:
+    """A teacher's progress shows batches, not the hundreds of thousands of pairs that are asked for at once."""
+    queries = {"q": Query("q", "silver river")}
+    passages = {f"p{i}": Passage(f"p{i}", "river " * i) for i in range(1, 30)}
+    asked = [("q", key) for key in passages]
+    told: list[int] = []
+    teacher = open_reranker(workdir, tokens_per_batch=128)
+    teacher.over(queries, passages)(asked, told.append)
+    assert sum(told) == len(asked)
+    assert max(told) < len(asked) / 2
 
 
 @pytest.mark.exhaustive
@@ -315,7 +327,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             self.passages = passages
             return self
 
-        def __call__(self, pairs: Any, progress: bool = False) -> np.ndarray:
+        def __call__(self, pairs: Any, done: Done = untold) -> np.ndarray:
             blocks.append(len(pairs))
             return np.array([float(len(self.passages[passage].text)) for _, passage in pairs], np.float32)
 
@@ -338,7 +350,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
         score_examples(Lengths(), str(out), out, progress=False)
 
     class Broken(Lengths):
-        def __call__(self, pairs: Any, progress: bool = False) -> np.ndarray:
+        def __call__(self, pairs: Any, done: Done = untold) -> np.ndarray:
             scores = super().__call__(pairs)
             scores[-1] = np.nan
             return scores
@@ -377,7 +389,7 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
     [
         ({"data__negatives": 0}, "data.negatives is 0; a reranker learns to tell"),
         ({"tokens__packing": True}, "tokens.packing is True, but pairs are not packed"),
-        ({"tokens__query_length": 39}, "tokens.query_length is 39, which leaves no token for a passage of the 40"),
+        ({"tokens__query_length": 39}, r"--query_length\) is 39, which leaves no token for a passage of the 40"),
         ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
         ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
         ({"loss__kl__temperature": 0.0}, r"loss.kl.temperature 0.0 .*must be positive"),
