@@ -29,8 +29,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Train
-from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs, read_values
+from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs, passages_of, read_values
 from bench.evidence_table import judged, row_of, to_markdown
+from jaxret.data.formats import read_judgements
 from jaxret.lockfile import LOCK, LockFile
 from jaxret.storage import read_json, sha256_file, sha256_json, write_json
 
@@ -82,40 +83,34 @@ def environment(work: Work) -> dict[str, str]:
 
 def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
     """What bench/evidence.json holds: a row for each claim, from the seeds that both its settings have; the means of
-    every run. before: the same as it was; a row is taken from there if its margin is this one, and it is of these
-    runs or of more seeds than there are values of."""
+    every run. before: the same as it was; a row of the same runs and margin is taken from there."""
     old = {(row["baseline"], row["treated"], row["measure"]): row for row in before.get("rows", [])}
     rows, runs = [], {}
     for claim in CLAIMS:
         names = claim.baseline, claim.treated
         there = [seed for seed in range(1, seeds + 1) if all(work.measured(name, seed).exists() for name in names)]
-        known = old.get((*names, claim.measure), {"margin": None, "seeds": []})
-        same = known["margin"] == claim.margin and known.get("runs") == paths(work, names, known["seeds"])
-        if not same or (known["seeds"] != there and len(known["seeds"]) <= len(there)):
-            values = {seed: paired(work, claim, seed) for seed in there}
-            known = row_of(claim, values, paths(work, names, there))
+        runs_of = [work.path(name, seed).name for seed in there for name in names]
+        known = old.get((*names, claim.measure), {})
+        if (known.get("margin"), known.get("runs")) != (claim.margin, runs_of):
+            known = row_of(claim, *paired(work, claim, there), runs_of)
         rows.append({**known, "paper": claim.paper, "claim": claim.says})
     for name, seed in itertools.product([n for n, s in STEPS.items() if isinstance(s, Train)], range(1, seeds + 1)):
-        path = work.path(name, seed).name
-        if path in before.get("runs", {}):
-            runs[path] = before["runs"][path]
-        elif work.measured(name, seed).exists():
+        if work.measured(name, seed).exists():
             with np.load(work.measured(name, seed)) as done:
                 means = {measure: round(float(done[f"mean {measure}"]), 5) for measure in MEASURES}
-                runs[path] = {**means, "processor_seconds": int(done["processor_seconds"])}
+                runs[work.path(name, seed).name] = {**means, "processor_seconds": int(done["processor_seconds"])}
     return {"data": work.data, "common": COMMON, "rows": judged(rows), "runs": runs, "failed": dict(failed)}
 
 
-def paths(work: Work, names: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    return [work.path(name, seed).name for seed in seeds for name in names]
-
-
-def paired(work: Work, claim: Claim, seed: int) -> list[dict[str, float]]:
-    """What both of a claim's runs measured, of the same ids."""
-    found = [read_values(work.measured(name, seed), claim.measure) for name in (claim.baseline, claim.treated)]
-    if found[0][0] != found[1][0]:
-        raise ValueError(f"{claim.baseline} and {claim.treated} of seed {seed} have {claim.measure} of different ids")
-    return [values for _, values in found]
+def paired(work: Work, claim: Claim, seeds: Sequence[int]) -> tuple[dict[int, list[np.ndarray]], list[str]]:
+    """What both of a claim's runs of each seed measured, of the same ids, and the passage that each value is about."""
+    files = {seed: [work.measured(name, seed) for name in (claim.baseline, claim.treated)] for seed in seeds}
+    found = {seed: [read_values(one, claim.measure) for one in pair] for seed, pair in files.items()}
+    ids = {digest: len(values) for pair in found.values() for digest, values in pair}
+    if len(ids) > 1:
+        raise ValueError(f"{claim.baseline} and {claim.treated} have {claim.measure} of different ids")
+    groups = [passages_of(work, claim.measure, digest, count) for digest, count in ids.items()]
+    return {seed: [values for _, values in pair] for seed, pair in found.items()}, groups[0] if groups else []
 
 
 def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) -> None:
@@ -155,7 +150,9 @@ def main() -> None:
     copy_encoder(folder / "minilm")
     files = sorted(path for path in (folder / "data").rglob("*") if path.is_file())
     results = arguments.results.resolve()
-    work = Work(folder, sha256_json([sha256_file(path) for path in files]), results.with_suffix(""))
+    judged = read_judgements(folder / "data" / "questions", "test")
+    answers = {one.query_id: one.passage_id for one in judged}
+    work = Work(folder, sha256_json([sha256_file(path) for path in files]), results.with_suffix(""), answers)
     if arguments.step:
         make(work, arguments.step[0], int(arguments.step[1]))
         return

@@ -67,6 +67,7 @@ class Work:
     folder: Path
     data: str  # digest of the data
     values: Path  # what was measured, a file a run: it stays when the folder is gone
+    answers: Mapping[str, str]  # test question -> the passage that answers it
 
     @property
     def questions(self) -> str:
@@ -164,21 +165,33 @@ def write_values(path: Path, name: str, measured: Values, processor_seconds: int
         np.savez_compressed(file, processor_seconds=np.array(processor_seconds), **arrays)
 
 
-def read_values(path: Path, measure: str) -> tuple[str, dict[str, float]]:
-    """The digest of ids, and values by their places, in digits that sort as the ids do: a bootstrap draws by order."""
+def read_values(path: Path, measure: str) -> tuple[str, np.ndarray]:
+    """The digest of the sorted ids, and their values."""
     with np.load(path, allow_pickle=False) as found:
-        return str(found[f"ids of {measure}"]), {f"{i:09}": v for i, v in enumerate(found[measure].tolist())}
+        return str(found[f"ids of {measure}"]), found[measure]
+
+
+def passages_of(work: Work, measure: str, ids: str, count: int) -> list[str]:
+    """The passage that each of `count` values is about, whose sorted ids have the digest `ids`. Raises ValueError if
+    those are not the test questions."""
+    if measure == PERPLEXITY:  # whose values are passages'
+        return [f"{number:09}" for number in range(count)]
+    asked = sorted(work.answers)
+    if sha256_json(asked) != ids:
+        raise ValueError(f"{measure} was measured on other questions than the {len(asked):,} of {work.questions}")
+    return [work.answers[one] for one in asked]
 
 
 def several_vectors(run: Any, data: str) -> Values:
     """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
     5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
-    from jaxret.evaluation.diversity import normed, perplexity
+    from jaxret.evaluation.diversity import EQUAL, normed, perplexity
     from jaxret.tools.diversity import judged_pairs
 
     pairs = judged_pairs(run, data, "test", progress=False)
     scores = normed(pairs.queries, pairs.passages, "cosine")
-    winners, best = scores.argmax(axis=1), scores.max(axis=1)
+    best = scores.max(axis=1)
+    winners = (scores > best[:, None] - EQUAL).argmax(axis=1)  # of vectors that are one but for rounding, the first
     varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)
     chosen = {one: winners[pairs.rows == one] for one in np.unique(pairs.rows)}
     names = dict(zip(pairs.rows.tolist(), pairs.passage_ids, strict=True))

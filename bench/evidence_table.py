@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 
 from bench.evidence_claims import Claim
-from jaxret.evaluation.comparison import over_queries, told_p
-from jaxret.evaluation.significance import holm, over_runs
+from jaxret.evaluation.comparison import told_p
+from jaxret.evaluation.significance import Comparison, compare, holm, paired_t
 from jaxret.evaluation.table import piped
 
 LEVEL = 0.05
 RESAMPLES = 20_000  # sign vectors: p is 5e-5 at least
 HOLDS, NOT_SEEN, OPPOSITE, NOT_RUN = "holds", "not seen", "opposite", "not run yet"
+ENOUGH, SO_FAR = 3, " so far"  # seeds; with fewer
 
 Values = Mapping[str, Mapping[str, float]]  # measure -> id -> value
 
 
-def row_of(claim: Claim, values: Mapping[int, Sequence[Mapping[str, float]]], runs: Sequence[str]) -> dict[str, Any]:
-    """A claim's row, of (baseline, treated) by id for each seed; without p-values corrected, and without a verdict."""
+def row_of(
+    claim: Claim, values: Mapping[int, Sequence[np.ndarray]], groups: Sequence[str], runs: Sequence[str]
+) -> dict[str, Any]:
+    """A claim's row, of what (baseline, treated) have for each seed [N], and the passage that each value is about;
+    without p-values corrected, and without a verdict."""
     row: dict[str, Any] = {
         "baseline": claim.baseline,
         "treated": claim.treated,
@@ -31,15 +35,14 @@ def row_of(claim: Claim, values: Mapping[int, Sequence[Mapping[str, float]]], ru
     }
     if not values:
         return row
-    before = [{claim.measure: dict(pair[0])} for pair in values.values()]
+    before, after = (np.mean([np.asarray(pair[side], float) for pair in values.values()], axis=0) for side in (0, 1))
     # A claim of "no worse than by `margin`" is one of "better", for values that many higher.
-    after = [{claim.measure: {key: v + claim.margin for key, v in pair[1].items()}} for pair in values.values()]
-    found = over_queries(before, after, claim.measure, 0, RESAMPLES)
-    means = [[float(np.mean(list(pair[side].values()))) for pair in values.values()] for side in (0, 1)]
-    p_seeds = over_runs(means[0], [mean + claim.margin for mean in means[1]])
+    found = over_groups(before, after + claim.margin, groups)
+    by_seed = [float(np.mean(np.asarray(pair[1], float) - pair[0])) for pair in values.values()]
+    p_seeds = paired_t(np.array(by_seed) + claim.margin)[1] if len(values) > 1 else None
     numbers = {
-        "before": float(np.mean(means[0])),
-        "after": float(np.mean(means[1])),
+        "before": float(np.mean(before)),
+        "after": float(np.mean(after)),
         "difference": found.difference - claim.margin,
         "low": found.low - claim.margin,
         "high": found.high - claim.margin,
@@ -47,11 +50,22 @@ def row_of(claim: Claim, values: Mapping[int, Sequence[Mapping[str, float]]], ru
     }
     return {
         **row,
-        "ids": found.queries,
+        "ids": len(before),
+        "passages": found.queries,
         **{key: round(value, 6) for key, value in numbers.items()},
-        "by_seed": [round(b - a, 6) for a, b in zip(*means, strict=True)],
+        "by_seed": [round(difference, 6) for difference in by_seed],
         "p_seeds": None if p_seeds is None else round(p_seeds, 6),
     }
+
+
+def over_groups(before: np.ndarray, after: np.ndarray, groups: Sequence[str]) -> Comparison:
+    """Paired tests that flip and draw whole groups: questions about one passage share its vector, and stand or fall
+    together. A group counts by its sum, scaled so that the mean over groups is the one over all values."""
+    names, places = np.unique(np.asarray(groups), return_inverse=True)
+    scale = len(names) / len(places)
+    sums = [np.bincount(places, values) * scale for values in (before, after)]
+    baseline, treated = (dict(zip(names.tolist(), one.tolist(), strict=True)) for one in sums)
+    return compare(baseline, treated, 0, RESAMPLES)
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -67,11 +81,12 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def verdict(row: Mapping[str, Any], p: float) -> str:
     """holds, opposite: p is below LEVEL, and the difference (and the margin, where worse is allowed) has that sign in
-    every seed."""
+    every seed; so far, with fewer than ENOUGH seeds."""
     effects = [difference + row["margin"] for difference in row["by_seed"]]
+    so_far = "" if len(effects) >= ENOUGH else SO_FAR
     if p < LEVEL and min(effects) > 0:
-        return HOLDS
-    return OPPOSITE if p < LEVEL and max(effects) < 0 else NOT_SEEN
+        return HOLDS + so_far
+    return OPPOSITE + so_far if p < LEVEL and max(effects) < 0 else NOT_SEEN
 
 
 def to_markdown(results: Mapping[str, Any], claims: Sequence[Claim]) -> str:
@@ -109,11 +124,12 @@ def _cells(claim: Claim, row: Mapping[str, Any]) -> list[str]:
 def legend(run: int, claims: int) -> str:
     return (
         f"{run} of {claims} claims were run. The difference is the mean over questions (perplexity: passages) of a "
-        "value that is itself a mean over seeds, its interval the percentile bootstrap over them; p is the "
-        "randomisation test, two-sided, and Holm corrects it for all rows that were run. "
-        f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign. **{OPPOSITE}**: the same, with "
-        f'the other sign. **{NOT_SEEN}**: neither, which says nothing against a claim. A claim of "no worse" is '
-        'tested as "worse by less than the margin". p over seeds (Welch\'s test between the means of runs) says '
-        "whether other seeds would agree; with two or three it decides little. A row of one seed is about two trained "
-        "models, not yet about two methods."
+        "value that is itself a mean over seeds. Questions about one passage share its vector, so they are drawn "
+        "together: the interval is the percentile bootstrap over passages, and p is the randomisation test over them, "
+        "two-sided, which Holm corrects for all rows that were run. "
+        f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign; with fewer than {ENOUGH} seeds, "
+        f"which is about a few trained models and not yet about two methods, **{HOLDS}{SO_FAR}**. **{OPPOSITE}**: the "
+        f'same, with the other sign. **{NOT_SEEN}**: neither. A claim of "no worse" is tested as "worse by less than '
+        'the margin". p over seeds (the paired t-test of their differences: both runs of a seed have the same '
+        "questions, in the same order) says whether other seeds would agree; with two or three it decides little."
     )

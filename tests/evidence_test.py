@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from bench import evidence
 from bench.evidence import collect, order
-from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Pretrain, Train
-from bench.evidence_steps import Work, digest, needs, read_values, write_values
-from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, judged, row_of, to_markdown
+from bench.evidence_claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
+from bench.evidence_steps import Work, digest, needs, passages_of, read_values, write_values
+from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
 from configs.minilm import get_config
 from configs.pretraining.mlm import get_config as pretraining_config
+from jaxret.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
+ANSWERS = {str(i): f"passage {i}" for i in range(9)}
 # A step, in place of training: MLR is better by the seed's hundredth. One always fails.
 SCRIPT = """
 import pathlib, sys
@@ -32,7 +35,7 @@ with open(folder / "made", "a") as file:
     file.write(f"{{name}} {{seed}}\\n")
 if name == "stage-1":
     sys.exit("no such luck")
-work = Work(folder, "data", folder / "values")
+work = Work(folder, "data", folder / "values", {{}})
 work.path(name, seed).mkdir(parents=True)
 if name != "bm25":
     values = {{str(i): i / 10 + seed / 100 + (name == "mlr-2") * seed * (6 + i) / 1000 for i in range(9)}}
@@ -63,6 +66,11 @@ def test_claims_are_about_steps_whose_keys_there_are() -> None:
             pretraining_config().lock().update_from_flattened_dict(dict(step.keys))
 
 
+def test_imagined_queries_begin_with_the_mask_of_the_tokenizer_made_here() -> None:
+    tokenizer = train_wordpiece(lambda: ["words of a text", "words"], 30, True)
+    assert STEPS["i3"].keys["head.implicit.mask_id"] == tokenizer.token_to_id("[MASK]")  # type: ignore[union-attr]
+
+
 def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: digest.__wrapped__(name, "data") for name in ("stage-1", "own", "stage-2", "dual")}
     digest.cache_clear()
@@ -73,8 +81,8 @@ def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: p
     assert digest("dual", "other data") != after["dual"]
 
 
-def values(baseline: list[float], treated: list[float]) -> list[dict[str, float]]:
-    return [{str(i): value for i, value in enumerate(side)} for side in (baseline, treated)]
+def values(baseline: list[float], treated: list[float]) -> list[np.ndarray]:
+    return [np.array(baseline), np.array(treated)]
 
 
 def made(shift: tuple[float, ...], margin: float = 0.0) -> dict[str, Any]:
@@ -84,42 +92,59 @@ def made(shift: tuple[float, ...], margin: float = 0.0) -> dict[str, Any]:
     for seed, by in enumerate(shift, 1):
         before = rng.uniform(size=200)
         pairs[seed] = values(before.tolist(), (before + by + rng.normal(0, 0.01, 200)).tolist())
-    return row_of(replace(CLAIM, margin=margin), pairs, ["a run"])
+    return row_of(replace(CLAIM, margin=margin), pairs, [str(i) for i in range(200)], ["a run"])
 
 
 def test_a_row_is_the_mean_over_seeds_and_questions() -> None:
     pairs = {1: values([0.0, 0.5, 1.0], [0.3, 0.5, 1.0]), 3: values([0.2, 0.5, 0.0], [0.2, 0.8, 0.3])}
-    row = row_of(CLAIM, pairs, ["a"])
+    row = row_of(CLAIM, pairs, list("xyz"), ["a"])
     assert (row["seeds"], row["ids"], row["by_seed"]) == ([1, 3], 3, [0.1, 0.2])
     assert row["difference"] == pytest.approx(0.15, abs=1e-6)
     assert row["before"] == pytest.approx(np.mean([0.5, 0.7 / 3]), abs=1e-6)
     assert row["p"] == pytest.approx(2 / 8)  # three gains of .15: only all signs or none reach their sum
-    allowed = row_of(replace(CLAIM, margin=0.2), pairs, ["a"])
+    assert row["p_seeds"] == pytest.approx(ttest_rel([0.5, 0.7 / 3], [0.6, 1.3 / 3]).pvalue, abs=1e-6)
+    allowed = row_of(replace(CLAIM, margin=0.2), pairs, list("xyz"), ["a"])
     assert {key: allowed[key] for key in ("difference", "low", "high", "by_seed")} == {
         key: row[key] for key in ("difference", "low", "high", "by_seed")
     }
 
 
-def test_a_row_of_stored_values_is_that_of_the_values(tmp_path: Path) -> None:
-    """Its interval too: the bootstrap draws questions by their order."""
+def test_questions_about_one_passage_are_flipped_and_drawn_together() -> None:
+    """Forty that gain, about two passages, are two draws, not forty."""
     rng = np.random.default_rng(0)
-    pair = [{f"q{i}": float(np.float32(value)) for i, value in enumerate(rng.uniform(size=30))} for _ in range(2)]
-    stored = []
-    for name, found in zip((CLAIM.baseline, CLAIM.treated), pair, strict=True):
-        write_values(tmp_path / f"{name}.npz", name, dict.fromkeys(evidence.MEASURES, found), 1)
-        stored.append(read_values(tmp_path / f"{name}.npz", CLAIM.measure)[1])
-    assert row_of(CLAIM, {1: stored}, ["a"]) == row_of(CLAIM, {1: pair}, ["a"])
+    pair = values([0.0] * 40, rng.uniform(0.1, 0.2, 40).tolist())
+    apart = row_of(CLAIM, {1: pair}, [str(i) for i in range(40)], ["a"])
+    together = row_of(CLAIM, {1: pair}, ["x"] * 10 + ["y"] * 30, ["a"])
+    assert apart["difference"] == together["difference"] == pytest.approx(np.mean(pair[1]), abs=1e-6)
+    assert (together["ids"], together["passages"], together["p"]) == (40, 2, 0.5)
+    assert apart["p"] < 1e-3
+    assert together["low"] == pytest.approx(2 * pair[1][:10].sum() / 40, abs=1e-6)
+
+
+def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> None:
+    answers = {"q10": "a", "q9": "b", "q1": "a"}
+    work = Work(tmp_path, "data", tmp_path, answers)
+    found = {"q9": 0.25, "q1": 0.5, "q10": 1.0}
+    write_values(tmp_path / "dual.npz", "dual", dict.fromkeys(evidence.MEASURES, found), 1)
+    digest, stored = read_values(tmp_path / "dual.npz", CLAIM.measure)
+    assert stored.tolist() == [0.5, 1.0, 0.25]
+    assert passages_of(work, CLAIM.measure, digest, 3) == ["a", "a", "b"]
+    with pytest.raises(ValueError, match=r"nDCG@10 was measured on other questions than the 2 of"):
+        passages_of(replace(work, answers={"q1": "a", "q9": "b"}), CLAIM.measure, digest, 3)
+    assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "of passages, each for itself"
 
 
 @pytest.mark.parametrize(
     ("shift", "margin", "expected"),
     [
-        ((0.01, 0.02), 0.0, HOLDS),
-        ((-0.01, -0.02), 0.0, OPPOSITE),
+        ((0.01, 0.02, 0.01), 0.0, HOLDS),
+        ((0.01, 0.02), 0.0, HOLDS + SO_FAR),
+        ((-0.01, -0.02, -0.03), 0.0, OPPOSITE),
+        ((-0.01,), 0.0, OPPOSITE + SO_FAR),
         ((0.0, 0.0), 0.0, NOT_SEEN),
         ((0.05, -0.005), 0.0, NOT_SEEN),  # one seed says otherwise
-        ((0.0, 0.0), 0.01, HOLDS),  # no worse by so much
-        ((-0.02, -0.02), 0.01, OPPOSITE),
+        ((0.0, 0.0, 0.0), 0.01, HOLDS),  # no worse by so much
+        ((-0.02, -0.02), 0.01, OPPOSITE + SO_FAR),
         ((), 0.0, NOT_RUN),
     ],
 )
@@ -130,7 +155,7 @@ def test_verdicts(shift: tuple[float, ...], margin: float, expected: str) -> Non
 def test_holm_counts_the_rows_that_were_run() -> None:
     row = {**made((0.01,)), "p": 0.02}
     alone, unrun = judged([row, made(())])
-    assert (alone["holm"], alone["verdict"], unrun["verdict"]) == (0.02, HOLDS, NOT_RUN)
+    assert (alone["holm"], alone["verdict"], unrun["verdict"]) == (0.02, HOLDS + SO_FAR, NOT_RUN)
     assert [one["verdict"] for one in judged([row, row, row])] == [NOT_SEEN] * 3  # .06 each
 
 
@@ -138,7 +163,7 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
-    work, script = Work(tmp_path, "data", tmp_path / "values"), tmp_path / "step.py"
+    work, script = Work(tmp_path, "data", tmp_path / "values", ANSWERS), tmp_path / "step.py"
     results = tmp_path / "results.json"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[1])))
     command = [sys.executable, str(script), str(tmp_path)]
@@ -166,7 +191,7 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
 
 def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
-    work = Work(tmp_path, "data", tmp_path / "values")
+    work = Work(tmp_path, "data", tmp_path / "values", ANSWERS)
 
     def finish(name: str, seed: int, ids: int = 9) -> None:
         scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(ids)}
@@ -183,11 +208,7 @@ def test_a_row_without_new_runs_is_not_computed_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
     for name in ("dual", "mlr-2"):
         finish(name, 2)
-    second = collect(work, 2, {}, kept)
-    assert second["rows"][0]["difference"] == pytest.approx(1.0)
-    work.measured("dual", 1).unlink()
-    assert collect(work, 2, {}, second) == second, "a row of two seeds is worth more than one of the seed that is left"
-    assert collect(work, 2, {}, first)["rows"][0]["seeds"] == [2], "values, rather than what cannot be seen again"
+    assert collect(work, 2, {}, kept)["rows"][0]["difference"] == pytest.approx(1.0)
     finish("dual", 1, ids=8)
-    with pytest.raises(ValueError, match=r"dual and mlr-2 of seed 1 have nDCG@10 of different ids"):
+    with pytest.raises(ValueError, match=r"dual and mlr-2 have nDCG@10 of different ids"):
         collect(work, 2, {}, {})
