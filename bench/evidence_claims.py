@@ -107,12 +107,7 @@ ANNEALED = {"loss.annealing_rate": 0.2, "loss.annealing_floor": 0.3}  # to .37 i
 
 def viewers(**keys: Any) -> Train:
     """MVR, of four viewers."""
-    return Train(
-        "mvr",
-        from_scratch(
-            RETROMAE, **{"head.viewers.count": 4, "head.viewers.query": "own", "loss.local_weight": 0.01, **keys}
-        ),
-    )
+    return Train("mvr", from_scratch(RETROMAE, **{"head.viewers.count": 4, "loss.local_weight": 0.01, **keys}))
 
 
 # I3: [MASK] of the tokenizer made here; the weight of reconstruction falls to .1 in six epochs, and what begins at

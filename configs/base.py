@@ -92,7 +92,6 @@ def get_config() -> ConfigDict:
     c.head.viewers = ConfigDict()
     c.head.viewers.count = 8
     c.head.viewers.first_id = -1  # a table of their own; or vocabulary ids from here on that no text has
-    c.head.viewers.query = "own"  # the one of a query: its own; or first, a passage's, which then wins always if tied
     c.head.viewers.deviation = 1.0  # of the table at the start; small ones leave viewers alike (docs/methods.md)
     # Aggretriever: V = 1, of lexical_dim + cls_dim numbers
     c.head.lexical = ConfigDict()

@@ -12,47 +12,35 @@ from jaxret.data.tokenizer import TextTokenizer
 from jaxret.models.encoders.keep import Keep
 from jaxret.models.heads.head import Head, Side
 
-QUERIES = ("own", "first")
-
 
 class Viewers(Head):
     """n = `count` viewer tokens in place of [CLS], all at position 0, with the text from position 1; a passage's
-    vectors are the last layer at the viewers, V = n (MVR section 3.1). A query has one viewer: its `own`, or the
-    `first` of a passage's. Under a tied encoder the first is the same embedding on both sides, which the vectors still
-    show: it then wins for nearly every question, and the others see nothing.
+    vectors are the last layer at the viewers, V = n (MVR section 3.1). The query has the first viewer alone.
 
     Viewers are a table of their own, drawn from N(0, `deviation`^2), if `first_id` is -1; otherwise the word embeddings
-    of ids from `first_id` on, the query's own the last. At one position, only different embeddings tell viewers apart:
-    with deviations near an encoder's own (0.02), and with unused ids, the layers make one vector of them, so 1.0 is the
-    default.
+    of `count` ids from `first_id` on. At one position, only different embeddings tell viewers apart: with deviations
+    near an encoder's own (0.02), and with unused ids, the layers make one vector of them, so 1.0 is the default.
     """
 
     count: int = 8
     first_id: int = -1
     deviation: float = 1.0
-    query: str = "own"
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token",)
     FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # the table is a weight
     RENAMED: ClassVar[dict[str, str]] = {"count": "head.count", "first_id": "head.first_viewer_id"}
-    ABSENT: ClassVar[dict[str, Any]] = {"deviation": 0.02, "query": "first"}
+    ABSENT: ClassVar[dict[str, Any]] = {"deviation": 0.02}
 
     def check(self) -> None:
         if self.count < 1:
             raise ValueError(f"head.viewers.count is {self.count}; a passage needs at least 1 viewer")
         if self.deviation <= 0:
             raise ValueError(f"head.viewers.deviation is {self.deviation}; equal viewers stay equal: it is above 0")
-        if self.query not in QUERIES:
-            raise ValueError(f"head.viewers.query is {self.query!r}; it must be one of {', '.join(QUERIES)}")
-        if self.first_id + self.embeddings() > self.vocab_size:
+        if self.first_id + self.count > self.vocab_size:
             raise ValueError(
-                f"head.viewers.first_id is {self.first_id} and {self.embeddings()} ids are needed, but the vocabulary "
-                f"has {self.vocab_size} words; -1 gives viewers a table of their own"
+                f"head.viewers.first_id is {self.first_id} and head.viewers.count {self.count}, but the vocabulary has "
+                f"{self.vocab_size} words; -1 gives viewers a table of their own"
             )
-
-    def embeddings(self) -> int:
-        """How many there are, of passages and queries."""
-        return self.count + (self.query == "own")
 
     def needs(self) -> tuple[str, ...]:
         return ("leading",)
@@ -60,7 +48,7 @@ class Viewers(Head):
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         if self.first_id < 0:
             return
-        words = [tokenizer.backend.id_to_token(self.first_id + i) for i in range(self.embeddings())]
+        words = [tokenizer.backend.id_to_token(self.first_id + i) for i in range(self.count)]
         taken = [word for word in words if word is not None and not word.startswith("[unused")]
         if taken:
             raise ValueError(
@@ -86,13 +74,11 @@ class Viewers(Head):
     @nn.compact
     def leading(self, side: Side) -> jax.Array:
         """What replaces [CLS]: ids [n] or embeddings [n,H]; n = 1 for queries."""
-        first = self.embeddings() - 1 if side == "query" and self.query == "own" else 0
-        wanted = first + jnp.arange(self.slots(side))
+        wanted = self.slots(side)
         if self.first_id >= 0:
-            return self.first_id + wanted
-        return self.param("table", nn.initializers.normal(self.deviation), (self.embeddings(), self.hidden_size))[
-            wanted
-        ]
+            return self.first_id + jnp.arange(wanted)
+        table = self.param("table", nn.initializers.normal(self.deviation), (self.count, self.hidden_size))
+        return table[:wanted]
 
     def loss(self) -> dict[str, Any]:
         return {"local_target": "argmax"}  # the local term asks for a clear winner, whichever it is (MVR eq. 7)
