@@ -20,6 +20,8 @@ from jaxret.training.optimizers import make_optimizer
 from jaxret.training.validation import CORPUS_MEASURES, METRICS, POOL_MEASURES
 from jaxret.types import VECTOR_DTYPES
 
+WEAK = 0.5  # a temperature of cosines: those of passages differ by tenths
+
 LEAST = {  # what a number must at least be; a head checks its own
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
     **dict.fromkeys(
@@ -166,3 +168,17 @@ def check_lengths(config: ConfigDict, retriever: BiEncoder) -> None:
     for key in ("query_length", "passage_length"):
         if config.tokens[key] > retriever.longest:
             raise ValueError(f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.longest} positions")
+
+
+def weak_temperatures(config: ConfigDict, retriever: BiEncoder) -> str:
+    """What to tell of temperatures that leave a softmax of cosines so even that it teaches little; "" where there are
+    none. Late interaction sums many cosines."""
+    loss = config.loss
+    if not config.normalize or retriever.late_interaction:
+        return ""
+    used = {"loss.temperature": loss.contrastive_weight, "loss.kl.temperature": loss.kl.weight}
+    values = {"loss.temperature": loss.temperature, "loss.kl.temperature": loss.kl.temperature}
+    weak = [f"{key} is {values[key]:g}" for key, weight in used.items() if weight and values[key] >= WEAK]
+    if not weak:
+        return ""
+    return f"{' and '.join(weak)}, but scores are cosines: their softmax is nearly even and teaches little; try 0.05"

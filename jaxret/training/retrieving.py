@@ -21,7 +21,7 @@ from jaxret.models.retriever import DTYPES, BiEncoder, build_retriever
 from jaxret.runs.run import make_embedder
 from jaxret.scoring import late_interaction, similarities
 from jaxret.training.begin import Job, Texts, read_texts
-from jaxret.training.check import check_model
+from jaxret.training.check import check_model, weak_temperatures
 from jaxret.training.examples import TRAINING_PASSAGES, plan_of
 from jaxret.training.grad_cache import encode_in_chunks
 from jaxret.training.losses import LossTerms, Scores, candidates, loss_settings, total_loss
@@ -141,6 +141,8 @@ def make_validation(
 
 
 def _plan(job: Job, texts: Texts, objective: RetrievalObjective) -> BatchPlan:
+    if told := weak_temperatures(job.config, objective.retriever):
+        job.say(told)
     plan = batch_plan(job.config, objective.retriever, job.config.train.batch_size, job.mesh.size)
     if texts.train and job.config.tokens.packing:
         return packed(plan, texts.train, objective.retriever, objective.bins(plan.places))

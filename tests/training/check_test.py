@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxret.training.check import check, check_model, reference_options
-from tests.tiny import BERT, I3, MLR, T5, make_config, make_retriever
+from jaxret.training.check import check, check_model, reference_options, weak_temperatures
+from tests.tiny import BERT, I3, LATE_INTERACTION, MLR, T5, make_config, make_retriever
 
 SOUND: dict[str, Any] = {"data.train": "somewhere", "train.batch_size": 16, "validation.batch_size": 16}
 
@@ -114,3 +114,20 @@ def test_cudnn_needs_the_dropout_of_weights_to_be_off() -> None:
 
 
 SHORT = {"tokens.query_length": 8, "tokens.passage_length": 12}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({}, ""),
+        ({"normalize": True}, "loss.temperature is 1, but scores are cosines"),
+        ({"normalize": True, "loss.temperature": 0.05}, ""),
+        ({"normalize": True, "loss.temperature": 0.05, "loss.kl.weight": 1.0}, "loss.kl.temperature is 1, but scores"),
+        ({"normalize": True, "loss.contrastive_weight": 0.0, "loss.kl.weight": 1.0, "loss.kl.temperature": 0.1}, ""),
+        (LATE_INTERACTION | {"loss.temperature": 1.0}, ""),
+    ],
+)
+def test_temperatures_that_leave_cosines_alike_are_said(overrides: dict[str, Any], told: str) -> None:
+    found = weak_temperatures(make_config(overrides), make_retriever(overrides))
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
