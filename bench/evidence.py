@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -81,19 +80,16 @@ def environment(work: Work) -> dict[str, str]:
     return {**settings, **os.environ}
 
 
-def collect(work: Work, seeds: int, failed: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What bench/evidence.json holds: a row for each claim, from the seeds that both its settings have; the means of
-    every run. before: the same as it was; a row of the same runs and margin is taken from there."""
-    old = {(row["baseline"], row["treated"], row["measure"]): row for row in before.get("rows", [])}
+def collect(work: Work, seeds: int, failed: Mapping[str, str]) -> dict[str, Any]:
+    """What bench/evidence.json holds, all of it from the kept values: a row for each claim, from the seeds that both
+    its settings have; the means of every run."""
     rows, runs = [], {}
     for claim in CLAIMS:
         names = claim.baseline, claim.treated
         there = [seed for seed in range(1, seeds + 1) if all(work.measured(name, seed).exists() for name in names)]
         runs_of = [work.path(name, seed).name for seed in there for name in names]
-        known = old.get((*names, claim.measure), {})
-        if (known.get("margin"), known.get("runs")) != (claim.margin, runs_of):
-            known = row_of(claim, *paired(work, claim, there), runs_of)
-        rows.append({**known, "paper": claim.paper, "claim": claim.says})
+        row = row_of(claim, *paired(work, claim, there), runs_of)
+        rows.append({**row, "paper": claim.paper, "claim": claim.says})
     for name, seed in itertools.product([n for n, s in STEPS.items() if isinstance(s, Train)], range(1, seeds + 1)):
         if work.measured(name, seed).exists():
             with np.load(work.measured(name, seed)) as done:
@@ -114,16 +110,14 @@ def paired(work: Work, claim: Claim, seeds: Sequence[int]) -> tuple[dict[int, li
 
 
 def work_through(work: Work, seeds: int, results: Path, command: Sequence[str]) -> None:
-    """Does what is not done yet; the results are written again after every step that changed them."""
+    """Does what is not done yet; the results are written first, of values that are there, and after every attempt."""
     failed: dict[str, str] = {}
+    write_json(results, collect(work, seeds, failed))
     for seed, claim in order(CLAIMS, seeds):
         for name in (claim.baseline, claim.treated):
             if not work.measured(name, seed).exists():
                 attempt(work, name, seed, failed, command)
-            before = results_so_far(results)
-            found = json.loads(json.dumps(collect(work, seeds, failed, before)))
-            if found != before:
-                write_json(results, found)
+                write_json(results, collect(work, seeds, failed))
 
 
 def results_so_far(path: Path) -> dict[str, Any]:

@@ -185,13 +185,12 @@ def passages_of(work: Work, measure: str, ids: str, count: int) -> list[str]:
 def several_vectors(run: Any, data: str) -> Values:
     """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
     5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
-    from jaxret.evaluation.diversity import EQUAL, normed, perplexity
+    from jaxret.evaluation.diversity import normed, perplexity
     from jaxret.tools.diversity import judged_pairs
 
     pairs = judged_pairs(run, data, "test", progress=False)
     scores = normed(pairs.queries, pairs.passages, "cosine")
-    best = scores.max(axis=1)
-    winners = (scores > best[:, None] - EQUAL).argmax(axis=1)  # of vectors that are one but for rounding, the first
+    winners, best = winning(scores), scores.max(axis=1)
     varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)
     chosen = {one: winners[pairs.rows == one] for one in np.unique(pairs.rows)}
     names = dict(zip(pairs.rows.tolist(), pairs.passage_ids, strict=True))
@@ -204,6 +203,13 @@ def several_vectors(run: Any, data: str) -> Values:
             if (value := perplexity(won, np.zeros(len(won)))[0]) is not None
         },
     }
+
+
+def winning(scores: np.ndarray) -> np.ndarray:
+    """Which of the vectors wins, of cosines [P,V]; of those that are one but for rounding, the first."""
+    from jaxret.evaluation.diversity import EQUAL
+
+    return (scores > scores.max(axis=1, keepdims=True) - EQUAL).argmax(axis=1)
 
 
 def mine_negatives(work: Work, step: Mine, seed: int, folder: Path) -> None:
