@@ -28,7 +28,18 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.evidence_claims import CLAIMS, COMMON, STEPS, Claim, Train
-from bench.evidence_steps import MEASURES, SOURCES, Work, copy_encoder, make, make_data, needs, passages_of, read_values
+from bench.evidence_steps import (
+    MEASURES,
+    SOURCES,
+    TEXTS,
+    Work,
+    copy_encoder,
+    make,
+    make_data,
+    needs,
+    passages_of,
+    read_values,
+)
 from bench.evidence_table import judged, row_of, to_markdown
 from jaxret.data.formats import read_judgements
 from jaxret.lockfile import LOCK, LockFile
@@ -133,11 +144,15 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of --results, and do nothing else")
     parser.add_argument("--step", nargs=2, metavar=("NAME", "SEED"), help="make one step, here")
     arguments = parser.parse_args()
+    if arguments.table and not arguments.results.is_file():
+        parser.error(f"--results={arguments.results}: there is no such file")
     if arguments.table:
         print(to_markdown(results_so_far(arguments.results), CLAIMS))
         return
     if not arguments.data or not arguments.workdir:
         parser.error("--data and --workdir are needed")
+    if missing := [name for name in (*SOURCES, *TEXTS) if not (arguments.data / name).exists()]:
+        parser.error(f"--data={arguments.data} has no {missing[0]}; docs/evidence.md says what it holds")
     folder = arguments.workdir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     make_data(arguments.data.resolve(), folder / "data")
