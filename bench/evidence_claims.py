@@ -189,6 +189,9 @@ STEPS: dict[str, Step] = {
         "aggretriever",
         from_scratch("@mlm/model", **lexical(**{"head.lexical.lexical_dim": 256, "head.lexical.cls_dim": 0})),
     ),
+    # Without the MLM head: a token stands for its own word, so that nothing has to be learnt of the others.
+    "agg-nothing-no-head": Train("aggretriever", from_scratch("@mlm/start", **lexical(**{"head.lexical.mlm": False}))),
+    "agg-mlm-no-head": Train("aggretriever", from_scratch("@mlm/model", **lexical(**{"head.lexical.mlm": False}))),
 }
 
 
@@ -228,6 +231,14 @@ CLAIMS = (
     Claim("MLR", "... 4 layers than 2", "mlr-2", "mlr-4", margin=MARGIN),
     Claim("RetroMAE", "MLM before fine-tuning is better than nothing", "dual-nothing", "dual-mlm", later=2),
     Claim("Aggretriever", "with MLM pre-training it is better than without", "agg-nothing", "agg-mlm", later=2),
+    Claim(
+        "Aggretriever",
+        "... than without it and its head, a token being its own word",
+        "agg-nothing-no-head",
+        "agg-mlm",
+        later=2,
+    ),
+    Claim("Aggretriever", "the head's words are better than the token's own", "agg-mlm-no-head", "agg-mlm", later=2),
     Claim("Aggretriever", "both parts are better than [CLS] alone", "agg-mlm-cls", "agg-mlm", later=2),
     Claim("Aggretriever", "... than the aggregate alone", "agg-mlm-words", "agg-mlm", later=2),
     Claim("Aggretriever", "is better than the dual encoder from the same MLM", "dual-mlm", "agg-mlm", later=2),
