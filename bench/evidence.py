@@ -147,6 +147,7 @@ def main() -> None:
     if arguments.table and not arguments.results.is_file():
         parser.error(f"--results={arguments.results}: there is no such file")
     if arguments.table:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head`
         print(to_markdown(results_so_far(arguments.results), CLAIMS))
         return
     if not arguments.data or not arguments.workdir:

@@ -223,6 +223,10 @@ CLAIMS = (
     Claim("MLR", "after it the last layer wins the maximum more often", "layers-4", "mlr-4", LAST_WINS),
     Claim("I3, MLR", "stage two, on its own negatives, is better than stage one, on BM25's", "stage-1", "stage-2"),
     Claim("I3", "distilled is better than not", "untaught", "student"),
+    # Those have hard negatives on both sides, for which a step has half the queries: do they beat having none?
+    Claim("I3, MLR", "stage one is better than no hard negatives", "dual", "stage-1"),
+    Claim("I3, MLR", "... stage two", "dual", "stage-2"),
+    Claim("I3", "... distilled", "dual", "student"),
     Claim("MLR", "the last layers are no worse than the first: 2", "layers-2-first", "layers-2-last", margin=MARGIN),
     Claim("MLR", "... than uniform ones: 2", "layers-2-uniform", "layers-2-last", margin=MARGIN),
     Claim("MLR", "... than the first: 3", "layers-3-first", "layers-3-last", margin=MARGIN),

@@ -130,6 +130,7 @@ def legend(run: int, claims: int) -> str:
         f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign; with fewer than {ENOUGH} seeds, "
         f"which is about a few trained models and not yet about two methods, **{HOLDS}{SO_FAR}**. **{OPPOSITE}**: the "
         f'same, with the other sign. **{NOT_SEEN}**: neither. A claim of "no worse" is tested as "worse by less than '
-        'the margin". p over seeds (the paired t-test of their differences: both runs of a seed have the same '
-        "questions, in the same order) says whether other seeds would agree; with two or three it decides little."
+        "the margin\", and so are its seeds' signs and its p over them. p over seeds (the paired t-test of their "
+        "differences: both runs of a seed have the same questions, in the same order) says whether other seeds would "
+        "agree; with two or three it decides little."
     )
