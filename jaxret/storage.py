@@ -23,7 +23,7 @@ _CAUSES = {
     errno.EPERM: "not permitted",
     errno.EFBIG: "larger than this process may write",
     errno.EIO: "the disk reports an input/output error",
-    errno.ENOENT: "its folder is gone",
+    errno.ENOENT: "its folder is gone, or takes no files",
     errno.ENOTDIR: "a file is where a folder should be",
     errno.EEXIST: "a file is where a folder should be",
     errno.EISDIR: "a folder has that name",

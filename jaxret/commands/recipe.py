@@ -40,7 +40,7 @@ _MATCH = flags.DEFINE_enum(
 
 def main() -> None:
     from jaxret.data.formats import source_path
-    from jaxret.data.formats.places import is_folder
+    from jaxret.data.formats.places import is_folder, is_named
     from jaxret.distributed import require_platform
     from jaxret.memory import keep_freed_memory
     from jaxret.tools.recipe import run_recipe
@@ -52,6 +52,8 @@ def main() -> None:
     require_platform(config.mesh.platform, "mesh.platform")
     given = {key: reduce(getitem, key.split("."), config) for key in config_keys(sys.argv)}
     data = config.data.train
+    if data and not is_named(path := source_path(data)) and not path.exists():
+        raise FileNotFoundError(f"--config.data.train={data}: {path} does not exist")
     whole = data if data and is_folder(source_path(data)) else ""
     corpus, queries = _CORPUS.value or whole, _QUERIES.value or whole
     for flag, value in (("--config.data.train", data), ("--corpus", corpus), ("--queries", queries)):

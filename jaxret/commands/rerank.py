@@ -35,6 +35,9 @@ _TRAIN = flags.DEFINE_string("train", "", "instead of a run: training data, all 
 _NEGATIVES_RUN = flags.DEFINE_string("negatives_run", "", "of a folder of training data: as data.negatives_run")
 _SPLIT = flags.DEFINE_string("split", "", "split, where a folder is given; default: test, of --train train")
 _K = flags.DEFINE_integer("k", 100, "passages of a query that are scored; the others stay behind", lower_bound=1)
+_LATENCY = flags.DEFINE_integer(
+    "latency", 100, "queries scored once more, one at a time, to time it (0: none)", lower_bound=0
+)
 _TAIL = flags.DEFINE_bool("tail", True, "write those that were not scored, too, behind; --notail for a teacher's run")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, last, or a step")
 _QUERY_LENGTH = flags.DEFINE_integer("query_length", None, "tokens of a query at most; default: as in training, or 128")
@@ -57,9 +60,8 @@ def main() -> None:
         raise ValueError("give either --workdir (the run of a cross-encoder) or --model (one in transformers' files)")
     if bool(_RUN.value) == bool(_TRAIN.value):
         raise ValueError("give either --run (what to rerank) or --train (what to score)")
-    ignored = [
-        flag.name for flag in (_QUERIES, _CORPUS, _QRELS, _MEASURES, _SELF_MATCHES, _K, _TAIL, _MATCH) if flag.present
-    ]
+    of_runs = (_QUERIES, _CORPUS, _QRELS, _MEASURES, _SELF_MATCHES, _K, _TAIL, _MATCH, _LATENCY)
+    ignored = [flag.name for flag in of_runs if flag.present]
     if _TRAIN.value and ignored:
         raise ValueError(f"--{ignored[0]} is of a run that is reranked (--run); with --train all passages are scored")
     if _RUN.value and _NEGATIVES_RUN.present:
@@ -83,7 +85,9 @@ def main() -> None:
             queries=_QUERIES.value,
             out=_OUT.value,
             depth=_K.value,
-            judge=Judge(_QRELS.value, _SPLIT.value or "test", _MEASURES.value, _SELF_MATCHES.value, _MATCH.value),
+            judge=Judge(
+                _QRELS.value, _SPLIT.value or "test", _MEASURES.value, _SELF_MATCHES.value, _MATCH.value, _LATENCY.value
+            ),
             on_error=_ON_ERROR.value,
             tail=_TAIL.value,
         )

@@ -447,7 +447,7 @@ def check_passage(passage: Passage, where: Where, policy: Policy | None = None) 
     require_text(passage.text, "the text", where)
     if _is_blank(passage.text) and _is_blank(passage.title):
         found = f"passage {passage.id!r} is empty (no text, no title)"
-        remedy = "give it a text, leave it out, or keep it as a row with on_error=keep"
+        remedy = "give it a text, leave it out, or encode it as it is with jaxret encode --on_error=keep"
         (policy or Policy()).reject_empty(where.error("empty passage", found, remedy))
     return passage
 

@@ -61,22 +61,31 @@ def build(config: ConfigDict, shapes: Any) -> Pretrainer:
     return Pretrainer(PretrainingModule(replace(shapes, mlm_head=True), check_compute(config, shapes), method))
 
 
-def check(config: ConfigDict, model: Pretrainer) -> None:
-    """Raises ValueError for settings that mean nothing, or that the encoder cannot have."""
+def check_settings(config: ConfigDict) -> None:
+    """Raises ValueError for settings that mean nothing, whatever the encoder."""
     c = config.pretraining
+    method_of(config)
     if config.task != NAME:
         raise ValueError(f"task is {config.task!r}; pre-training needs a config whose task is {NAME!r}")
     for key in ("mask_rate", "decoder_rate"):
         if not 0 < c[key] < 1:
             raise ValueError(f"pretraining.{key} is {c[key]}; it must be above 0 and below 1")
-    if not 3 <= c.length <= model.longest:
-        raise ValueError(f"pretraining.length is {c.length}; it must be 3 to {model.longest}, the encoder's positions")
+    if c.length < 3:
+        raise ValueError(f"pretraining.length is {c.length}; it must be 3 or more")
     if c.shortest > c.length - 2:
         raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
     for key, empty in (("data.dev", ""), ("data.subset", 0), ("tokens.packing", False), ("train.start_from", "")):
         group, name = key.split(".")
         if config[group][name] != empty:
             raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")
+
+
+def check(config: ConfigDict, model: Pretrainer) -> None:
+    """Raises ValueError for settings that mean nothing, or that the encoder cannot have."""
+    check_settings(config)
+    if config.pretraining.length > model.longest:
+        length = config.pretraining.length
+        raise ValueError(f"pretraining.length is {length}; it must be 3 to {model.longest}, the encoder's positions")
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
     jax.eval_shape(optimizer.init, jax.eval_shape(model.init, jax.random.key(0)))  # its patterns match something
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxret.data.records import Query
 from jaxret.retrieval.retrieve import Searcher
 
 PERCENTILES = (1, 50, 90, 99)
+LATENCY = 100  # questions that are asked, unless somebody says otherwise
 SECONDS = 20.0  # after which no further question is asked
 
 
@@ -30,8 +32,7 @@ def measure(
     milliseconds as "p1", "p50", "p90", "p99", each a time that was seen (the nearest rank), and what they were measured
     on. Where the vectors do not fit in memory ("vectors": "disk"), every search reads all of them.
     """
-    places = np.unique(np.linspace(0, len(queries) - 1, min(most, len(queries))).astype(int))
-    asked = [queries[place] for place in places]
+    asked = spread(queries, most)
     searcher.warm_up([query.text for query in asked], k)
     times: list[tuple[float, float]] = []  # ms
     begun = clock()
@@ -46,13 +47,26 @@ def measure(
             break
     return {
         **{name: percentiles(values) for name, values in zip(("encode_ms", "search_ms"), zip(*times))},
-        "questions": len(times),
+        **conditions(len(times), k, searcher.run.mesh),
+        "vectors": searcher.where,
+        "backend": searcher.description,
+    }
+
+
+def spread(queries: Sequence[Query], most: int) -> list[Query]:
+    """Up to `most` of the queries, evenly spread."""
+    places = np.unique(np.linspace(0, len(queries) - 1, min(most, len(queries))).astype(int))
+    return [queries[place] for place in places]
+
+
+def conditions(questions: int, k: int, mesh: Mesh) -> dict[str, Any]:
+    """On what times were measured."""
+    return {
+        "questions": questions,
         "batch": 1,
         "k": k,
         "percentiles": "nearest rank",
-        "vectors": searcher.where,
-        "backend": searcher.description,
-        "device": str(searcher.run.mesh.devices.flat[0].device_kind),
+        "device": str(mesh.devices.flat[0].device_kind),
         "processors": os.cpu_count(),
     }
 

@@ -10,7 +10,7 @@ import jax
 
 from jaxret.distributed import from_first_process, wait_for_all
 from jaxret.lockfile import LOCK, LockedError, LockFile
-from jaxret.storage import sweep
+from jaxret.storage import naming, sweep
 
 
 @contextlib.contextmanager
@@ -26,7 +26,8 @@ def hold(folder: Path, job: str) -> Iterator[None]:
     lock, problem, made = None, None, not folder.exists()
     if jax.process_index() == 0:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            with naming(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             lock = LockFile(folder / LOCK, job)
             sweep(folder)
         except (LockedError, OSError) as error:

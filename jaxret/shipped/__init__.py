@@ -3,6 +3,7 @@ installed jaxret has the files themselves."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,7 +73,8 @@ def stages(config: str) -> list[Any]:
     if not hasattr(module, "stages"):
         raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
     try:
-        return list(module.stages(suffix) if colon else module.stages())
+        takes = inspect.signature(module.stages).parameters  # one for all systems of its config need not ask which
+        return list(module.stages(suffix) if colon and takes else module.stages())
     except Exception as error:  # whatever the file does
         raise ValueError(f"--config={config}: {path}: {error}") from error
 

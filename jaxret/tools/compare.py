@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections import Counter
@@ -113,7 +114,7 @@ def read_result(given: str, data: str) -> Result:
         raise ValueError(
             f"{path} has no digests of its queries and judgements, as older results: run jaxret search again"
         )
-    values = stored["per_query"] | stored.get("answers", {}).get("per_query", {})
+    values = _values(path, stored)
     config = flatten(upgrade(made["config"]))
     lineage, record = made.get("lineage"), made.get("training_data")
     keys = without_seeds(config)
@@ -145,6 +146,22 @@ def read_result(given: str, data: str) -> Result:
         checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
         trained=trained_on(record, whole=False).get("train"),
     )
+
+
+def _values(path: Path, stored: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The values per query, those by answer strings too. Raises ValueError for what is no finite number."""
+    answers = stored.get("answers", {})
+    parts = [stored["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
+    found: dict[str, dict[str, float]] = {}
+    for part in parts:
+        if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
+            raise ValueError(f"{path}: its values per query are no values of queries by measure; search again")
+        found |= part
+    for measure, values in found.items():
+        for query, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{path}: {measure} of query {query!r} is {value!r}, no finite number; search again")
+    return found
 
 
 def _approximate(search: Mapping[str, Any]) -> str:
@@ -218,10 +235,10 @@ def refuse_twice(found: Sequence[Result], named: bool) -> None:
     for place, result in enumerate(found):
         for other in found[:place]:
             if other.checkpoint == result.checkpoint or (other.seed == result.seed and not named):
-                raise ValueError(
-                    f"{other.path} and {result.path} have the same config, seeds included, and a run counts once; "
-                    "NAME=RUN makes each a system of its own"
-                )
+                same = other.checkpoint == result.checkpoint
+                what = "are of one checkpoint" if same else "have the same config, seeds included"
+                remedy = "leave one out" if named else "NAME=RUN makes each a system of its own"
+                raise ValueError(f"{other.path} and {result.path} {what}, and a run counts once; {remedy}")
 
 
 def _shared_name(found: Sequence[Result]) -> str:

@@ -46,6 +46,10 @@ class Ledger:
         write_json(path, sealed({"fingerprint": fingerprint, "made_from": made_from, "files": files}))
         return files
 
+    def forget(self, name: str) -> None:
+        """The step is to be done again."""
+        (self.folder / "done" / f"{name}.json").unlink(missing_ok=True)
+
     def _as_written(self, files: dict[str, str]) -> bool:
         paths = [(self.folder / name, digest) for name, digest in files.items()]
         return all(path.is_file() and sha256_file(path) == digest for path, digest in paths)

@@ -14,7 +14,7 @@ from jaxret.data.store import Say
 from jaxret.distributed import wait_for_all
 from jaxret.pretraining.result import write_model
 from jaxret.pretraining.scratch import write_start
-from jaxret.pretraining.task import PRETRAINING, build, method_of
+from jaxret.pretraining.task import PRETRAINING, build, check_settings
 from jaxret.runs.lock import hold
 from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
@@ -43,7 +43,7 @@ def begin(config: ConfigDict, folder: Workdir, say: Say) -> Path:
     """The directory of a BERT that knows nothing, if it is needed: a run with a checkpoint goes on without. Before that
     it is made each time, always the same of the same settings and corpus: a job that failed may have had others."""
     check(config)
-    method_of(config)
+    check_settings(config)
     start, there = folder / "start", folder.path.exists()
     if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
         shutil.rmtree(start, ignore_errors=True)

@@ -110,7 +110,26 @@ class _Recipe:
     def _do(
         self, step: str, made_from: Any, make: Callable[[], Iterable[Path]], whole: Callable[[], bool] = lambda: True
     ) -> None:
-        self._made[step] = self.ledger.do(step, made_from, make, whole)
+        try:
+            self._made[step] = self.ledger.do(step, made_from, make, whole)
+        except ShardError as error:
+            names = self._forget_damaged()
+            if not names:
+                raise
+            whose = " and ".join(names)
+            raise ShardError(f"{error}\nThe same command again makes the damaged shards of {whose} anew.") from error
+
+    def _forget_damaged(self) -> list[str]:
+        """Lets the stages encode again whose vectors are not what was written; their names."""
+        names = []
+        for stage in self.stages.values():
+            try:
+                if f"{stage.name}.encode" in self._made:
+                    open_shards(Workdir(self.folder / stage.name).embeddings(corpus_name(self.on.corpus)))
+            except ShardError:
+                self.ledger.forget(f"{stage.name}.encode")
+                names.append(stage.name)
+        return names
 
     def _records(self, step: str) -> list[str]:
         """Digests of the training file that a step made, not of its parents."""

@@ -3,7 +3,8 @@ same with its scores out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -36,11 +37,12 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.report import to_text, write_evaluation
 from jaxret.evaluation.self_matches import of_passages, without_self_matches
 from jaxret.mining.asked import require_same
+from jaxret.retrieval.latency import LATENCY, SECONDS, conditions, percentiles, spread
 from jaxret.runs.reranker import Reranker
 from jaxret.runs.scorer import Done
 from jaxret.storage import require_apart, require_writable, sha256_file
 from jaxret.tools.asked import Asked, dataset_name, read_asked, split_asked
-from jaxret.tools.search_files import accuracy, check_measures
+from jaxret.tools.search_files import ANSWER_CUTOFFS, accuracy, check_measures
 from jaxret.tools.teacher import PairScores, Scorer
 
 PAIRS = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
@@ -62,13 +64,15 @@ def reranked(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth:
 
 @dataclass(frozen=True)
 class Judge:
-    """What a reranked run is measured with: as `jaxret search` has them."""
+    """What a reranked run is measured with: as `jaxret search` has them. latency: how many queries are scored again,
+    one at a time, to time it."""
 
     qrels: str = ""
     split: str = "test"
     measures: Sequence[str] | None = None
     self_matches: str = "auto"
     match: str = "string"
+    latency: int = LATENCY
 
 
 def rerank_run(
@@ -98,18 +102,22 @@ def rerank_run(
     policy = Policy(on_error)
     rankings, remove = read_run(run, policy), judge.self_matches == "remove"
     longest = max(map(len, rankings.values()), default=0)
+    if not longest:
+        raise Where(run_files(run)[0]).error("empty run", "it ranks nothing", "give a run that has rankings")
     if remove or (judge.self_matches == "auto" and of_passages(dataset_name(queries))):
         rankings, remove = without_self_matches(rankings, longest), True
     k = longest if tail else min(depth, longest)
-    names = check_measures(judge.measures, k)
+    names = check_measures(judge.measures, k, run if k == longest else "")
     asked = _queries(queries, judge.split, run, rankings, policy)
-    scan, passages = _passages(corpus, run, rankings, depth, policy)
+    looked = min(k, max(ANSWER_CUTOFFS))  # how deep answers are looked for
+    texts = {query: max(depth, looked if asked[query].answers else 0) for query in rankings}
+    scan, passages = _passages(corpus, run, rankings, texts, policy)
     judged = read_asked(queries, judge.qrels, judge.split, Policy(on_error)) if judge.qrels else None
     check_answers(judged.queries if judged else asked.values(), judge.match)
     pairs = [(query, passage) for query, ranking in rankings.items() for passage, _ in ranking[:depth]]
     where = "stay behind them" if tail else "are left out"
     print(f"scoring {len(pairs):,} pairs: the first {depth} passages of each query, the others {where}")
-    scores, cut = reranker(asked, passages, pairs, progress)
+    scores, cut = reranker(asked, {passage: passages[passage] for _, passage in pairs}, pairs, progress)
     print(*cut, sep="\n")
     after = reranked(rankings, dict(zip(pairs, map(float, scores))), depth, tail)
     write_run(out, after, tag="jaxret-rerank")
@@ -119,14 +127,54 @@ def rerank_run(
         both = evaluate(rankings, judged.judgements, names), evaluate(after, judged.judgements, names)
         print(to_text({"before": both[0], "after": both[1]}))
     judged = judged or Asked(list(asked.values()), [], dataset_name(queries), split_asked(queries, "", judge.split))
-    answers = accuracy(after, judged.queries, passages, min(k, depth), judge.match)
+    answers = accuracy(after, judged.queries, passages, k, judge.match)
     evaluation = both[1] if both else answers
     if evaluation:
         made = _provenance(reranker, scan, run, depth, k)
         made["dataset"] = judged.source(queries, judge.qrels, policy, remove, judge.match)
-        write_evaluation(evaluation_path(out), evaluation, made, answers if both else None)
+        found = (evaluation, made, answers if both else None)
+        cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # it keeps none: it reads the texts
+        write_evaluation(evaluation_path(out), *found, cost)
+        if judge.latency:
+            cost["latency"] = _latency(reranker, asked, passages, rankings, depth, judge.latency)
+            write_evaluation(evaluation_path(out), *found, cost)  # again: nothing is lost if timing is stopped
+            print(_told(cost["latency"]))
         print(f"evaluation: {evaluation_path(out)}")
     return both
+
+
+def _latency(
+    reranker: Reranker,
+    queries: Mapping[str, Query],
+    passages: Mapping[str, Passage],
+    rankings: Rankings,
+    depth: int,
+    most: int,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Scores the first `depth` passages of up to `most` queries, a query at a time, twice, the first time as a warm-up;
+    ends as `retrieval.latency.measure` does, whose JSON it has: "rerank_ms" is from texts to scores on the host."""
+    times: list[float] = []  # ms
+    begun = clock()
+    for query in spread([queries[key] for key in rankings], most):
+        pairs = [(query.id, passage) for passage, _ in rankings[query.id][:depth]]
+        texts = {passage: passages[passage] for _, passage in pairs}
+        reranker({query.id: query}, texts, pairs)
+        start = clock()
+        reranker({query.id: query}, texts, pairs)
+        times.append(1000 * (clock() - start))
+        if clock() - begun > seconds:
+            break
+    return {"rerank_ms": percentiles(times), **conditions(len(times), depth, reranker.scorer.mesh)}
+
+
+def _told(latency: Mapping[str, Any]) -> str:
+    found = latency["rerank_ms"]
+    return (
+        f"one query at a time ({latency['questions']} asked, {latency['k']} passages each): reranking "
+        f"p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms"
+    )
 
 
 def _provenance(reranker: Reranker, scan: CorpusScan, run: str, depth: int, k: int) -> dict[str, Any]:
@@ -155,10 +203,10 @@ def _queries(source: str, split: str, run: str, rankings: Rankings, policy: Poli
 
 
 def _passages(
-    corpus: str, run: str, rankings: Rankings, depth: int, policy: Policy
+    corpus: str, run: str, rankings: Rankings, depths: Mapping[str, int], policy: Policy
 ) -> tuple[CorpusScan, dict[str, Passage]]:
-    """What the corpus is, and the passages of a run that are scored, by id."""
-    wanted = {passage for ranking in rankings.values() for passage, _ in ranking[:depth]}
+    """What the corpus is, and the passages of a run whose texts are read, by id. depths: how many, by query."""
+    wanted = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
     scan = scan_corpus(corpus, policy)
     found = {passage.id: passage for passage in read_corpus(corpus, policy, scan) if passage.id in wanted}
     if gone := sorted(wanted - found.keys()):

@@ -20,7 +20,7 @@ from jaxret.evaluation.self_matches import found_themselves, of_passages, withou
 from jaxret.retrieval.approximate import Chosen
 from jaxret.retrieval.candidates import read_wanted
 from jaxret.retrieval.candidates import told as missed
-from jaxret.retrieval.latency import measure, told
+from jaxret.retrieval.latency import LATENCY, measure, told
 from jaxret.retrieval.proof import SearchResult
 from jaxret.retrieval.retrieve import Retrieved, Searcher, choose_corpus, evaluate_retrieved, provenance
 from jaxret.retrieval.shards import ShardError
@@ -39,12 +39,14 @@ def measures_for(k: int) -> list[str]:
     return list(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed))
 
 
-def check_measures(measures: Sequence[str] | None, k: int) -> list[str]:
-    """The names of the measures, by default `measures_for(k)`. Raises ValueError for one that is unknown or deeper than
-    k."""
+def check_measures(measures: Sequence[str] | None, k: int, where: str = "") -> list[str]:
+    """The names of the measures, by default `measures_for(k)`. where: what has k passages a query, if it is not what is
+    asked for (--k). Raises ValueError for one that is unknown or deeper than k."""
     parsed = [parse_measure(measure) for measure in measures or measures_for(k)]
     deepest = max(parsed, key=lambda measure: measure.cutoff or 0)
     if (deepest.cutoff or 0) > k:
+        if where:
+            raise ValueError(f"{deepest.name} needs {deepest.cutoff} passages a query; {where} has {k} at most")
         raise ValueError(f"{deepest.name} needs --k={deepest.cutoff} or more; only {k} passages a query are asked for")
     return [measure.name for measure in parsed]
 
@@ -63,7 +65,7 @@ def search_files(
     label: str = "",
     filters: Sequence[str] = (),
     self_matches: str = "auto",
-    latency: int = 0,
+    latency: int = LATENCY,
     dpr_results: bool = False,
     match: str = "string",
     precision: str = "float32",

@@ -259,6 +259,9 @@ def test_settings_that_cannot_be(data: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(told)):
             pretrain(config_of(data, **overrides), tmp_path / "run", False)
+    for overrides in ({"pretraining__mask_rate": 1.5}, {"pretraining__shortest": 23}, {"data__subset": 3}):
+        with pytest.raises(ValueError, match=f"{next(iter(overrides)).replace('__', '.')} is"):  # no corpus was read
+            pretrain(config_of(tmp_path / "nowhere", **overrides), tmp_path / "run", False)
     assert not (tmp_path / "run").exists()
 
 

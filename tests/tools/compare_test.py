@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.report import write_evaluation
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
+from jaxret.storage import read_json
 from jaxret.tools.compare import compare_runs, notes, told_of_data
 
 QUERIES = [f"q{i}" for i in range(10)]
@@ -189,7 +191,7 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 1)
     with pytest.raises(ValueError, match="have the same config, seeds included, and a run counts once"):
         compare_runs([one, other])
-    with pytest.raises(ValueError, match="a run counts once"):
+    with pytest.raises(ValueError, match="are of one checkpoint, and a run counts once; leave one out"):
         compare_runs([f"x={one},{one}"])
     assert len(compare_runs([f"x={one}", f"y={other}"], resamples=1000)[1]) == 2
     with pytest.raises(ValueError, match=r"a/eval/scifact\.test\.json is in two systems, and a run counts once"):
@@ -236,6 +238,27 @@ def test_a_file_that_is_no_result_or_an_older_one(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"sha256": {"', '"was": {"').replace('"sha256": {\n', '"was": {\n'))
     with pytest.raises(ValueError, match="has no digests of its queries and judgements, as older results: run jaxret"):
         compare_runs([one])
+    whole = read_json(Path(result(tmp_path / "a", 1), "eval", "scifact.test.json"))
+    query = min(whole["per_query"]["RR"])
+    for value, told in (
+        ("a", "RR of query 'q0' is 'a'"),
+        (float("nan"), "is nan"),
+        (True, "is True"),
+        (None, "is None"),
+    ):
+        spoiled = {**whole, "per_query": {"RR": whole["per_query"]["RR"] | {query: value}}}
+        path.write_text(json.dumps(spoiled))
+        with pytest.raises(ValueError, match=rf"a/eval/scifact\.test\.json: .*{told}, no finite number; search again"):
+            compare_runs([one])
+    wrong: tuple[Any, ...] = ([], {"RR": []}, "a")
+    for changes in [
+        *({"per_query": w} for w in wrong),
+        *({"answers": {"per_query": w}} for w in wrong),
+        {"answers": []},
+    ]:
+        path.write_text(json.dumps({**whole, **changes}))
+        with pytest.raises(ValueError, match=r"its values per query are no values of queries by measure"):
+            compare_runs([one])
     path.write_text('{"pairs": 5}')
     with pytest.raises(ValueError, match="is no result of jaxret search"):
         compare_runs([str(path)])

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxret.mining.filters import Settings
 from jaxret.mining.pools import require_encoded
 from jaxret.retrieval.encoded import open_encoded
 from jaxret.retrieval.parts import Part, write_parts
-from jaxret.retrieval.shards import ShardWriter
+from jaxret.retrieval.shards import ShardError, ShardWriter
 from jaxret.shipped import names, stages
 from jaxret.storage import read_json, read_sealed
 from jaxret.tools.ledger import Ledger
@@ -114,6 +115,13 @@ def test_every_recipe_says_its_stages() -> None:
     assert second.mining == Settings(depth=100, keep=50, draw="top", positives_from_retrieval=True)
     _, both = read_stages("minilm:dual_encoder", {})
     assert (both.pools, both.config.data.negatives, both.config.head.name) == (("bm25", "stage1"), 1, "last_layer")
+
+
+def test_stages_need_not_ask_which_system_they_are_of(tmp_path: Path) -> None:
+    written = "from configs.minilm import get_config\ndef stages():\n    return [{'name': 'a'}]\n"
+    (tmp_path / "c.py").write_text(written)
+    (stage,) = read_stages(f"{tmp_path / 'c.py'}:me_bert", {})
+    assert stage.config.head.name == "first_tokens"
 
 
 @pytest.mark.parametrize(
@@ -460,6 +468,35 @@ def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) 
     assert not recipe._is_encoded(stage), "search would see what is left"
 
 
+def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}, {"name": "b"}]))
+    stages = {one.name: one for one in read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})}
+    ledger = Ledger(tmp_path)
+    recipe = _Recipe(tmp_path, stages, Evaluated(str(data), str(data), str(data)), ledger, False)
+    shards = {}
+    for name in stages:
+        folder = tmp_path / name / "embeddings" / "data"
+        writer = ShardWriter(folder, 2, 2, {"corpus": {"sha256": "ab", "passages": 2}})
+        writer.write(writer.shards[0], np.ones((2, 1, 3), np.float32), ["p0", "p1"])
+        writer.finish()
+        shards[name] = writer.shards[0].vectors(folder)
+        manifest = folder / "manifest.json"
+        recipe._do(f"{name}.encode", 1, partial(list, [manifest]))
+
+    def search() -> list[Path]:
+        for name in stages:
+            open_encoded(tmp_path / name / "embeddings" / "data", verify=True)
+        raise AssertionError
+
+    whole = shards["b"].read_bytes()
+    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # by its size it is whole
+    with pytest.raises(ShardError, match=r"damaged (.*\n)*The same command again makes the damaged shards of b anew"):
+        recipe._do("b.search", 1, search)
+    assert (tmp_path / "done" / "a.encode.json").exists()
+    assert not (tmp_path / "done" / "b.encode.json").exists()
+
+
 def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(
     two: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -487,6 +524,9 @@ def test_two_stages_from_the_start_to_the_table(
         ending = ".scored.jsonl" if number == 2 else ".jsonl"
         assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}{ending}")
         assert config["train"]["start_from"] == "", "from the start again"
+        cost = read_json(tmp_path / "two" / f"stage{number}" / "eval" / "data.test.json")["cost"]
+        assert cost["bytes_per_passage"] > 0
+        assert {"encode_ms", "search_ms"} <= cost["latency"].keys()
     mined = [read_examples(tmp_path / "two" / "mined" / f"stage{number}.jsonl") for number in (1, 2)]
     assert [e.negatives for e in mined[0]] != [e.negatives for e in mined[1]]
     scored = read_examples(tmp_path / "two" / "mined" / "stage2.scored.jsonl")

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from jaxret.data.batches import TrainingSet
-from jaxret.data.formats import read_examples, read_run, write_run
+from jaxret.data.files import DataError
+from jaxret.data.formats import read_corpus, read_examples, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.pairs import Joiner
 from jaxret.data.records import Passage, Query
 from jaxret.distributed import make_mesh, shard_batch
+from jaxret.evaluation.answers import answer_accuracy
 from jaxret.models.cross_encoder import CrossEncoder, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.retrieval.retrieve import corpus_folder
@@ -250,13 +252,32 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     before_json, after_json = (one.to_json() for one in done)
     assert written["mean"] == after_json["mean"]
     assert written["per_query"] == after_json["per_query"] != before_json["per_query"]
-    assert written["answers"]["mean"].keys() == {"Accuracy@5"}, "as deep as there are texts"
+    assert written["answers"]["mean"].keys() == {"Accuracy@5"}
+    assert written["cost"]["bytes_per_passage"] == 0.0
+    times = written["cost"]["latency"]
+    assert (times["questions"], times["batch"], times["k"]) == (8, 1, 5)
+    assert list(times["rerank_ms"]) == ["p1", "p50", "p90", "p99"]
+    assert 0 < times["rerank_ms"]["p1"] <= times["rerank_ms"]["p50"] <= times["rerank_ms"]["p99"]
     assert written["answers"]["queries_asked"] == written["answers"]["queries_expected"] == 8
     assert written["provenance"]["dataset"]["split"] == "dev"
     again = tmp_path / "again.trec"
-    rerank_run(reranker, str(root / "dev.trec"), data, data, again, 2, Judge(data, "dev"), progress=False)
-    with pytest.raises(ValueError, match="needs --k=100 or more; only"):
+    rerank_run(reranker, str(root / "dev.trec"), data, data, again, 2, Judge(data, "dev", latency=0), progress=False)
+    second = json.loads((tmp_path / "again.eval.json").read_text())
+    assert second["cost"] == {"bytes_per_passage": 0.0}
+    assert second["answers"]["mean"].keys() == {"Accuracy@5"}, "the tail, which is not scored, is looked at too"
+    now = read_run(again)
+    texts = {passage.id: passage.text for passage in read_corpus(data)}
+    asked = {query.id: query for query in read_queries(data, split="dev") if query.id in now}
+    by_hand = answer_accuracy(now, asked.values(), texts, [5])
+    assert second["answers"]["mean"] == by_hand.mean
+    with pytest.raises(ValueError, match=r"^R@100 needs 100 passages a query; .*dev.trec has 10 at most"):
         rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, Judge(data, "dev", ["R@100"]), progress=False)
+    judge = Judge(data, "dev", ["R@10"])
+    with pytest.raises(ValueError, match=r"^R@10 needs --k=10 or more; only 5 passages a query are asked for"):
+        rerank_run(reranker, str(root / "dev.trec"), data, data, out, 5, judge, progress=False, tail=False)
+    (tmp_path / "none.trec").touch()
+    with pytest.raises(DataError, match=r"none\.trec: it ranks nothing; give a run that has rankings"):
+        rerank_run(reranker, str(tmp_path / "none.trec"), data, data, out, 5, progress=False)
     with pytest.raises(ValueError, match=r"dev.trec is the run that is reranked"):
         rerank_run(reranker, str(root / "dev.trec"), data, data, root / "dev.trec", 5, progress=False)
     for name, what in (("queries.jsonl", "queries"), ("corpus.jsonl", "corpus"), ("qrels/dev.tsv", "judgements")):
