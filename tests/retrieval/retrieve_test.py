@@ -215,7 +215,7 @@ def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Pa
     first = read_json(run.workdir / "eval" / "data.test.json")
     judgements = read_judgements(data, "test")
     write_beir(tmp_path / "data", read_corpus(data), read_queries(data)[::-1], {"test": judgements[::-1]})
-    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), "test", 5, ["RR@5"], progress=False)
+    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), "test", 5, ["RR@5"], progress=False, latency=0)
     again = read_json(run.workdir / "eval" / "data.test.json")
     assert again["provenance"]["dataset"]["sha256"] == first["provenance"]["dataset"]["sha256"]
     write_beir(tmp_path / "data", read_corpus(data), read_queries(data), {"test": judgements[1:]})
