@@ -81,6 +81,7 @@ def main() -> None:
     from jaxret.retrieval.approximate import Chosen
     from jaxret.retrieval.retrieve import Searcher, choose_corpus
     from jaxret.runs.run import open_run
+    from jaxret.tools.asked import of_every_split
     from jaxret.tools.interactive import interact
     from jaxret.tools.search_files import answer, search_files
 
@@ -88,6 +89,11 @@ def main() -> None:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
+    if _SPLIT.present and _QUERIES.value and not _QRELS.value and of_every_split(_QUERIES.value, _SPLIT.value):
+        raise ValueError(
+            f"--split={_SPLIT.value} chooses nothing: {_QUERIES.value} has the queries of every split in one file, "
+            f"and judgements say which are of one; give --qrels={_QUERIES.value} too"
+        )
     if not _INDEX.value and (_RESCORE.value or _NPROBE.value or _EF_SEARCH.value):
         raise ValueError("--rescore, --nprobe and --ef_search are of an approximate index: give --index=NAME too")
     index = Chosen(_INDEX.value, _RESCORE.value, _NPROBE.value, _EF_SEARCH.value) if _INDEX.value else None

@@ -71,6 +71,7 @@ class Chooser:
             asked = Asked(asked.query, self._answering(asked, windows[0]))
             if not asked.positives:
                 self.tally.queries["found no passage with an answer, and are left out"] += 1
+                self.tally.left_out["of a query without a positive"] += len(windows[0])
                 return None
         relevant = frozenset(passage.id for passage in asked.positives)
         taught = dict(self.teacher.ranking(asked.query.id)) if self.teacher else None

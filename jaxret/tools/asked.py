@@ -16,6 +16,7 @@ from jaxret.data.formats import (
     read_queries,
     source_path,
 )
+from jaxret.data.formats.places import has_judgements
 from jaxret.data.records import Judgement, Query
 from jaxret.storage import sha256_json
 
@@ -69,6 +70,8 @@ def read_asked(queries: str, qrels: str, split: str, policy: Policy) -> Asked:
     no query (with qrels: none that is judged)."""
     print(f"{queries}: {describe(queries, 'queries', split)}")
     asked = read_queries(queries, policy, split)
+    if not qrels and of_every_split(queries, split):
+        print(f"{len(asked):,} queries, of every split: those of one are the judged ones, with --qrels={queries}")
     judgements: list[Judgement] = []
     if qrels:
         print(f"{qrels}: {describe(qrels, 'judgements', split)}")
@@ -96,6 +99,12 @@ def split_asked(queries: str, qrels: str, split: str) -> str:
     if not source_path(queries).is_dir() or split not in _words(found_queries(queries, split)[0].path):
         return ""
     return split
+
+
+def of_every_split(queries: str, split: str) -> bool:
+    """Whether it is a folder whose queries are in one file, and judgements alone say which are of the split."""
+    path = source_path(queries)
+    return path.is_dir() and not split_asked(queries, "", split) and has_judgements(path, split)
 
 
 def _named(dataset: str, split: str) -> str:

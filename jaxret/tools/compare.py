@@ -35,6 +35,7 @@ class Result:
     seed: Any
     checkpoint: str  # digest
     trained: Any  # digests of what it was trained on
+    found: tuple[int, int]  # of so many queries that are expected, so many have a passage in the run
 
     @property
     def group(self) -> str:
@@ -145,6 +146,7 @@ def read_result(given: str, data: str) -> Result:
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
         checkpoint=sha256_json([made["checkpoint"]["digest"], reranked]),
         trained=trained_on(record, whole=False).get("train"),
+        found=(stored.get("queries_found", 0), stored.get("queries_expected", 0)),
     )
 
 
@@ -205,7 +207,15 @@ def grouped(given: Sequence[str], results: dict[str, Result]) -> dict[str, list[
 
 def notes(systems: Mapping[str, Sequence[Result]]) -> list[str]:
     """What is to be known of what was compared, beside the numbers."""
-    return [told for told in (told_of_data(systems), *told_of_weights(systems)) if told]
+    return [told for told in (told_of_data(systems), *told_of_weights(systems), *told_of_queries(systems)) if told]
+
+
+def told_of_queries(systems: Mapping[str, Sequence[Result]]) -> Iterator[str]:
+    """Of runs that found nothing for some queries: how many."""
+    for one in itertools.chain.from_iterable(systems.values()):
+        found, expected = one.found
+        if found < expected:
+            yield f"{one.path} has rankings of {found:,} of {expected:,} queries: the missing ones count as zero."
 
 
 def told_of_weights(systems: Mapping[str, Sequence[Result]]) -> Iterator[str]:

@@ -170,3 +170,6 @@ def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> No
     nobody = Asked(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
     assert chooser.example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
     assert chooser.tally.queries["found no passage with an answer, and are left out"] == 1
+    assert chooser.tally.found == chooser.tally.left + sum(chooser.tally.left_out.values()), (
+        "every candidate is told of"
+    )

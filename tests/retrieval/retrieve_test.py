@@ -127,6 +127,14 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     assert "nDCG@10" in printed
     assert f"Queries found: {len(judged)} of {len(judged)}" in printed
 
+    search_files(run, data, "", "test", K, progress=False)
+    everybody = (tmp_path / "mine" / "runs" / "data.trec").read_text().splitlines()
+    assert len(everybody) == K * len(read_queries(data))
+    assert (
+        f"{len(read_queries(data))} queries, of every split: those of one are the judged ones"
+        in capsys.readouterr().out
+    )
+
 
 def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copied(root, tmp_path / "mine")

@@ -18,7 +18,7 @@ import pytest
 
 from jaxret.tools import cli
 from jaxret.tools.cli import user_errors
-from tests.pipeline import REPOSITORY, command, environment, run_script
+from tests.pipeline import REPOSITORY, command, environment, run_script, write_data
 
 MINILM = ("--config=configs/minilm.py", "--workdir=w")
 
@@ -62,6 +62,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
         ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--split=dev"), "nowhere is no run"),
         ("-m", ("jaxret",), "what is to be done? jaxret VERB, one of train, "),
         ("-m", ("jaxret", "demmo"), "'demmo' is no verb; did you mean demo?"),
         ("-m", ("jaxret", "--config=mlr"), "'--config=mlr' is no verb (jaxret -h lists them)"),
@@ -92,6 +93,15 @@ def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], mess
     assert line.startswith("error: ")
     assert message in line
     assert not done.stdout
+
+
+def test_a_split_that_chooses_nothing_is_refused(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    for split in ("train", "dev"):
+        done = run_script("search.py", "--workdir=nowhere", f"--queries={data}", f"--split={split}")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: --split={split} chooses nothing: {data} has the queries of every split")
+        assert done.stderr.endswith(f"give --qrels={data} too\n")
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -232,6 +232,14 @@ def test_measures_that_some_lack_or_that_mean_something_else(tmp_path: Path) -> 
     compare_runs([one, other], measures=["nDCG@10", "Accuracy@5"], resamples=1000)
 
 
+def test_queries_without_a_ranking_are_told_of(tmp_path: Path) -> None:
+    runs = [result(tmp_path / "a", 1), result(tmp_path / "b", 2)]
+    path = Workdir(runs[1]).evaluation("scifact.test")
+    path.write_text(json.dumps(read_json(path) | {"queries_found": 3}))
+    (told,) = notes(compare_runs(runs, resamples=100)[1])
+    assert told.endswith("b/eval/scifact.test.json has rankings of 3 of 10 queries: the missing ones count as zero.")
+
+
 def test_a_file_that_is_no_result_or_an_older_one(tmp_path: Path) -> None:
     one = result(tmp_path / "a", 1)
     path = Workdir(one).evaluation("scifact.test")
