@@ -23,14 +23,16 @@ VERSION = 2
 
 def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
     """Writes files of a run, in the order given, and its seal: a str as it is, anything else as JSON. Killed anywhere
-    in between, the folder is believed all the same: until all are written, the seal allows what was there before, too.
+    in between, the folder is believed all the same: until all are written, the seal allows what was there before, too
+    (null: that a file is missing, because there was none).
     """
     names = {
         _name(workdir, path): sha256_bytes(value.encode()) if isinstance(value, str) else sha256_json(value)
         for path, value in values.items()
     }
     before = {_name(workdir, path): _digest(workdir, path) for path in _sealed(workdir)}
-    _write(workdir, {name: [d[name] for d in (before, names) if name in d] for name in before | names})
+    allowed = {name: [before.get(name), names.get(name, before.get(name))] for name in before | names}
+    _write(workdir, {name: list(dict.fromkeys(each)) for name, each in allowed.items()})
     for path, value in values.items():
         if isinstance(value, str):
             with atomic_write(path) as file:
@@ -65,16 +67,19 @@ def _problem(workdir: Workdir) -> str:
         return f"{workdir.seal} is damaged or was edited; {remedy}"
     there = {_name(workdir, path): path for path in _sealed(workdir, content["version"])}
     for name in sorted(there.keys() | content["files"].keys()):
+        allowed = content["files"].get(name, [])
         if name not in there:
+            if None in allowed:  # a job was killed before it wrote it
+                continue
             return f"{workdir.path / name} is missing; {remedy}"
-        if name not in content["files"]:
+        if not allowed:
             return f"{there[name]} is not a file of this run; remove it"
-        if _digest(workdir, there[name]) not in content["files"][name]:
+        if _digest(workdir, there[name]) not in allowed:
             return f"{there[name]} is damaged or was edited; {remedy}"
     return ""
 
 
-def _write(workdir: Workdir, files: dict[str, list[str]]) -> None:
+def _write(workdir: Workdir, files: Mapping[str, list[str | None]]) -> None:
     content = {"version": VERSION, "files": files}
     write_json(workdir.seal, {**content, "sha256": sha256_json(content)})
 

@@ -7,7 +7,7 @@ kill_at: n        SIGKILL at the n-th system call that makes something durable o
 count: file       writes there how many such calls there were
 fail: [name, n, errno]   the n-th call of os.<name> and all later ones fail
 file_size: bytes  no file may grow larger (RLIMIT_FSIZE)
-delay: [name, n, seconds]   the n-th call of os.<name> takes that long
+delay: [name, n, seconds, file]   the n-th call of os.<name> takes that long; a file, if named, says that it began
 passages: [n, seconds]   the n-th passage that is read to be encoded and all later ones take that long
 cache: folder     where compiled programs are kept
 clock: seconds    each reading of the wall clock is this much later than the one before
@@ -70,11 +70,13 @@ def install(faults: dict[str, Any]) -> None:
 
         setattr(os, name, failing)
     if "delay" in faults:
-        name, place, seconds = faults["delay"]
+        name, place, seconds, *told = faults["delay"]
         call, calls = getattr(os, name), itertools.count(1)
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == place:
+                for file in told:
+                    Path(file).touch()
                 time.sleep(seconds)
             return call(*args, **kwargs)
 

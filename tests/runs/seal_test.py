@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -151,4 +152,31 @@ def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir, mon
     assert read_json(workdir.config) == {**new, "kept": 4}
     write_json(workdir.config, CONFIG)
     with pytest.raises(ContractError, match=r"config\.json"):  # what was there before is no longer allowed
+        check_seal(workdir)
+
+
+@pytest.mark.parametrize("written", range(5))
+def test_killed_while_files_are_written_for_the_first_time_the_folder_is_believed(
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run's first env.json: the seal that names it is there before it."""
+    workdir = Workdir(tmp_path)
+    write_sealed(workdir, {workdir.contract: {"version": 2}, workdir.config: CONFIG})
+    write, calls = seal.write_json, iter(range(5))
+
+    def dying(path: Path, value: Any) -> None:
+        if next(calls) == written:
+            raise KeyboardInterrupt
+        write(path, value)
+
+    values = {workdir.environment: {"python": "4"}, workdir.data: {}}
+    monkeypatch.setattr(seal, "write_json", dying)
+    with contextlib.nullcontext() if written == 4 else pytest.raises(KeyboardInterrupt):
+        write_sealed(workdir, values)
+    check_seal(workdir)
+    monkeypatch.setattr(seal, "write_json", write)
+    write_sealed(workdir, values)
+    check_seal(workdir)
+    workdir.environment.unlink()
+    with pytest.raises(ContractError, match=r"env\.json is missing"):  # that it was not there is no longer allowed
         check_seal(workdir)
