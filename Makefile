@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-faults test-fast test-plan check format lock clean
+.PHONY: help demo test test-exhaustive test-faults test-fast test-plan check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,11 +37,16 @@ test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
 	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan $(ARGS)
 
-check: $(VENV)/.ready-dev ## lint, format, types, import layers
+check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docstrings
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
 	$(VENV)/bin/python $(VENV)/bin/lint-imports
+	$(VENV)/bin/python lint/house.py
+
+docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error
+	$(VENV)/bin/python docs/generate.py
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
 format: $(VENV)/.ready-dev ## rewrite the code in the house style
 	$(RUN) ruff check --fix

@@ -37,7 +37,7 @@ def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Cal
     from transformers import AutoModel
 
     class States(torch.nn.Module):
-        """What is exported: the last layer's states, by arguments in order."""
+        """The exported module: the last layer's states, by positional arguments."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -56,10 +56,10 @@ def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Cal
             states, (example, example), path, input_names=names, output_names=["states"], dynamo=False,
             dynamic_axes={name: axes for name in (*names, "states")},
         )  # fmt: skip
-        found = optimizer.optimize_model(path, "bert", shape.num_attention_heads, shape.hidden_size)
-        fused = {name: number for name, number in found.get_fused_operator_statistics().items() if number}
+        optimized = optimizer.optimize_model(path, "bert", shape.num_attention_heads, shape.hidden_size)
+        fused = {name: number for name, number in optimized.get_fused_operator_statistics().items() if number}
         print(f"onnxruntime {onnxruntime.__version__}, fused: {fused}")
-        found.save_model_to_file(path)
+        optimized.save_model_to_file(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -81,24 +81,29 @@ def make_onnx(directory: Path, threads: int, tokenize: Callable[[], Any]) -> Cal
 
 
 def seconds_at_full_rate(embedder: Any, lengths: Any, side: Any = "passage") -> float:
-    """What the products of encoding texts of these lengths would take at the chips' full rate; 0: not known."""
+    """Return the seconds of the products of encoding these lengths at the chips' full rate; 0: unknown."""
     import jax
     import jax.numpy as jnp
 
-    from jaxret.chips import chip_of
-    from jaxret.distributed import by_row
-    from jaxret.flops import at_full_rate, count
+    from jaxret.parallel.chips import find_chip
+    from jaxret.parallel.flops import count_flops, seconds_at_full_rate
+    from jaxret.parallel.mesh import row_sharding
     from jaxret.runs.embedder import plan_batches
     from jaxret.types import Tokens
 
     mesh, limit = embedder.mesh, embedder.max_lengths[side]
-    chip = chip_of(mesh.devices.flat[0].device_kind)
+    chip = find_chip(mesh.devices.flat[0].device_kind)
     if chip is None:
         return 0.0
 
     def batch(size: int, length: int) -> float:
-        ids, mask = (jax.ShapeDtypeStruct((size, length), t, sharding=by_row(mesh)) for t in (jnp.int32, jnp.bool_))
-        return at_full_rate(count(embedder.program(side).trace(embedder.params, Tokens(ids, mask))), chip) / mesh.size
+        ids, mask = (
+            jax.ShapeDtypeStruct((size, length), t, sharding=row_sharding(mesh)) for t in (jnp.int32, jnp.bool_)
+        )
+        return (
+            seconds_at_full_rate(count_flops(embedder.program(side).trace(embedder.params, Tokens(ids, mask))), chip)
+            / mesh.size
+        )
 
     plan = plan_batches(lengths, embedder.tokens_per_batch, mesh.size)
     shapes = Counter((size, min(length, limit)) for _, size, length in plan)
@@ -106,13 +111,13 @@ def seconds_at_full_rate(embedder: Any, lengths: Any, side: Any = "passage") -> 
 
 
 def torch_seconds(encode: Callable[[], Any], dtype: str) -> float:
-    """The same of what torch computes."""
+    """Return the seconds of torch's products at the chip's full rate."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from jaxret.chips import chip_of
+    from jaxret.parallel.chips import find_chip
 
-    chip = chip_of(torch.cuda.get_device_name())
+    chip = find_chip(torch.cuda.get_device_name())
     assert chip is not None  # JAX knows it
     with FlopCounterMode(display=False) as counter:
         encode()
@@ -143,11 +148,11 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     """(tokenizer, embedder, folder of the weights): what encode.py uses of a run."""
     import jax
 
-    from configs.minilm import get_config
-    from jaxret.distributed import make_mesh, replicated
-    from jaxret.memory import keep_freed_memory
-    from jaxret.models.encoders.pretrained import load_pretrained, resolve
-    from jaxret.models.retriever import build_retriever
+    from jaxret.configs.minilm import get_config
+    from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+    from jaxret.models.retriever import build_retriever_model
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.mesh import make_mesh, replicated_sharding
     from jaxret.runs.run import load_tokenizer, make_embedder
 
     keep_freed_memory()  # as every script of jaxret does; the others, in the same process, have it too
@@ -155,11 +160,11 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     config.tokens.passage_length, config.encoder.dtype = arguments.length, arguments.dtype
     on_gpu = 0 if arguments.device == "cpu" else 65536
     config.encode.tokens_per_batch = arguments.tokens or on_gpu or config.encode.tokens_per_batch
-    directory, mesh = resolve(config.encoder.checkpoint), make_mesh()
+    directory, mesh = resolve_encoder(config.encoder.checkpoint), make_mesh()
     shapes, encoder = load_pretrained(directory, config.encoder.ignore)
-    retriever = build_retriever(config, shapes)
+    retriever = build_retriever_model(config, shapes)
     tokenizer = load_tokenizer(config, directory, retriever)
-    params = jax.device_put({"encoder": encoder}, replicated(mesh))
+    params = jax.device_put({"encoder": encoder}, replicated_sharding(mesh))
     return tokenizer, make_embedder(retriever, params, mesh, tokenizer, config), directory
 
 
@@ -211,7 +216,7 @@ def run(arguments: argparse.Namespace) -> None:
         theirs = torch_seconds(encoders["sentence-transformers"], arguments.dtype)
         print(f"MFU: jaxret {ideal / np.median(seconds['jaxret']):.3f}, ", end="")
         print(f"sentence-transformers {theirs / np.median(seconds['sentence-transformers']):.3f}")
-    difference = max(float(np.abs(found - vectors["jaxret"]).max()) for found in vectors.values())
+    difference = max(float(np.abs(output - vectors["jaxret"]).max()) for output in vectors.values())
     compiled_later = embedder.programs - programs
     print(f"largest difference of an output: {difference:.1e} (limit 1e-5, in float32)")
     print(f"padded tokens for each real one: {embedder.padding_ratio:.3f} (limit 1.10)")

@@ -33,12 +33,13 @@ def seconds(act: Callable[[], object]) -> float:
 
 def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
     """All that `jaxret encode` does, and then all that search does to believe it."""
-    from jaxret.retrieval.encode import encode_source
-    from jaxret.retrieval.shard_set import open_shards
-    from jaxret.retrieval.source import look_at
+    from jaxret.index.encode import encode_source
+    from jaxret.index.encode_options import EncodeOptions
+    from jaxret.index.shard_set import open_shards
+    from jaxret.index.source import inspect_corpus
 
-    source = look_at(run, corpus, "error", str(folder / "tokens"), lambda _: None)
-    encode_source(run, folder / "shards", source, progress=False, shard_rows=shard_rows)
+    source = inspect_corpus(run, corpus, "error", str(folder / "tokens"), lambda _: None)
+    encode_source(run, folder / "shards", source, EncodeOptions(shard_rows=shard_rows), progress=False)
     open_shards(folder / "shards")
     shutil.rmtree(folder)
 
@@ -75,7 +76,7 @@ def main() -> None:
     import numpy as np
 
     from jaxret.data.formats import read_corpus, write_beir
-    from jaxret.memory import keep_freed_memory
+    from jaxret.parallel.memory import keep_freed_memory
     from jaxret.runs.run import open_run
 
     keep_freed_memory()

@@ -26,19 +26,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from configs.minilm import get_config
+from jaxret.configs.minilm import get_config
 from jaxret.data.formats import read_corpus, read_queries
-from jaxret.data.tokenizer import TOKENIZER_FILES
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
+from jaxret.experiments.run_system import run_system
+from jaxret.index.shard_set import open_shards
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.pretrained import resolve, save_pretrained
+from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
 from jaxret.models.encoders.t5 import T5Config
-from jaxret.retrieval.backends import select_backend
-from jaxret.retrieval.retrieve import choose_corpus
-from jaxret.retrieval.search import search
-from jaxret.retrieval.shard_set import open_shards
 from jaxret.runs.run import Run, open_run
-from jaxret.storage import read_json
-from jaxret.tools.experiment import run_system
+from jaxret.search.backends.select import select_backend
+from jaxret.search.exact import search
+from jaxret.search.searcher import corpus_folder
+from jaxret.storage.atomic import read_json
 from jaxret.types import Tokens
 
 SYSTEMS = ("dual_encoder", "mlr", "me_bert", "colbert", "late_interaction", "mvr", "aggretriever", "i3", "t5")
@@ -49,7 +49,7 @@ TIMED_PASSAGES, TIMED_QUERIES, K = 1000, 500, 100
 
 def random_t5(folder: Path) -> str:
     """A T5 encoder with random weights and MiniLM's tokenizer."""
-    source = resolve(get_config().encoder.checkpoint)
+    source = resolve_encoder(get_config().encoder.checkpoint)
     vocabulary = read_json(source / "config.json")["vocab_size"]
     config = T5Config(vocabulary, 256, 4, 4, 64, 1024)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
@@ -82,7 +82,7 @@ def contrastive_loss(workdir: Path) -> tuple[float, float]:
 
 def size(run: Run) -> tuple[float, float]:
     """Vectors and bytes for each passage on disk."""
-    manifest = read_json(choose_corpus(run) / "manifest.json")
+    manifest = read_json(corpus_folder(run.workdir) / "manifest.json")
     names = [name for name in ("vectors", "offsets") if name in manifest["shards"][0]]
     stored = sum(shard[name]["bytes"] for shard in manifest["shards"] for name in names)
     vectors = sum(shard["shape"][0] * (manifest["vectors_per_row"] or 1) for shard in manifest["shards"])
@@ -107,7 +107,7 @@ def times(run: Run, data: str) -> tuple[float, float]:
     encode = median_ms(lambda: embedder(texts, "passage"), len(passages))
     queries = [query for query, _ in zip(read_queries(data), range(TIMED_QUERIES), strict=False)]
     vectors = embedder(run.tokenizer.queries(query.text for query in queries), "query")
-    shards = open_shards(choose_corpus(run))
+    shards = open_shards(corpus_folder(run.workdir))
     backend = select_backend(lists=shards.ragged)
     return encode, median_ms(lambda: search(vectors, shards, K, backend), len(queries))
 

@@ -52,7 +52,7 @@ def numpy_peer(documents: Any) -> System:
 
 
 def torch_peer(documents: Any) -> System:
-    """The same with documents padded in order of their lengths, a block at a time."""
+    """Like `numpy_peer`, with documents padded in order of their lengths, a block at a time."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,35 +67,37 @@ def torch_peer(documents: Any) -> System:
         start = stop
 
     def run(queries: Any, k: int) -> Ranking:
-        asked = torch.from_numpy(queries.flat).to(device)
+        query_vectors = torch.from_numpy(queries.flat).to(device)
         owner = torch.from_numpy(np.repeat(np.arange(len(queries)), queries.lengths)).to(device)
-        found = []
+        block_scores = []
         for vectors, absent in blocks:
-            products = (asked @ vectors.reshape(-1, vectors.shape[-1]).T).reshape(len(asked), *absent.shape)
+            products = (query_vectors @ vectors.reshape(-1, vectors.shape[-1]).T).reshape(
+                len(query_vectors), *absent.shape
+            )
             maxima = products.masked_fill_(absent, -torch.inf).amax(dim=-1)
             sums = torch.zeros((len(queries), maxima.shape[1]), device=device)
-            found.append(sums.index_add_(0, owner, maxima))
-        scores, places = torch.cat(found, dim=1).topk(k, dim=1)
-        return scores.cpu().numpy(), order[places.cpu().numpy()]
+            block_scores.append(sums.index_add_(0, owner, maxima))
+        scores, positions = torch.cat(block_scores, dim=1).topk(k, dim=1)
+        return scores.cpu().numpy(), order[positions.cpu().numpy()]
 
     return run
 
 
 def ours(name: str, documents: Any) -> System:
     """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the documents in memory, as an Index has them."""
-    from jaxret.retrieval.backends import select_backend
-    from jaxret.retrieval.candidates import Proposer, read_wanted
-    from jaxret.retrieval.kept import Kept
-    from jaxret.retrieval.search import InMemory, search
-    from jaxret.retrieval.self_check import self_check
+    from jaxret.search.approximate.candidates import CandidateGenerator, parse_candidates
+    from jaxret.search.backends.select import select_backend
+    from jaxret.search.exact import BlockCorpus, search
+    from jaxret.search.in_memory import InMemoryCorpus
+    from jaxret.search.self_check import self_check
 
-    class Named(InMemory):
+    class Named(BlockCorpus):
         def ids(self, indices: Any) -> list[str]:
             return [str(row) for row in indices]
 
-    kept = Kept(Named([documents]), documents)
+    kept = InMemoryCorpus(Named([documents]), documents)
     if not name.startswith("xla"):
-        proposer = Proposer.open(kept, read_wanted(name), select_backend("auto"), many=True)
+        proposer = CandidateGenerator.open(kept, parse_candidates(name), select_backend("auto"), many=True)
         return lambda queries, k: proposer(queries, kept, k)
     backend = select_backend("xla", lists=True, precision=name.partition(":")[2] or "float32")
     self_check(backend, lists=True)
@@ -103,9 +105,9 @@ def ours(name: str, documents: Any) -> System:
     return lambda queries, k: search(queries, kept, k, backend)
 
 
-def agree(found: Ranking, expected: Ranking, name: str) -> None:
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5 * np.abs(expected[0]).max(), err_msg=name)
-    if (differ := (found[1] != expected[1]).mean()) > 0.01:
+def agree(ranking: Ranking, expected: Ranking, name: str) -> None:
+    np.testing.assert_allclose(ranking[0], expected[0], atol=1e-5 * np.abs(expected[0]).max(), err_msg=name)
+    if (differ := (ranking[1] != expected[1]).mean()) > 0.01:
         raise AssertionError(f"{differ:.1%} of the ids of {name} differ from numpy's")
 
 
@@ -118,10 +120,10 @@ def random_lists(count: int, least: int, most: int, dimension: int, random: np.r
 
 
 def stored_lists(folder: str) -> Any:
-    from jaxret.retrieval.encoded import open_encoded
-    from jaxret.retrieval.kept import keep
+    from jaxret.index.encoded_corpus import open_encoded
+    from jaxret.search.in_memory import hold_in_memory
 
-    kept: Any = keep(open_encoded(folder))
+    kept: Any = hold_in_memory(open_encoded(folder))
     return next(iter(kept))[1]
 
 
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("--systems", default="xla,xla:int8,mean:100,muvera:100")
     arguments = parser.parse_args()
 
-    from jaxret.memory import keep_freed_memory
+    from jaxret.parallel.memory import keep_freed_memory
 
     keep_freed_memory()
     random = np.random.default_rng(0)
@@ -176,14 +178,14 @@ def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, 
         expected: Ranking | None = None
         for name, run in (*peers.items(), *systems.items()):
             begin = time.perf_counter()
-            found = run(queries, k)
+            result = run(queries, k)
             taken = time.perf_counter() - begin
-            ranking = found if name in peers else (found.scores, found.rows)
+            ranking = result if name in peers else (result.scores, result.rows)
             expected = expected or ranking
             if name in systems:
                 shared = [np.isin(a, b).mean() for a, b in zip(expected[1], ranking[1], strict=True)]
-                scored = found.scored / len(queries)
-                notes[name] = f"; recall {np.mean(shared):.3f}, {scored:.0f} scored exactly, rounds {found.rounds}"
+                scored = result.scored / len(queries)
+                notes[name] = f"; recall {np.mean(shared):.3f}, {scored:.0f} scored exactly, rounds {result.rounds}"
             if name in peers or name.startswith("xla"):
                 agree(ranking, expected, name)
             if number:  # the first round compiles

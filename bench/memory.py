@@ -61,13 +61,14 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
 
     import jax
 
-    from configs.minilm import get_config
+    from jaxret.configs.minilm import get_config
     from jaxret.data.formats import read_corpus
-    from jaxret.data.tokenizer import TOKENIZER_FILES
+    from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
+    from jaxret.index.encode import encode_corpus
+    from jaxret.index.encode_options import EncodeOptions
     from jaxret.models.encoders.bert import BertConfig
-    from jaxret.models.encoders.pretrained import resolve, save_pretrained
-    from jaxret.models.retriever import build_retriever
-    from jaxret.retrieval.encode import encode_corpus
+    from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
+    from jaxret.models.retriever import build_retriever_model
     from jaxret.runs.run import open_run
     from jaxret.training.loop import train
 
@@ -75,10 +76,10 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
     config.tokens.passage_length = 64
     config.encode.shard_rows = SHARD_ROWS
     if weights == "random":
-        source = resolve(config.encoder.checkpoint)
+        source = resolve_encoder(config.encoder.checkpoint)
         bert = BertConfig(30522, 64, 2, 4, 128, 512)
         config.encoder.checkpoint, config.encoder.sha256 = str(workdir / "small"), ""
-        save_pretrained(workdir / "small", bert, build_retriever(config, bert).init(jax.random.key(0))["encoder"])
+        save_pretrained(workdir / "small", bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
         for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
             shutil.copyfile(source / name, workdir / "small" / name)
     passages = islice(read_corpus(corpus), size) if corpus else drawn(size)
@@ -94,7 +95,7 @@ def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
     begin = time.perf_counter()
     own = [0]
     threading.Thread(target=watch, args=(own,), daemon=True).start()
-    result = encode_corpus(run, texts, progress=False, store=str(workdir / "tokens"))
+    result = encode_corpus(run, texts, options=EncodeOptions(store=str(workdir / "tokens")), progress=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{result.passages:,} passages in {result.shards} shards: peak {peak:.0f} MiB", end="")
     print(f", {own[0]:.0f} of its own, {time.perf_counter() - begin:.0f} s")

@@ -17,16 +17,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from configs.minilm import get_config
-from jaxret.distributed import make_mesh, shard_batch
-from jaxret.models.encoders.pretrained import load_pretrained, resolve
-from jaxret.models.retriever import build_retriever, encoder_config
+from jaxret.configs.minilm import get_config
+from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.retrieving import batch_plan, make_objective, packed
-from jaxret.training.state import init_state
+from jaxret.training.starting_weights import init_state
 from jaxret.training.step import make_train_step
+from jaxret.training.tasks.retrieval import make_retrieval_objective, make_retrieval_plan, pack_plan
 
 
 def main() -> None:
@@ -41,13 +41,13 @@ def main() -> None:
     config.data.train, config.data.negatives, config.data.on_error = arguments.train, 0, "skip"
     config.tokens.query_length = config.tokens.passage_length = 256
     config.train.batch_size = arguments.queries
-    directory, mesh = resolve(config.encoder.checkpoint), make_mesh()
-    retriever = build_retriever(config, encoder_config(config, directory))
+    directory, mesh = resolve_encoder(config.encoder.checkpoint), make_mesh()
+    retriever = build_retriever_model(config, encoder_config(config, directory))
     data = load_examples(config, "train", load_tokenizer(config, directory, retriever), True, print)
     assert data is not None
-    objective = make_objective(config, retriever, mesh)
-    plan = batch_plan(config, retriever, arguments.queries, 1)
-    plans = {"padded": plan, "packed": packed(plan, data, retriever, objective.bins(arguments.queries))}
+    objective = make_retrieval_objective(config, retriever, mesh)
+    plan = make_retrieval_plan(config, retriever, arguments.queries, 1)
+    plans = {"padded": plan, "packed": pack_plan(plan, data, retriever, objective.bins(arguments.queries))}
     print(plans["packed"].packer)
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     _, weights = load_pretrained(directory, config.encoder.ignore, retriever.module.config)
@@ -70,10 +70,10 @@ def main() -> None:
         run(name, 0)  # compiles what these steps need
     for i in range(arguments.rounds):
         before = step.count
-        found = {name: run(name, i * arguments.steps) for name in plans}
+        times = {name: run(name, i * arguments.steps) for name in plans}
         if step.count == before:  # else a program was compiled
             for name in plans:
-                seconds[name].append(found[name])
+                seconds[name].append(times[name])
     for name in plans:
         ratio = np.mean(padding[name])
         took = f"{np.median(seconds[name]):.3f} s a step, {ratio:.2f} tokens computed for each real one"

@@ -18,10 +18,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
-from jaxret.evaluation.bm25 import BM25
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.significance import compare
-from jaxret.tools.experiment import MEASURES, run_system
+from jaxret.evaluation.significance import paired_comparison
+from jaxret.experiments.run_system import MEASURES, run_system
+from jaxret.mining.bm25 import BM25
 
 TITLES = {"dual_encoder": "dual encoder", "mlr": "MLR {4,6} self-contrastive"}
 
@@ -39,7 +39,7 @@ def main() -> None:
     workdir = Path(arguments.workdir)
     data = {"data.train": arguments.data, "data.dev": arguments.data if arguments.dev else ""}
     changes = {key: ast.literal_eval(value) for key, _, value in (s.partition("=") for s in arguments.set)}
-    get_config = importlib.import_module("configs.minilm").get_config
+    get_config = importlib.import_module("jaxret.configs.minilm").get_config
 
     def run(system: str, seed: int) -> Evaluation:
         config = get_config(system)
@@ -60,16 +60,16 @@ def main() -> None:
 
     print(f"\n{arguments.data}: {len(judged)} test queries\n")
     print("| system | " + " | ".join(MEASURES) + " |\n|:--|" + "--:|" * len(MEASURES))
-    for title, found in rows:
+    for title, evaluations in rows:
         cells = []
         for measure in MEASURES:
-            values = np.array([evaluation.mean[measure] for evaluation in found])
+            values = np.array([evaluation.mean[measure] for evaluation in evaluations])
             spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
             cells.append(f"{values.mean():.4f}{spread}")
         print(f"| {title} | " + " | ".join(cells) + " |")
     print("\n± is the standard deviation over seeds. nDCG@10, MLR minus dual encoder, paired over queries:")
     for seed, (dual, mlr) in enumerate(zip(rows[-2][1], rows[-1][1], strict=True), 1):
-        c = compare(dual.per_query["nDCG@10"], mlr.per_query["nDCG@10"], seed=0)
+        c = paired_comparison(dual.per_query["nDCG@10"], mlr.per_query["nDCG@10"], seed=0)
         print(f"seed {seed}: {c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}], permutation p = {c.p_permutation:.3f}")
 
 

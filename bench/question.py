@@ -1,9 +1,9 @@
-"""What a question costs in a warm process, beside the model's forward pass: python bench/question.py --folder=/tmp/q
+"""Time a question in a warm process, beside the model's forward pass: python bench/question.py --folder=/tmp/q
 
 Makes a run of a model as it comes (--model; all-MiniLM-L6-v2, 6 layers, 384 wide) and a corpus of random vectors and
-texts, opens both as a user does, asks the demo's questions one at a time, ten passages each with their texts, and times
-the forward pass alone on the same tokens in between. Prints medians, their ratio, and what was compiled and read after
-the first round, which is warm-up; on a busy machine, medians of the least times, too.
+texts, opens both as a user does, searches for the demo's questions one at a time, ten passages each with their texts,
+and times the forward pass alone on the same tokens in between. Prints medians and their ratio, and the compilations and
+bytes read after the first round, which is warm-up; for a busy machine, also medians of the least times.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
     """The corpus as `jaxret encode` would leave it, had these texts these vectors."""
     import numpy as np
 
-    from jaxret.data.formats import Policy, scan_corpus
-    from jaxret.retrieval.encode import SHARD_ROWS, made_from
-    from jaxret.retrieval.shards import ShardWriter
-    from jaxret.retrieval.source import note_corpus
+    from jaxret.data.formats import Corpus
+    from jaxret.index.encode import SHARD_ROWS, made_from
+    from jaxret.index.shards import ShardWriter
+    from jaxret.index.source import note_corpus
 
     random, run = np.random.default_rng(0), retriever.run
     words = np.array([f"word{i}" for i in range(5000)])
@@ -37,14 +37,14 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
         for number in range(passages):
             text = " ".join(words[random.integers(len(words), size=60)])
             file.write(json.dumps({"_id": f"p{number}", "title": f"title {number}", "text": text}) + "\n")
-    scan = scan_corpus(corpus, Policy())
-    made = made_from(run, scan.sha256, scan.passages, "float32", SHARD_ROWS, run.contract)
+    scan = Corpus.open(corpus).scan()
+    made = made_from(run, scan, "float32", SHARD_ROWS, run.contract)
     writer = ShardWriter(run.workdir.embeddings("drawn"), scan.passages, SHARD_ROWS, made)
     for shard in writer.pending():
         vectors = random.standard_normal((shard.rows, 1, run.retriever.dimension), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
         writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
-    note_corpus(writer.folder, corpus, scan)
+    note_corpus(writer.folder, Corpus.open(corpus), scan)
     writer.finish()
 
 
@@ -52,7 +52,7 @@ def forward(retriever: Any, question: str) -> Any:
     """The model's pass for a question, tokens on the device: a function without arguments."""
     import numpy as np
 
-    from jaxret.distributed import place_rows
+    from jaxret.parallel.mesh import shard_whole_batch
     from jaxret.runs.embedder import plan_batches
     from jaxret.types import Tokens
 
@@ -60,7 +60,7 @@ def forward(retriever: Any, question: str) -> Any:
     ids = run.tokenizer.queries([question])
     ((rows, size, length),) = plan_batches(ids.lengths, embedder.tokens_per_batch, run.mesh.size)
     padded = ids.padded(np.concatenate([rows, np.full(size - len(rows), -1)]), length, embedder.pad_id)
-    tokens, program = place_rows(run.mesh, Tokens(*padded)), embedder.program("query")
+    tokens, program = shard_whole_batch(run.mesh, Tokens(*padded)), embedder.program("query")
     return lambda: program(embedder.params, tokens).block_until_ready()
 
 
@@ -88,16 +88,15 @@ def main() -> None:
     import numpy as np
 
     import jaxret
-    from jaxret.demo.python_docs import QUESTIONS_FILE, parse_question
+    from jaxret.demo.python_docs import load_questions
 
     retriever = jaxret.Retriever.open(arguments.folder / "run") if (arguments.folder / "run").exists() else None
     if retriever is None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        retriever = jaxret.Retriever.open(arguments.model, workdir=arguments.folder / "run")
+        retriever = jaxret.Retriever.from_model(arguments.model, arguments.folder / "run")
         draw(retriever, arguments.folder, arguments.passages)
     index = jaxret.Index.open(retriever)
-    lines = (Path(jaxret.__file__).parent / "demo" / QUESTIONS_FILE).read_text().splitlines()
-    questions = [parse_question(line, number)[0] for number, line in enumerate(lines[: arguments.questions], 1)]
+    questions = [query.text for query in load_questions()[0][: arguments.questions]]
     seconds: dict[str, list[float]] = {"forward": [], "search": []}
     passes = [forward(retriever, question) for question in questions]
     compilations, searcher = Compilations(), index._searcher
@@ -116,15 +115,16 @@ def main() -> None:
                 seconds["search"].append(end - middle)
     print(f"{index!r}, {len(questions)} questions, {arguments.rounds} rounds")
     by_question = {name: np.reshape(values, (arguments.rounds, -1)) for name, values in seconds.items()}
-    for what, least in (("median", False), ("median of each question's least", True)):
-        found = {name: float(np.median(x.min(axis=0) if least else x)) for name, x in by_question.items()}
-        told = ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in found.items())
-        print(f"{what}: {told}; a question costs {found['search'] / found['forward']:.2f} times the forward pass")
-    asked = arguments.rounds * len(questions)
+    for statistic, least in (("median", False), ("median of each question's least", True)):
+        medians = {name: float(np.median(x.min(axis=0) if least else x)) for name, x in by_question.items()}
+        description = ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in medians.items())
+        ratio = medians["search"] / medians["forward"]
+        print(f"{statistic}: {description}; a question costs {ratio:.2f} times the forward pass")
+    searches = arguments.rounds * len(questions)
     file = (arguments.folder / "corpus.jsonl").stat().st_size
     print(
         f"after the first round: {compilations.count - compiled} programs compiled; "
-        f"{(searcher.bytes_read - read) / asked:,.0f} bytes of the corpus read for a question, of {file:,}"
+        f"{(searcher.bytes_read - read) / searches:,.0f} bytes of the corpus read for a question, of {file:,}"
     )
 
 

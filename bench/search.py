@@ -34,12 +34,12 @@ def peer(documents: Any) -> Any:
 
 def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
     """A backend, or backend:precision, with the documents in memory, as an Index has them."""
-    from jaxret.retrieval.backends import select_backend
-    from jaxret.retrieval.kept import Kept
-    from jaxret.retrieval.search import InMemory, search
-    from jaxret.retrieval.self_check import self_check
+    from jaxret.search.backends.select import select_backend
+    from jaxret.search.exact import BlockCorpus, search
+    from jaxret.search.in_memory import InMemoryCorpus
+    from jaxret.search.self_check import self_check
 
-    class Named(InMemory):
+    class Named(BlockCorpus):
         def ids(self, indices: Any) -> list[str]:
             return [str(row) for row in indices]
 
@@ -47,17 +47,17 @@ def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
     backend = select_backend(where, precision=precision or "float32", many=True)
     self_check(backend)
     vectors = documents[:, None]
-    kept = Kept(Named([vectors]), vectors)
+    kept = InMemoryCorpus(Named([vectors]), vectors)
     print(f"{name}: {backend.description}", flush=True)
     return lambda queries, k: search(queries, kept, k, backend)
 
 
-def agree(found: Any, scores: Any, rows: Any) -> None:
+def agree(result: Any, scores: Any, rows: Any) -> None:
     """The peer's ranking is ours but for what its float32 cannot tell apart."""
     import numpy as np
 
-    np.testing.assert_allclose(found.scores, scores, atol=1e-5 * np.abs(scores).max())
-    differ = found.rows != rows
+    np.testing.assert_allclose(result.scores, scores, atol=1e-5 * np.abs(scores).max())
+    differ = result.rows != rows
     if differ.mean() > 0.01:
         raise AssertionError(f"{differ.mean():.1%} of the ids differ from the peer's")
 
@@ -65,8 +65,8 @@ def agree(found: Any, scores: Any, rows: Any) -> None:
 Seconds = dict[tuple[str, int], list[float]]  # of every round, by system and rows
 
 
-def report(k: int, rows: int, first: int, seconds: Seconds, told: dict[tuple[str, int], str]) -> None:
-    """What every system took for a corpus, beside the peer's time and its own for the first corpus."""
+def report(k: int, rows: int, first: int, seconds: Seconds, notes: dict[tuple[str, int], str]) -> None:
+    """Print every system's time for a corpus, with ratios to the peer and to its own time for the first corpus."""
     from statistics import median
 
     of_peer = seconds["peer", rows]
@@ -77,7 +77,7 @@ def report(k: int, rows: int, first: int, seconds: Seconds, told: dict[tuple[str
         line = f"  {name:<14} {median(taken):.4f} s"
         if name != "peer":
             ratio, of_least = median(taken) / median(of_peer), min(taken) / min(of_peer)
-            line += f", {ratio:.2f} times the peer (the least of each: {of_least:.2f}; {told[name, rows]})"
+            line += f", {ratio:.2f} times the peer (the least of each: {of_least:.2f}; {notes[name, rows]})"
         if rows != first:
             line += f", {median(taken) / median(seconds[name, first]):.2f} times its time for {first:,} rows"
         print(line, flush=True)
@@ -94,7 +94,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import numpy as np
 
-    from jaxret.memory import keep_freed_memory
+    from jaxret.parallel.memory import keep_freed_memory
 
     keep_freed_memory()
     sizes = [int(rows) for rows in arguments.rows.split(",")]
@@ -107,7 +107,7 @@ def main() -> None:
     print(f"{arguments.queries} queries on {arguments.rows} x {arguments.dimension}, {arguments.rounds} rounds")
     for k in map(int, arguments.k.split(",")):
         seconds: Seconds = {}
-        told = {}
+        notes = {}
         for number in range(arguments.rounds + 1):
             for rows, (index, systems) in corpora.items():
                 begin = time.perf_counter()
@@ -115,14 +115,14 @@ def main() -> None:
                 taken = {"peer": time.perf_counter() - begin}
                 for name, run in systems.items():
                     begin = time.perf_counter()
-                    found = run(queries, k)
+                    result = run(queries, k)
                     taken[name] = time.perf_counter() - begin
-                    agree(found, scores, found_rows)
-                    told[name, rows] = f"{found.scored / len(queries):.0f} scored exactly, rounds {found.rounds}"
+                    agree(result, scores, found_rows)
+                    notes[name, rows] = f"{result.scored / len(queries):.0f} scored exactly, rounds {result.rounds}"
                 for name, value in taken.items() if number else ():  # the first round compiles
                     seconds.setdefault((name, rows), []).append(value)
         for rows in sizes:
-            report(k, rows, sizes[0], seconds, told)
+            report(k, rows, sizes[0], seconds, notes)
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
 
 

@@ -33,16 +33,16 @@ def make_config(folder: Path) -> Any:
     """The run that is begun: ten steps of 32 queries with 8 documents each, on one shape."""
     import jax
 
-    from configs.minilm import get_config
+    from jaxret.configs.minilm import get_config
     from jaxret.data.formats import write_beir
     from jaxret.data.records import Judgement, Passage, Query
-    from jaxret.data.tokenizer import TOKENIZER_FILES
+    from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
-    from jaxret.models.encoders.pretrained import resolve, save_pretrained
-    from jaxret.models.retriever import build_retriever
+    from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
+    from jaxret.models.retriever import build_retriever_model
 
     config = get_config("dual_encoder")
-    source, encoder = resolve(config.encoder.checkpoint), folder / "encoder"
+    source, encoder = resolve_encoder(config.encoder.checkpoint), folder / "encoder"
     config.encoder.checkpoint, config.encoder.sha256 = str(encoder), ""
     config.tokens.query_length, config.tokens.passage_length = QUERY_LENGTH, PASSAGE_LENGTH
     config.tokens.length_multiple = PASSAGE_LENGTH
@@ -51,7 +51,7 @@ def make_config(folder: Path) -> Any:
     config.train.steps, config.train.log_every, config.train.checkpoint_every = 10, 5, 10
     if not encoder.exists():
         bert = BertConfig(30522, 64, 2, 4, 128, 512)
-        save_pretrained(encoder, bert, build_retriever(config, bert).init(jax.random.key(0))["encoder"])
+        save_pretrained(encoder, bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
         for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
             shutil.copyfile(source / name, encoder / name)
         write_beir(folder / "data", [Passage("0", "drawn")], [Query("0", "drawn")], {"train": [Judgement("0", "0", 1)]})
@@ -62,9 +62,9 @@ def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
     """Makes the store that reading `folder/data` would, had it so much text."""
     import numpy as np
 
-    from jaxret.data.store import StringsBuilder, Writer, store_root, stored
-    from jaxret.data.tokenized import ExampleSource
-    from jaxret.data.tokenizer import TextTokenizer
+    from jaxret.data.tokens.store import ColumnWriter, StringsBuilder, open_or_make_store, store_root
+    from jaxret.data.tokens.tokenized import ExampleSource
+    from jaxret.data.tokens.tokenizer import TextTokenizer
     from jaxret.types import Ragged
 
     config, random = make_config(folder), np.random.default_rng(0)
@@ -82,7 +82,7 @@ def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
             drawn = random.integers(0, passages, rows * negatives, dtype=np.int32)
             yield Ragged(drawn, np.arange(rows + 1) * negatives)
 
-    def make(writer: Writer) -> dict[str, Any]:
+    def make(writer: ColumnWriter) -> dict[str, Any]:
         writer.ragged("queries", texts(queries, 10, QUERY_LENGTH))
         writer.ragged("passages", texts(passages, 60, PASSAGE_LENGTH))
         positives = random.integers(0, passages, queries, dtype=np.int32)
@@ -94,7 +94,7 @@ def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
 
     begin = time.perf_counter()
     source = ExampleSource(config.data.train, config.data.train_split, config.data.on_error)
-    stored(source.origin(tokenizer), store_root(config.data.store), make, print)
+    open_or_make_store(source.origin(tokenizer), store_root(config.data.store), make, print)
     print(f"drawn, written and digested in {time.perf_counter() - begin:.0f} s")
 
 
@@ -129,7 +129,7 @@ def start(folder: Path, began: float) -> None:
     def reading(job: Any) -> Any:
         begin = time.time()
         try:
-            return RETRIEVAL.read(job)
+            return RETRIEVAL.read_data(job)
         finally:
             seconds["data"] = time.time() - begin
 
@@ -138,7 +138,7 @@ def start(folder: Path, began: float) -> None:
         before.update({name: before.get(name, kib) for name, kib in peak.items()})
         return step(self, number)
 
-    TASKS["retrieval"] = replace(RETRIEVAL, read=reading)
+    TASKS["retrieval"] = replace(RETRIEVAL, read_data=reading)
     loop.Trainer.batch = first  # type: ignore[method-assign, assignment]
     loop.train(make_config(folder), folder / "run")
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -150,8 +150,8 @@ def start(folder: Path, began: float) -> None:
         f"ten steps and a checkpoint later {time.time() - began:.1f} s; the last 5 steps took "
         f"{lines[-1]['seconds_per_step']:.3f} s each, data_wait {lines[-1]['data_wait']:.3f}"
     )
-    for what, found in (("up to the first batch", before), ("over all", peak)):
-        anonymous, mapped = found["RssAnon"] / 2**20, found["VmRSS"] / 2**20
+    for what, memory_by_kind in (("up to the first batch", before), ("over all", peak)):
+        anonymous, mapped = memory_by_kind["RssAnon"] / 2**20, memory_by_kind["VmRSS"] / 2**20
         print(f"peak memory {what}: {anonymous:.2f} GiB anonymous; with mapped files {mapped:.2f} GiB")
 
 

@@ -40,7 +40,7 @@ Step = Callable[[Any], float]  # of a batch on the host; gives its loss when eve
 
 @dataclass(frozen=True)
 class Work:
-    """What both need: model, data, and batches by case and number."""
+    """Inputs of both sides: model, data, and batches by case and number."""
 
     config: Any
     directory: Path
@@ -50,12 +50,12 @@ class Work:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Work:
-        from configs.minilm import get_config
-        from jaxret.models.encoders.pretrained import resolve
-        from jaxret.models.retriever import build_retriever, encoder_config
+        from jaxret.configs.minilm import get_config
+        from jaxret.models.encoders.pretrained import resolve_encoder
+        from jaxret.models.retriever import build_retriever_model, encoder_config
         from jaxret.runs.run import load_tokenizer
         from jaxret.training.examples import load_examples
-        from jaxret.training.retrieving import batch_plan, packed
+        from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
 
         c = get_config("dual_encoder")
         if arguments.model:
@@ -64,15 +64,19 @@ class Work:
         c.data.train, c.data.on_error, c.data.store = arguments.data, "skip", arguments.store
         c.train.batch_size = arguments.queries
         c.optimizer.decay, c.optimizer.warmup_fraction = "none", 0.0
-        directory = resolve(c.encoder.checkpoint)
+        directory = resolve_encoder(c.encoder.checkpoint)
         shapes = encoder_config(c, directory)
         if not arguments.dropout:
             shapes = replace(shapes, hidden_dropout=0.0, attention_dropout=0.0)
-        retriever = build_retriever(c, shapes)
+        retriever = build_retriever_model(c, shapes)
         data = load_examples(c, "train", load_tokenizer(c, directory, retriever), False, lambda line: None)
         assert data is not None
         return cls(
-            c, directory, shapes, data, packed(batch_plan(c, retriever, arguments.queries, 1), data, retriever, 1)
+            c,
+            directory,
+            shapes,
+            data,
+            pack_plan(make_retrieval_plan(c, retriever, arguments.queries, 1), data, retriever, 1),
         )
 
     def batch(self, case: str, number: int, packed: bool) -> Any:
@@ -99,22 +103,22 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     """The step, and what gives the seconds that its products take at the chip's full rate (0: not known)."""
     import jax
 
-    from jaxret.distributed import make_mesh, shard_batch
-    from jaxret.memory import keep_freed_memory
     from jaxret.models.encoders.pretrained import load_pretrained
-    from jaxret.models.retriever import build_retriever
+    from jaxret.models.retriever import build_retriever_model
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.mesh import make_mesh, shard_batch
     from jaxret.training.optimizers import make_optimizer
-    from jaxret.training.retrieving import make_objective
-    from jaxret.training.speed import ideal_seconds
-    from jaxret.training.state import init_state
+    from jaxret.training.starting_weights import init_state
     from jaxret.training.step import make_train_step
+    from jaxret.training.tasks.retrieval import make_retrieval_objective
+    from jaxret.training.throughput import ideal_seconds
 
     keep_freed_memory()  # as every script of jaxret does
-    config, mesh, retriever = work.config, make_mesh(), build_retriever(work.config, work.shapes)
+    config, mesh, retriever = work.config, make_mesh(), build_retriever_model(work.config, work.shapes)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=1000)
     _, weights = load_pretrained(work.directory, config.encoder.ignore, work.shapes)
     state = init_state(config, mesh, retriever, weights, optimizer)
-    program = make_train_step(make_objective(config, retriever, mesh), optimizer, state, jax.random.key(0))
+    program = make_train_step(make_retrieval_objective(config, retriever, mesh), optimizer, state, jax.random.key(0))
     ideal = ideal_seconds(program, state, mesh.size, mesh.devices.flat[0].device_kind)
 
     def step(batch: Any) -> float:
@@ -127,13 +131,13 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
 
 
 def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
-    """The same of torch."""
+    """Like `make_ours`, of torch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoModel
 
-    from jaxret.chips import chip_of
-    from jaxret.training.losses import candidates
+    from jaxret.parallel.chips import find_chip
+    from jaxret.training.losses.in_batch import competing_documents
 
     torch.set_num_threads(arguments.threads)
     config, device = work.config, arguments.device
@@ -157,7 +161,7 @@ def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
 
     def step(batch: Any) -> float:
         scores = embed(batch.queries) @ embed(batch.documents).T / config.loss.temperature
-        scores = scores.masked_fill(~tensor(candidates(batch)), -torch.inf)
+        scores = scores.masked_fill(~tensor(competing_documents(batch)), -torch.inf)
         loss = torch.nn.functional.cross_entropy(scores, tensor(batch.positives).long())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), c.clip_norm)
@@ -168,7 +172,7 @@ def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
         return float(loss.detach())
 
     def ideal(batch: Any) -> float:
-        chip = chip_of(torch.cuda.get_device_name()) if device == "cuda" else None
+        chip = find_chip(torch.cuda.get_device_name()) if device == "cuda" else None
         if chip is None:
             return 0.0
         with FlopCounterMode(display=False) as counter:
@@ -204,11 +208,11 @@ def compare(case: str, arguments: argparse.Namespace) -> None:
         end.close()
     rows, rounds = [], arguments.rounds
     for turn in range(2 * rounds):
-        found = {}
+        results = {}
         for side in SIDES if turn % 2 else SIDES[::-1]:
             pipes[side].send(turn % rounds)
-            found[side] = pipes[side].recv()
-        rows.append([found[side] for side in SIDES])
+            results[side] = pipes[side].recv()
+        rows.append([results[side] for side in SIDES])
     ideal = []
     for pipe in pipes.values():
         pipe.send(None)

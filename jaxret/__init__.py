@@ -8,11 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from jaxret.api import Hit, Index, Passage, Retriever
+from jaxret.version import __version__ as __version__
 
-__version__ = "0.2.0.dev0"
-__all__ = ["Hit", "Index", "Passage", "Retriever"]
+if TYPE_CHECKING:
+    from jaxret.api import EncodeOptions, Hit, Index, Passage, Retriever, SearchOptions
+
+__all__ = ["EncodeOptions", "Hit", "Index", "Passage", "Retriever", "SearchOptions"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,9 @@
 """jaxret from Python: a `Retriever` turns texts into vectors, an `Index` finds the best passages. docs/python.md has
 examples, which the tests run.
 
-What is opened is kept: parameters, compiled programs, vectors, and where the text of each passage is. A text of a
-length that was not there yet compiles a program, and so does a number of texts that was not (1, to 8, to 16, ...);
-nothing else does after the first search.
+Both keep what they opened: parameters, compiled programs, vectors, and the position of each passage's text. A text of a
+new length compiles a program, and so does a new number of texts (1, to 8, to 16, ...); nothing else does after the
+first search.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.files import Where, check_passage, check_question
+from jaxret.configs import change_config, load_config
+from jaxret.data.errors import Location
+from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage, Query
-from jaxret.models.encoders.pretrained import resolve
-from jaxret.retrieval.approximate import Chosen
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import Searcher, choose_corpus
+from jaxret.export.import_model import make_run
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.models.encoders.pretrained import resolve_encoder
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.shipped import changed, load
-from jaxret.storage import atomic_write, sha256_bytes
-from jaxret.tools.open_model import make_run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import atomic_write, sha256_bytes
 from jaxret.training.loop import train
 
-__all__ = ["Hit", "Index", "Passage", "Retriever"]
+__all__ = ["EncodeOptions", "Hit", "Index", "Passage", "Retriever", "SearchOptions"]
 
 PathLike = str | os.PathLike[str]
 Vectors = np.ndarray | list[np.ndarray]
@@ -50,41 +52,67 @@ class Retriever:
     @classmethod
     def open(
         cls,
-        source: PathLike,
+        workdir: PathLike,
         checkpoint: str = "best",
         *,
-        workdir: PathLike | None = None,
-        token: str = "",
-        normalize: bool | None = None,
-        download: bool = False,
         query_length: int | None = None,
         passage_length: int | None = None,
     ) -> Retriever:
-        """Opens the folder of a run at a checkpoint ("best", "last", or a step), or a model as it comes: a Hugging Face
-        or sentence-transformers directory, `package:NAME/FOLDER`, or a hub name in the local cache.
+        """Open the folder of a run.
 
-        A model becomes a run in `workdir`, where it is found again; without, in a temporary folder, with everything
-        that is encoded with it. token: of an encoder alone, what its vector is, "cls" or "mean"; normalize: and whether
-        of length 1, for cosines. download: fetches a hub name that is not in the cache. Lengths in tokens, where they
-        are to be others than in training.
+        Args:
+            workdir: folder of the run.
+            checkpoint: "best", "last", or a step.
+            query_length: most tokens of a query; default: as in training.
+            passage_length: most tokens of a passage; default: as in training.
 
-        Raises FileNotFoundError if there is no such run or model, ValueError if it cannot be used here, and
-        ContractError (a ValueError) if a file of the run was changed.
+        Raises:
+            FileNotFoundError: there is no such run.
+            ContractError: (a ValueError) a file of the run was changed.
         """
-        if not _is_run(source):
-            _require_model(source, download)
-            folder = workdir or mkdtemp(prefix="jaxret-")
-            try:
-                make_run(os.fspath(source), Path(folder), token, download, normalize, progress=False)
-                found = cls(open_run(folder, checkpoint, query_length, passage_length))
-            except BaseException:
-                _remove(folder, workdir)
-                raise
-            weakref.finalize(found, _remove, folder, workdir)  # also when the process ends
-            return found
-        if token or normalize is not None or workdir is not None:
-            raise ValueError(f"{source} is a run: it is its own workdir and says what its vectors are; leave these out")
-        return cls(open_run(source, checkpoint, query_length, passage_length))
+        if not _is_run(workdir):
+            raise FileNotFoundError(
+                f"{workdir} is no run; Retriever.from_model opens a model that was not trained here"
+            )
+        return cls(open_run(workdir, checkpoint, query_length, passage_length))
+
+    @classmethod
+    def from_model(
+        cls,
+        source: PathLike,
+        workdir: PathLike | None = None,
+        *,
+        token: str = "",
+        normalize: bool | None = None,
+        download: bool = False,
+    ) -> Retriever:
+        """Open a model of another library as a run.
+
+        Args:
+            source: a Hugging Face or sentence-transformers directory, `package:NAME/FOLDER`, or a hub name in the local
+                cache.
+            workdir: folder of the run, where it is found again; default: a temporary folder, which is removed with
+                everything that was encoded.
+            token: of an encoder alone: its vector, "cls" or "mean".
+            normalize: of an encoder alone: vectors have length 1, for cosines.
+            download: fetch a hub name that is not in the cache.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: it cannot be used here, or is a run.
+        """
+        if _is_run(source):
+            raise ValueError(f"{source} is a run: Retriever.open opens it")
+        _require_model(source, download)
+        folder = workdir or mkdtemp(prefix="jaxret-")
+        try:
+            make_run(os.fspath(source), Path(folder), token, download, normalize, progress=False)
+            retriever = cls(open_run(folder))
+        except BaseException:
+            _remove(folder, workdir)
+            raise
+        weakref.finalize(retriever, _remove, folder, workdir)  # also when the process ends
+        return retriever
 
     @classmethod
     def train(
@@ -95,30 +123,44 @@ class Retriever:
         *,
         progress: bool = True,
     ) -> Retriever:
-        """Trains as `jaxret train --config=CONFIG --workdir=WORKDIR` does, and opens the best checkpoint. The same call
-        again goes on with a run that was interrupted, and opens one that is done.
+        """Train as `jaxret train --config=CONFIG --workdir=WORKDIR` does, and open the best checkpoint.
 
-        config: a name ("mlr", "minilm:dual_encoder"), a file, or what such a file gives. changes: keys and their
-        values, as {"data.train": "FOLDER_OR_FILE", "train.steps": 1000}; configs/base.py explains all. Raises
-        ValueError for a config that makes no sense, DataError (a ValueError) for bad records, and what
-        `jaxret.training.loop.train` says.
+        The same call again goes on with a run that was interrupted, and opens one that is done.
+
+        Args:
+            config: a name ("mlr", "minilm:dual_encoder"), a file, or the ConfigDict of such a file.
+            workdir: folder of the run.
+            changes: keys and their values, as {"data.train": "FOLDER_OR_FILE", "train.steps": 1000}; configs/base.py
+                explains all.
+            progress: show progress.
+
+        Raises:
+            ValueError: a config that makes no sense.
+            DataError: (a ValueError) bad records.
+
+        It raises what `jaxret.training.loop.train` raises, too.
         """
         named = isinstance(config, str)
-        found = changed(load(config) if named else config, changes or {}, config if named else "this config")
-        train(found, Path(workdir), progress, given=changes or {}).require_finished()
+        settings = change_config(
+            load_config(config) if named else config, changes or {}, config if named else "this config"
+        )
+        train(settings, Path(workdir), progress, explicit_keys=changes or {}).require_finished()
         return cls.open(workdir)
 
     def encode_queries(self, queries: Sequence[str]) -> Vectors:
-        """The vectors of questions: float32 [Q,D]; under late interaction a list of [U,D], U vectors for each. Raises
-        ValueError for a question that is blank or no text."""
-        found = self._embed(self.run.tokenizer.queries(_questions(queries)), "query")
-        return list(found) if self.run.retriever.late_interaction else found.stacked()[:, 0]
+        """Return the vectors of questions: float32 [Q,D]; under late interaction a list of [U,D], U vectors for each.
+        Raises ValueError for a question that is blank or no text."""
+        vectors = self._embed(self.run.tokenizer.queries(_questions(queries)), "query")
+        return list(vectors) if self.run.model.late_interaction else vectors.stacked()[:, 0]
 
     def encode_passages(self, passages: Sequence[str | Passage]) -> Vectors:
-        """The vectors of passages: float32 [N,V,D]; a list of [V,D] where each passage has its own number. The score of
-        a passage is the highest product of one of them with the query's. Raises ValueError for what is no text."""
-        found = self._embed(self.run.tokenizer.passages(list(_passages(passages))), "passage")
-        return list(found) if self.run.retriever.vectors_per_passage is None else found.stacked()
+        """Return the vectors of passages: float32 [N,V,D]; a list of [V,D] where each passage has its own number.
+
+        The score of a passage is the highest product of one of them with the query's. Raises ValueError for a passage
+        that is no text.
+        """
+        vectors = self._embed(self.run.tokenizer.passages(list(_passages(passages))), "passage")
+        return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()
 
     def __repr__(self) -> str:
         return f"Retriever({str(self.run.workdir)!r}, step {self.run.checkpoint['step']})"
@@ -126,7 +168,7 @@ class Retriever:
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found. `vectors`: for each vector of the query (nearly always one), which of the passage's has
+    """A passage of a ranking. `vectors`: for each vector of the query (nearly always one), which of the passage's has
     the highest product with it, from 0."""
 
     id: str
@@ -137,51 +179,37 @@ class Hit:
 
 
 class Index:
-    """A corpus that a retriever encoded, opened for search: exact, unless an approximate index or candidates are asked
-    for."""
+    """A corpus that a retriever encoded, opened for search: exact, unless the options name an approximate index or
+    candidates."""
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        corpus: PathLike = "",
-        backend: str = "auto",
-        precision: str = "float32",
-        approximate: str = "",
-        candidates: str = "",
-    ) -> None:
-        folder = choose_corpus(retriever.run, os.fspath(corpus))
-        chosen = Chosen(approximate) if approximate else None
+    def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
+        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus))
         self.retriever = retriever
-        self._searcher = Searcher(
-            retriever.run, folder, backend, many=True, precision=precision, candidates=candidates, index=chosen
-        )
+        self._searcher = Searcher(retriever.run, folder, options, many=True)
 
     @classmethod
     def open(
-        cls,
-        source: Retriever | PathLike,
-        corpus: PathLike = "",
-        *,
-        backend: str = "auto",
-        precision: str = "float32",
-        approximate: str = "",
-        candidates: str = "",
+        cls, source: Retriever | PathLike, corpus: PathLike = "", options: SearchOptions = SearchOptions()
     ) -> Index:
-        """Opens a corpus that was encoded, by `build` or by `jaxret encode`: of a retriever, or of a run's folder.
-        Every file is compared with its digest.
+        """Open a corpus that was encoded, by `build` or by `jaxret encode`. Every file is compared with its digest.
 
-        corpus: its name, or the folder or file that was encoded; needed if there are several. backend: "auto",
-        "faiss-gpu", "faiss-cpu" or "xla"; precision: "float32", or with XLA "float16", "bfloat16" or "int8", in which
-        candidates take half or a quarter of the memory: what is found is the same. approximate: the name of an index
-        that `jaxret index` built: it finds candidates, which are scored exactly; what it does not find is missing, and
-        backend and precision cannot be chosen. candidates: of passages of several vectors, which of them are scored: as
-        "mean:1000" or "muvera:1000", those that one vector each ranks highest. On accelerators the corpus stays on all
-        of them if it fits (of an exact search). Raises FileNotFoundError if there is no such corpus or index,
-        ContractError (a ValueError) if another model or checkpoint encoded it, ShardError (a ValueError) for a file
-        that is missing or damaged, ValueError for candidates of passages of one vector, or beside an index.
+        On accelerators the corpus stays on all of them if it fits (of an exact search).
+
+        Args:
+            source: a retriever, or the folder of a run.
+            corpus: its name, or the folder or file that was encoded; needed if there are several.
+            options: how candidates are found, as `jaxret search` has its flags: SearchOptions(backend="xla",
+                precision="bfloat16") takes half the memory, and the results are the same; SearchOptions(index="NAME")
+                takes an index that `jaxret index` built, and SearchOptions(candidates="mean:1000") scores the passages
+                that one vector each ranks highest: approximate.
+
+        Raises:
+            FileNotFoundError: there is no such corpus or index.
+            ContractError: (a ValueError) another model or checkpoint encoded it.
+            ShardError: (a ValueError) a file is missing or damaged.
+            ValueError: candidates of passages of one vector.
         """
-        retriever = source if isinstance(source, Retriever) else Retriever.open(source)
-        return cls(retriever, corpus, backend, precision, approximate, candidates)
+        return cls(source if isinstance(source, Retriever) else Retriever.open(source), corpus, options)
 
     @classmethod
     def build(
@@ -189,50 +217,58 @@ class Index:
         retriever: Retriever,
         corpus: PathLike | Iterable[str | Passage],
         name: str = "",
-        *,
-        backend: str = "auto",
-        precision: str = "float32",
+        encoding: EncodeOptions = EncodeOptions(),
+        options: SearchOptions = SearchOptions(),
         progress: bool = True,
-        **options: Any,
     ) -> Index:
-        """Encodes a corpus as `jaxret encode` does and opens it; what is encoded already is not encoded again.
+        """Encode a corpus, as `jaxret encode` does, and open it. Nothing is encoded twice.
 
-        corpus: a folder or file of any format, or passages; texts alone get their number from 0 as their id, and all
-        are kept beside the vectors. name: of the corpus, default that of the folder or file, or "passages". options:
-        those of `jaxret.retrieval.encode.encode_corpus`, as on_error="skip" or dtype="float16". Raises DataError (a
-        ValueError) for a bad record, ContractError (a ValueError) if another corpus has that name.
+        Args:
+            retriever: encodes the passages.
+            corpus: a folder or file of any format, or passages; texts alone get their number from 0 as their id, and
+                all are kept beside the vectors.
+            name: of the encoded corpus; default that of the folder or file, or "passages".
+            encoding: how it is encoded, as EncodeOptions(on_error="skip", dtype="float16").
+            options: how it is searched, as of `open`.
+            progress: show progress.
+
+        Raises:
+            DataError: (a ValueError) a bad record.
+            ContractError: (a ValueError) another corpus has that name.
         """
         if not isinstance(corpus, str | os.PathLike):
             name = name or "passages"
             corpus = _written(retriever.run.workdir.embeddings(name), _passages(corpus))
-        found = encode_corpus(retriever.run, os.fspath(corpus), name, progress=progress, **options)
-        return cls(retriever, found.folder.name, backend, precision)
+        encoded = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
+        return cls(retriever, encoded.folder.name, options)
 
     def __len__(self) -> int:
-        """How many passages there are."""
+        """Return the number of passages."""
         return self._searcher.shards.total_rows
 
     def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> list[list[Hit]]:
-        """The k best passages of each question, best first; fewer, if there are no more. Of equal scores the one that
-        comes first in the corpus is first. texts=False leaves titles and texts empty, and does not need the corpus.
+        """Return the k best passages of each question, best first; fewer, if there are no more.
+
+        Of equal scores the one that comes first in the corpus is first. texts=False leaves titles and texts empty, and
+        does not need the corpus.
 
         Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
-        FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it is another now.
+        FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it was changed.
         """
-        asked = [Query(str(number), text) for number, text in enumerate(_questions(queries))]
-        if not asked:
+        questions = [Query(str(number), text) for number, text in enumerate(_questions(queries))]
+        if not questions:
             return []
-        found = self._searcher.search(asked, k)
-        rankings = [found.rankings[query.id] for query in asked]
+        outcome = self._searcher.search(questions, k)
+        rankings = [outcome.rankings[query.id] for query in questions]
         ids = {key for ranking in rankings for key, _ in ranking}
         passages = self._searcher.passages(ids) if texts else {key: Passage(key, "") for key in ids}
-        won = self._searcher.winners(found)
+        best_vectors = self._searcher.best_vectors(outcome)
         return [
             [
                 Hit(key, score, passages[key].title, passages[key].text, vectors)
-                for (key, score), vectors in zip(ranking, winners, strict=True)
+                for (key, score), vectors in zip(ranking, of_ranking, strict=True)
             ]
-            for ranking, winners in zip(rankings, won, strict=True)
+            for ranking, of_ranking in zip(rankings, best_vectors, strict=True)
         ]
 
     def __repr__(self) -> str:
@@ -245,25 +281,25 @@ def _is_run(source: PathLike) -> bool:
 
 
 def _remove(folder: PathLike, workdir: PathLike | None) -> None:
-    """Removes the folder of a run that nobody gave a workdir."""
+    """Remove the folder of a run that is temporary."""
     if workdir is None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_model(source: PathLike, download: bool) -> None:
     try:
-        resolve(os.fspath(source), download)
+        resolve_encoder(os.fspath(source), download)
     except FileNotFoundError as error:
         if download or Path(source).is_dir() or os.fspath(source).startswith("package:"):
             raise
         raise FileNotFoundError(
-            f"{source} is no run, no model's directory, and no model in the local Hugging Face cache; download=True "
+            f"{source} is no model's directory, and no model in the local Hugging Face cache; download=True "
             "fetches one of the hub"
         ) from error
 
 
 def _questions(texts: Sequence[str]) -> list[str]:
-    """The texts, normalised as those of files are."""
+    """Return the texts, normalised as those of files are."""
 
     def checked(number: int, text: str) -> str:
         try:
@@ -277,11 +313,11 @@ def _questions(texts: Sequence[str]) -> list[str]:
 def _passages(texts: Iterable[str | Passage]) -> Iterator[Passage]:
     for number, text in enumerate(_listed(texts, str | Passage, "passages")):
         passage = Passage(str(number), text) if isinstance(text, str) else text
-        yield check_passage(passage, Where(Path(f"passages[{number}]")))
+        yield check_passage(passage, Location(Path(f"passages[{number}]")))
 
 
 def _listed(texts: Any, kind: Any, what: str) -> Iterator[Any]:
-    """The texts, if they are several and of a kind."""
+    """Yield the texts, if they are a list of texts."""
     if isinstance(texts, str | bytes | Passage | Mapping):
         raise ValueError(f"{what} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
     for number, text in enumerate(texts):
@@ -291,8 +327,8 @@ def _listed(texts: Any, kind: Any, what: str) -> Iterator[Any]:
 
 
 def _written(folder: Path, passages: Iterable[Passage]) -> Path:
-    """The passages as a file in a folder, in the format of BEIR's corpora. It is called after its content: that of
-    vectors that are there already is never replaced."""
+    """Write the passages into a folder as a file in the format of BEIR's corpora, and return it. Its name is a digest
+    of its content: vectors that exist are never replaced."""
     records = ({"_id": one.id, "title": one.title, "text": one.text} for one in passages)
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     if not data:

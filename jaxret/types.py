@@ -1,7 +1,8 @@
-"""What carries everything: on devices Tokens -> HiddenStates -> Embeddings and a training Batch, on the host Ragged.
+"""Data structures that all layers share: Tokens, HiddenStates, Embeddings and batches on devices, Ragged on the host.
 
-Axes have one letter everywhere: B queries, G documents per query, N = B * G documents in a step, T tokens,
-L layers, H hidden size, K kept positions, V vectors per text, D vector size.
+Axes have one letter everywhere: B queries (or texts), G documents per query, N = B * G documents in a step, T tokens,
+L layers, H hidden size, K positions, V vectors per text, D vector size, P known positives per query, U tokens of a
+pseudo-query, M masked tokens per text, R rows of a flat array.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from flax import struct
@@ -22,9 +23,16 @@ Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
 
 @struct.dataclass
 class Packing:
-    """Where an encoder finds texts that it computes without their padding, side by side in `rows` rows of `width`
-    tokens on each device (and in each chunk). starts: where each text begins, these rows laid end to end; they rise,
-    and a text without tokens begins behind them all."""
+    """Positions of texts that an encoder computes packed side by side, without their padding.
+
+    Each device (and each chunk of its part of a batch) has `rows` rows of `width` tokens.
+
+    Attributes:
+        starts: Position of each text's first token [B], with the rows laid end to end. Ascending; a text without tokens
+            starts behind all rows.
+        rows: Rows per device and chunk.
+        width: Tokens per row.
+    """
 
     starts: Int[Array, " B"]
     rows: int = struct.field(pytree_node=False)
@@ -33,10 +41,17 @@ class Packing:
 
 @struct.dataclass
 class Tokens:
-    """Padded token ids, texts on the first axis; padding is on the right. `rows` are those of the texts in the whole
-    batch, where these are a part of one, or in another order: dropout's masks follow them. With `packing` an encoder
-    computes the same states in fewer tokens. first: of pairs, how many tokens the first text of each has; the others
-    are of type 1, where an encoder has types."""
+    """Padded token ids of texts; padding is on the right.
+
+    Attributes:
+        ids: Token ids [B, T].
+        mask: True for real tokens [B, T].
+        rows: Row of each text in the whole batch [B], if these texts are a part of it or in another order. Dropout
+            masks depend on it. None: the texts are the whole batch, in order.
+        packing: Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
+        first: For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has
+            token types. None: not pairs.
+    """
 
     ids: Int[Array, "B T"]
     mask: Bool[Array, "B T"]
@@ -44,8 +59,12 @@ class Tokens:
     packing: Packing | None = None
     first: Int[Array, " B"] | None = None
 
-    def computed(self, bins: int) -> int:
-        """How many tokens an encoder computes for these texts, of which each of `bins` parts is encoded on its own."""
+    def computed_tokens(self, bins: int) -> int:
+        """Return the number of tokens that an encoder computes for these texts, padding included.
+
+        Args:
+            bins: Number of parts (devices times chunks) of the batch that are encoded separately.
+        """
         if self.packing is None:
             return self.ids.size
         stacked = math.prod(self.packing.starts.shape[:-1])
@@ -54,7 +73,7 @@ class Tokens:
 
 @struct.dataclass
 class HiddenStates:
-    """What the encoder kept of every layer; layer 0 is the output of the embeddings."""
+    """Hidden states of every layer at K positions of each text; layer 0 is the output of the embeddings."""
 
     states: Float[Array, "layers B K H"]
     mask: Bool[Array, "B K"]
@@ -62,116 +81,158 @@ class HiddenStates:
 
 @struct.dataclass
 class Embeddings:
-    """V vectors for each text. `mask` is False for vectors that do not exist (padding). `own_loss` is a (sum, count)
-    for each text of a loss that needs no other text, or None."""
+    """V vectors for each text.
+
+    Attributes:
+        vectors: [B, V, D].
+        mask: False for vectors that do not exist (padding) [B, V].
+        auxiliary_loss: (sum, count) for each text of a loss that depends on this text alone [B, 2]. None: no such loss.
+    """
 
     vectors: Float[Array, "B V D"]
     mask: Bool[Array, "B V"]
-    own_loss: Float[Array, "B 2"] | None = None
+    auxiliary_loss: Float[Array, "B 2"] | None = None
 
 
 @struct.dataclass
 class Batch:
-    """One training step's input. Document i * G is the positive of query i, then come its hard negatives.
+    """Input of one training step. Document i * G is the positive of query i; its hard negatives follow.
 
-    Documents carry ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a
-    document that is a known positive of a query is never a negative of that query.
+    Documents have ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a document
+    that is a known positive of a query is never a negative of that query.
+
+    Attributes:
+        queries: Tokens [B, Tq].
+        documents: Tokens [N, Td].
+        positives: Index of each query's positive among the N documents [B]; -1: no query.
+        document_ids: Passage row of each document [N]; -1: empty slot.
+        known_positives: Ids of the documents that are known to be relevant to each query [B, P], padded with -1.
+        pseudo_queries: Token ids of each document's pseudo-query [N, U], padded with -1. None: not used.
+        teacher_scores: Teacher's score of each query with each of its documents [B, G]; NaN: no score. None: no
+            teacher.
     """
 
-    queries: Tokens  # [B, Tq]
-    documents: Tokens  # [N, Td]
-    positives: Int[Array, " B"]  # index into the N documents
+    queries: Tokens
+    documents: Tokens
+    positives: Int[Array, " B"]
     document_ids: Int[Array, " N"]
-    known_positives: Int[Array, "B P"]  # document ids, padded with -1
-    pseudo_queries: Int[Array, "N U"] | None = None  # token ids of each document's pseudo-query, padded with -1
-    teacher_scores: Float[Array, "B G"] | None = None  # of each query with its own documents
+    known_positives: Int[Array, "B P"]
+    pseudo_queries: Int[Array, "N U"] | None = None
+    teacher_scores: Float[Array, "B G"] | None = None
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All that encoders compute."""
+        """All texts that encoders compute."""
         return self.queries, self.documents
 
     @property
     def size(self) -> int:
-        """Queries of it (of each, if several are stacked), with empty places."""
+        """Number of queries per batch (the last axis, if batches are stacked), empty slots included."""
         return self.positives.shape[-1]
 
 
 @struct.dataclass
 class PairBatch:
-    """One step's input of a model that reads a query together with a document. Pair i * G is that of query i with its
-    positive, then come those with its hard negatives; an empty slot has no tokens, and id -1."""
+    """Input of one step of a cross-encoder. Pair i * G is query i with its positive; pairs with its negatives follow.
 
-    pairs: Tokens  # [N, T]
-    positives: Int[Array, " B"]  # -1: no query
+    Attributes:
+        pairs: Tokens [N, T]; an empty slot has no tokens.
+        positives: Index of each query's positive pair among the N pairs [B]; -1: no query.
+        document_ids: Passage row of each pair's document [B, G]; -1: empty slot.
+        teacher_scores: Teacher's score of each pair [B, G]; NaN: no score. None: no teacher.
+    """
+
+    pairs: Tokens
+    positives: Int[Array, " B"]
     document_ids: Int[Array, "B G"]
     teacher_scores: Float[Array, "B G"] | None = None
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All that encoders compute."""
+        """All texts that encoders compute."""
         return (self.pairs,)
 
     @property
     def size(self) -> int:
-        """Queries of it, with empty places."""
+        """Number of queries, empty slots included."""
         return self.positives.shape[-1]
 
 
-AnyBatch: TypeAlias = Any  # a Batch, or another struct of arrays by row that has `texts` and `size`
+@runtime_checkable
+class TrainingBatch(Protocol):
+    """Input of one training step of any task: a struct of arrays whose first axis is the row."""
+
+    @property
+    def texts(self) -> tuple[Tokens, ...]:
+        """All texts that encoders compute."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of rows, empty ones included; a batch is cut into chunks by these rows."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 
 @struct.dataclass
-class Masked:
-    """Texts to learn a language from, with some of their tokens hidden: the input of a step of pre-training. A row
-    without tokens is no text.
+class MaskedTexts:
+    """Input of one step of pre-training: texts with some of their tokens masked. A row without tokens is no text.
 
-    tokens: what the encoder reads. places, labels: of the hidden tokens, where they are and what they were; label -1 is
-    none. Where a decoder recovers the text: whole, what it was; seen, which tokens each position's row may look at;
-    targets, what it is to recover, -1 where there is nothing.
+    The last three fields are for a decoder that reconstructs the text; None without one.
+
+    Attributes:
+        tokens: Texts as the encoder reads them [B, T].
+        positions: Positions of the masked tokens [B, M].
+        labels: Original ids of the masked tokens [B, M]; -1: none.
+        original_ids: Ids of the unmasked text [B, T].
+        attention_mask: True where the decoder's position (second axis) may attend to a token (third axis) [B, T, T].
+        targets: Id that the decoder predicts at each position [B, T]; -1: none.
     """
 
     tokens: Tokens
-    places: Int[Array, "B M"]
+    positions: Int[Array, "B M"]
     labels: Int[Array, "B M"]
-    whole: Int[Array, "B T"] | None = None
-    seen: Bool[Array, "B T T"] | None = None
+    original_ids: Int[Array, "B T"] | None = None
+    attention_mask: Bool[Array, "B T T"] | None = None
     targets: Int[Array, "B T"] | None = None
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All that encoders compute."""
+        """All texts that encoders compute."""
         return (self.tokens,)
 
     @property
     def size(self) -> int:
-        """Texts of it (of each, if several are stacked), with empty places."""
-        return self.places.shape[-2]
+        """Number of texts per batch (the axis before the last, if batches are stacked), empty rows included."""
+        return self.positions.shape[-2]
 
 
-VECTOR_DTYPES = ("float32", "float16")  # of vectors on disk
+VECTOR_DTYPES = ("float32", "float16")  # types of vectors on disk
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths in one array on the host: row i is `flat[offsets[i]:offsets[i + 1]]`. Token ids of
-    many texts (flat: int32 [R]), or a list of vectors for each text (flat: [R,D]).
+    """Rows of different lengths in one array on the host: row i is `flat[offsets[i]:offsets[i + 1]]`.
 
-    Both arrays may be memory-mapped: what is asked of some rows reads those alone."""
+    Holds token ids of many texts (flat: int32 [R]) or a list of vectors for each text (flat: [R, D]). Both arrays may
+    be memory-mapped; methods for selected rows read only these rows.
+    """
 
     flat: np.ndarray  # [R] or [R,D]
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        """Lists of whole numbers, as int32."""
+        """Return the rows of integers as int32."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, count=int(offsets[-1])), offsets)
 
     @classmethod
     def from_stacked(cls, vectors: np.ndarray) -> Ragged:
-        """[rows,V,D] as lists of V vectors."""
+        """Return `vectors` [rows, V, D] as rows of V vectors each."""
         rows, count, dimension = vectors.shape
         return cls(vectors.reshape(-1, dimension), np.arange(rows + 1) * count)
 
@@ -186,28 +247,28 @@ class Ragged:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 [rows]."""
+        """Length of every row, int64 [rows]."""
         return np.diff(self.offsets)
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        """int64: the lengths of some rows."""
+        """Return the lengths of the given rows, int64."""
         rows = np.asarray(rows, np.int64)
         return self.offsets[rows + 1] - self.offsets[rows]
 
     def part(self, start: int, stop: int) -> Ragged:
-        """Rows `start` to `stop`, not copied."""
+        """Return rows `start` to `stop` (excluded) without copying `flat`."""
         begin, end = self.offsets[start], self.offsets[stop]
         return Ragged(self.flat[begin:end], self.offsets[start : stop + 1] - begin)
 
     def stacked(self) -> np.ndarray:
-        """[rows,V,...] of rows that all have V items. Raises ValueError if they do not."""
+        """Return [rows, V, ...] if all rows have V items; raises ValueError if they do not."""
         lengths = np.unique(self.lengths) if len(self) else np.ones(1, np.int64)
         if len(lengths) > 1:
             raise ValueError(f"rows have {lengths[0]} to {lengths[-1]} items; they cannot be stacked")
         return self.flat.reshape(len(self), lengths[0], *self.flat.shape[1:])
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Some rows, copied, in the order given."""
+        """Return a copy of the given rows, in the order of `rows`."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(self.lengths_of(rows), out=offsets[1:])
         flat = np.empty((int(offsets[-1]), *self.flat.shape[1:]), self.flat.dtype)
@@ -218,8 +279,10 @@ class Ragged:
     def padded(
         self, rows: Sequence[int] | np.ndarray, length: int, fill: float | int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(items [rows,length,...], mask [rows,length]), padded with `fill`. Row -1 is empty, all padding; what is
-        longer is cut."""
+        """Return (items [rows, length, ...], mask [rows, length]), padded with `fill` or cut to `length`.
+
+        Row -1 is empty: all padding.
+        """
         rows = np.asarray(rows, np.int64)
         sizes = np.zeros(len(rows), np.int64)
         sizes[rows >= 0] = self.lengths_of(rows[rows >= 0])

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 import jaxret
-from jaxret.contract import ContractError
-from jaxret.data.files import DataError
+from jaxret.data.errors import DataError
 from jaxret.data.formats import read_corpus
-from jaxret.retrieval.encode import encode_corpus
+from jaxret.index.encode import encode_corpus
+from jaxret.runs.mismatch import ContractError
 from tests.pipeline import REPOSITORY, environment, tiny_config, untrained_run, write_data, write_encoder
 from tests.sentence_transformers import write_modules
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "one vector": {"head__token": "mean", "normalize": True},
-    "several vectors": {"head__name": "layers", "head__layers__chosen": (1, 3)},
-    "late interaction": {"head__name": "all_tokens", "head__all_tokens__late": True},
+    "several vectors": {"head__name": "mlr", "head__mlr__chosen": (1, 3)},
+    "late interaction": {"head__name": "colbert", "head__colbert__late": True},
 }
 QUESTIONS = ["river stone music", "silver garden"]
 
@@ -57,7 +57,7 @@ def test_the_package_is_light() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
-    assert done.stdout == "False ['Hit', 'Index', 'Passage', 'Retriever']\n"
+    assert done.stdout == "False ['EncodeOptions', 'Hit', 'Index', 'Passage', 'Retriever', 'SearchOptions']\n"
     assert done.stderr.splitlines()[-1] == "AttributeError: module 'jaxret' has no attribute 'nothing'"
     assert set(jaxret.__all__) <= set(dir(jaxret))
 
@@ -89,7 +89,10 @@ def test_hits_are_what_the_vectors_say(family: str, root: Path, retriever: jaxre
     won = {number for hits in index.search(QUESTIONS, k=len(passages)) for hit in hits for number in hit.vectors}
     assert won == {0} if family == "one vector" else len(won) > 1, "control: other vectors win for other passages"
     if family != "one vector":
-        every, one = (jaxret.Index.open(retriever, candidates=f"mean:{count}") for count in (len(passages), 1))
+        every, one = (
+            jaxret.Index.open(retriever, options=jaxret.SearchOptions(candidates=f"mean:{count}"))
+            for count in (len(passages), 1)
+        )
         assert every.search(QUESTIONS, 5) == index.search(QUESTIONS, 5)
         assert [len(hits) for hits in one.search(QUESTIONS, 1)] == [1, 1]
         assert "1 candidates a query by mean" in repr(one)
@@ -154,7 +157,7 @@ def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Pa
 def test_a_model_as_it_comes(tmp_path: Path) -> None:
     """Without a workdir everything is in a temporary folder, which goes with the retriever; with one it stays."""
     model = write_modules(tmp_path / "model", normalize=True)
-    retriever = jaxret.Retriever.open(model)
+    retriever = jaxret.Retriever.from_model(model)
     folder = retriever.run.workdir.path
     index = jaxret.Index.build(retriever, ["river stone", "paper"], progress=False)
     before = index.search(["river stone"])
@@ -176,7 +179,7 @@ def test_training(root: Path, tmp_path: Path) -> None:
     assert config.train.steps == 6, "the config given stays as it was"
     again = jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False)
     np.testing.assert_array_equal(again.encode_queries(QUESTIONS), trained.encode_queries(QUESTIONS))
-    (tmp_path / "mine.py").write_text("from configs.base import get_config\n")
+    (tmp_path / "mine.py").write_text("from jaxret.configs.base import get_config\n")
     changes = {"encoder.checkpoint": "nobody/knows", "data.train": str(root / "data")}
     with pytest.raises(FileNotFoundError, match="nobody/knows"):
         jaxret.Retriever.train(str(tmp_path / "mine.py"), tmp_path / "other", changes, progress=False)
@@ -186,18 +189,23 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "no run": (
         lambda r, i, p: jaxret.Retriever.open(p / "nothing"),
         FileNotFoundError,
-        "nothing is no run, no model's directory, and no model in the local Hugging Face cache",
+        "nothing is no run; Retriever.from_model opens a model",
     ),
-    "an empty folder": (lambda r, i, p: jaxret.Retriever.open(p), FileNotFoundError, "has no config.json"),
+    "no model": (
+        lambda r, i, p: jaxret.Retriever.from_model(p / "nothing"),
+        FileNotFoundError,
+        "nothing is no model's directory, and no model in the local Hugging Face cache",
+    ),
+    "an empty folder": (lambda r, i, p: jaxret.Retriever.from_model(p), FileNotFoundError, "has no config.json"),
     "a package": (
-        lambda r, i, p: jaxret.Retriever.open("package:not_there/x"),
+        lambda r, i, p: jaxret.Retriever.from_model("package:not_there/x"),
         FileNotFoundError,
         "the Python package not_there is not installed",
     ),
-    "a workdir of a run": (
-        lambda r, i, p: jaxret.Retriever.open(r.run.workdir, workdir=p),
+    "a run as a model": (
+        lambda r, i, p: jaxret.Retriever.from_model(r.run.workdir, p),
         ValueError,
-        "is a run: it is its own workdir",
+        "is a run: Retriever.open opens it",
     ),
     "a checkpoint": (lambda r, i, p: jaxret.Retriever.open(r.run.workdir, "7"), ValueError, "7"),
     "a length": (lambda r, i, p: jaxret.Retriever.open(r.run.workdir, query_length=1), ValueError, "query_length is 1"),
@@ -218,19 +226,23 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
         "'a'",
     ),
     "k": (lambda r, i, p: i.search(["river"], k=0), ValueError, "k is 0; it must be at least 1"),
-    "a backend": (lambda r, i, p: jaxret.Index.open(r, backend="fais"), ValueError, "unknown search backend 'fais'"),
+    "a backend": (
+        lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="fais")),
+        ValueError,
+        "unknown search backend 'fais'",
+    ),
     "a corpus": (
         lambda r, i, p: jaxret.Index.open(r, "other"),
         FileNotFoundError,
         "has no corpus 'other'; it has data",
     ),
     "a precision": (
-        lambda r, i, p: jaxret.Index.open(r, backend="faiss-cpu", precision="int8"),
+        lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="faiss-cpu", precision="int8")),
         ValueError,
         "computes in float32, not in int8",
     ),
     "candidates": (
-        lambda r, i, p: jaxret.Index.open(r, candidates="mean:9"),
+        lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(candidates="mean:9")),
         ValueError,
         "candidates=mean:9 is for passages of several vectors; here each has one",
     ),
@@ -299,6 +311,6 @@ def test_it_says_what_it_is(root: Path, retriever: jaxret.Retriever, index: jaxr
 def test_the_examples_of_the_documentation(minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = REPOSITORY / "docs" / "python.md"
-    found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert found.attempted > 10
-    assert found.failed == 0
+    outcome = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 10
+    assert outcome.failed == 0

@@ -49,9 +49,9 @@ def write_model(folder: Path) -> None:
 def commands(section: str) -> list[list[str]]:
     """The words of each line of the section's shell blocks, after `jaxret`."""
     lines = "\n".join(re.findall(r"^```sh\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL)).splitlines()
-    found = [shlex.split(line) for line in lines if line]
-    assert {words[0] for words in found} == {"jaxret"}
-    return [words[1:] for words in found]
+    argument_lists = [shlex.split(line) for line in lines if line]
+    assert {words[0] for words in argument_lists} == {"jaxret"}
+    return [words[1:] for words in argument_lists]
 
 
 def test_every_section_has_samples() -> None:

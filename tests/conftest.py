@@ -1,4 +1,4 @@
-"""What every test runs under: eight CPU devices, no network, array shapes and dtypes checked at every call."""
+"""The environment of every test: eight CPU devices, no network, array shapes and dtypes checked at every call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What was compiled is kept between runs, and shared with the scripts that tests start; `make clean` removes it.
+# Compiled programs are cached between runs, and shared with the scripts that tests start; `make clean` removes them.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

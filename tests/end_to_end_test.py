@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxret.demo import demo as tool
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 from tests.pipeline import REPOSITORY, environment, run_script
 
 SMALL: dict[str, Any] = {
@@ -25,7 +25,7 @@ PASSAGES = 200
 
 
 def run_demo(workdir: Path) -> str:
-    """What it printed."""
+    """Run the demo in a process of its own, and return its output."""
     call = f"from jaxret.demo.demo import demo; demo({str(workdir)!r}, {SMALL}, max_passages={PASSAGES})"
     done = subprocess.run(
         [sys.executable, "-c", call],
@@ -47,7 +47,7 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"the training step was compiled to [1-4] program\(s\)", printed)) == 2
     assert re.search(r"[\d,]+ passages: \d+\.\d% cut at 32 tokens, \d+\.\d% of tokens lost", printed)
     own_data = printed.split("The same on your own data")[1]
-    assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search"]
+    assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search", "search"]
     assert all(title in text and title in printed for title in ("BM25", *(system.title for system in tool.SYSTEMS)))
     changed = r"^dual encoder from these +training: 2 steps of 8 pairs +[+-]0\.\d{4} .* (yes|no)$"
     assert re.search(changed, printed, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The bookkeeping of bench/evidence.py: what comes when, what is done once, what a row says. Nothing is trained."""
+"""The bookkeeping of evidence/run.py: the order of steps, that each is made once, and rows. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from bench import evidence
-from bench.evidence import collect, order
-from bench.evidence_claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
-from bench.evidence_steps import Work, digest, needs, passages_of, read_values, winning, write_values
-from bench.evidence_table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
-from configs.minilm import get_config
-from configs.pretraining.mlm import get_config as pretraining_config
-from jaxret.pretraining.wordpiece import train_wordpiece
+from evidence import run
+from evidence.claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
+from evidence.run import collect, order
+from evidence.steps import Work, digest, needs, passages_of, read_values, winning, write_values
+from evidence.table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
+from jaxret.configs.minilm import get_config
+from jaxret.configs.pretraining.mlm import get_config as pretraining_config
+from jaxret.training.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
 ANSWERS = {str(i): f"passage {i}" for i in range(9)}
@@ -28,8 +28,8 @@ ANSWERS = {str(i): f"passage {i}" for i in range(9)}
 SCRIPT = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
-from bench.evidence_steps import Work, write_values
-from jaxret.storage import write_json
+from evidence.steps import Work, write_values
+from jaxret.storage.atomic import write_json
 folder, name, seed = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 with open(folder / "made", "a") as file:
     file.write(f"{{name}} {{seed}}\\n")
@@ -46,10 +46,10 @@ write_json(work.result(name, seed), {{}})
 
 def test_seeds_take_turns_and_long_claims_wait() -> None:
     first, second, late = CLAIM, replace(CLAIM, says="b"), replace(CLAIM, says="c", later=2)
-    found = [(seed, claim.says) for seed, claim in order([late, first, second], 3)]
+    turns = [(seed, claim.says) for seed, claim in order([late, first, second], 3)]
     better = first.says
     early = [(1, better), (1, "b"), (2, better), (2, "b")]
-    assert found == [*early, (1, "c"), (3, better), (3, "b"), (2, "c"), (3, "c")]
+    assert turns == [*early, (1, "c"), (3, better), (3, "b"), (2, "c"), (3, "c")]
 
 
 def test_claims_are_about_steps_whose_keys_there_are() -> None:
@@ -66,9 +66,20 @@ def test_claims_are_about_steps_whose_keys_there_are() -> None:
             pretraining_config().lock().update_from_flattened_dict(dict(step.keys))
 
 
+def test_every_stored_run_is_of_a_step() -> None:
+    """Renamed config keys change the digests in file names: then rename the files, and the runs of results.json."""
+    results = json.loads(run.RESULTS.read_text())
+    values = run.RESULTS.with_name("values")
+    work = Work(Path(), results["data"], values, {})
+    steps = [name for name, step in STEPS.items() if isinstance(step, Train)]
+    paths = {work.measured(name, seed) for name in steps for seed in range(1, 6)}
+    assert set(values.glob("*.npz")) <= paths
+    assert {path.stem for path in values.glob("*.npz")} == set(results["runs"])
+
+
 def test_imagined_queries_begin_with_the_mask_of_the_tokenizer_made_here() -> None:
     tokenizer = train_wordpiece(lambda: ["words of a text", "words"], 30, True)
-    assert STEPS["i3"].keys["head.implicit.mask_id"] == tokenizer.token_to_id("[MASK]")  # type: ignore[union-attr]
+    assert STEPS["i3"].keys["head.i3.mask_id"] == tokenizer.token_to_id("[MASK]")  # type: ignore[union-attr]
 
 
 def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +135,8 @@ def test_questions_about_one_passage_are_flipped_and_drawn_together() -> None:
 def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> None:
     answers = {"q10": "a", "q9": "b", "q1": "a"}
     work = Work(tmp_path, "data", tmp_path, answers)
-    found = {"q9": 0.25, "q1": 0.5, "q10": 1.0}
-    write_values(tmp_path / "dual.npz", "dual", dict.fromkeys(evidence.MEASURES, found), 1)
+    scores = {"q9": 0.25, "q1": 0.5, "q10": 1.0}
+    write_values(tmp_path / "dual.npz", "dual", dict.fromkeys(run.MEASURES, scores), 1)
     digest, stored = read_values(tmp_path / "dual.npz", CLAIM.measure)
     assert stored.tolist() == [0.5, 1.0, 0.25]
     assert passages_of(work, CLAIM.measure, digest, 3) == ["a", "a", "b"]
@@ -167,40 +178,40 @@ def test_holm_counts_the_rows_that_were_run() -> None:
 def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
+    monkeypatch.setattr(run, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
     work, script = Work(tmp_path, "data", tmp_path / "values", ANSWERS), tmp_path / "step.py"
     results = tmp_path / "results.json"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[1])))
     command = [sys.executable, str(script), str(tmp_path)]
-    evidence.work_through(work, 2, results, command)
+    run.work_through(work, 2, results, command)
     attempts = (tmp_path / "made").read_text().splitlines()
     expected = ["dual 1", "mlr-2 1", "bm25 1", "stage-1 1", "dual 2", "mlr-2 2", "stage-1 2"]
     assert attempts == expected  # bm25 has no seed; what needs stage-1 is not begun
-    found = json.loads(results.read_text())
-    assert found["rows"][0]["by_seed"] == pytest.approx([0.01, 0.02])
-    assert found["rows"][1]["verdict"] == NOT_RUN
-    assert "no such luck" in found["failed"][work.path("stage-1", 1).name]
-    assert "a step that it needs failed" in found["failed"][work.path("stage-2", 1).name]
+    written = json.loads(results.read_text())
+    assert written["rows"][0]["by_seed"] == pytest.approx([0.01, 0.02])
+    assert written["rows"][1]["verdict"] == NOT_RUN
+    assert "no such luck" in written["failed"][work.path("stage-1", 1).name]
+    assert "a step that it needs failed" in written["failed"][work.path("stage-2", 1).name]
     assert "no such luck" in capsys.readouterr().out
-    table = to_markdown(found, evidence.CLAIMS)
+    table = to_markdown(written, run.CLAIMS)
     assert "+0.0150 [" in table
     assert "2 of 3 claims were run" in table
 
-    evidence.work_through(work, 2, results, command)
+    run.work_through(work, 2, results, command)
     assert (tmp_path / "made").read_text().splitlines() == [*expected, "stage-1 1", "stage-1 2"]
     shutil.rmtree(tmp_path / "steps")  # on another machine the values are enough
-    evidence.work_through(work, 2, results, command)
+    run.work_through(work, 2, results, command)
     assert not {"dual 1", "mlr-2 1"} & set((tmp_path / "made").read_text().splitlines()[len(expected) :])
-    assert json.loads(results.read_text()) == found
+    assert json.loads(results.read_text()) == written
 
 
 def test_rows_are_of_the_values_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "CLAIMS", (CLAIM,))
+    monkeypatch.setattr(run, "CLAIMS", (CLAIM,))
     work = Work(tmp_path, "data", tmp_path / "values", ANSWERS)
 
     def finish(name: str, seed: int, ids: int = 9) -> None:
         scores = {str(i): i % 3 + (name == "mlr-2") * (6 + i) / 10 for i in range(ids)}
-        write_values(work.measured(name, seed), name, dict.fromkeys(evidence.MEASURES, scores), 1)
+        write_values(work.measured(name, seed), name, dict.fromkeys(run.MEASURES, scores), 1)
 
     assert collect(work, 2, {})["rows"][0]["verdict"] == NOT_RUN
     for name in ("dual", "mlr-2"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.data.batches import packed_tokens
-from jaxret.data.packing import Packer, choose
+from jaxret.data.tokens.batches import packed_tokens
+from jaxret.data.tokens.packing import Packer, choose_row_shape
 from jaxret.types import Batch, Ragged, Tokens
 
 
@@ -21,8 +21,8 @@ def pack(batch: Batch, bins: int, head: Any) -> Batch:
     """The texts of a batch, dealt out to `bins` and laid in rows with room for the slots of `head`."""
     texts = [texts_of(tokens) for tokens in (batch.queries, batch.documents)]
     lengths = [tokens.ids.shape[1] for tokens in (batch.queries, batch.documents)]
-    slots = head.slots("query"), head.slots("passage")
-    sides = [choose([t.lengths], n, s, bins, head.hidden_size) for t, n, s in zip(texts, lengths, slots)]
+    slots = head.prefix_length("query"), head.prefix_length("passage")
+    sides = [choose_row_shape([t.lengths], n, s, bins, head.hidden_size) for t, n, s in zip(texts, lengths, slots)]
     packer = Packer(bins, *sides)
     places = packer(*(t.lengths for t in texts))
     queries, documents = (

@@ -15,13 +15,13 @@ import numpy as np
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from configs.base import get_config
+from jaxret.configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.runs.run import Run, open_run
-from jaxret.storage import write_json
+from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
-from jaxret.training.speed import TIMED
+from jaxret.training.throughput import TIMED
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDENS = REPOSITORY / "tests" / "goldens"
@@ -142,7 +142,7 @@ def tiny_config(encoder: Path, data: Path | str, **overrides: Any) -> ConfigDict
     return config
 
 
-def untrained_run(workdir: Path, encoder: Path, data: Path, **overrides: Any) -> Run:
+def untrained_run(workdir: Path, encoder: Path, data: Path | str, **overrides: Any) -> Run:
     """A run of no steps: the encoder as it comes, as a checkpoint."""
     config = tiny_config(encoder, data, train__steps=0, data__dev="", **overrides)
     train(config, workdir, progress=False)
@@ -159,7 +159,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What a script is started with: the devices of this process, errors as a user sees them."""
+    """The environment of a script: the devices of this process, and errors as users see them."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
 
 
@@ -196,9 +196,9 @@ def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]],
 
 
 def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def train_arguments(encoder: Path, data: Path, workdir: Path, **overrides: Any) -> list[str]:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import read_corpus, read_queries
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import retrieve
-from jaxret.retrieval.shard_set import open_shards
+from jaxret.experiments.vector_diversity import measure_diversity
+from jaxret.index.encode import encode_corpus
+from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
-from jaxret.storage import read_json
-from jaxret.tools.diversity import measure
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json
 from jaxret.training.loop import train
 from tests.pipeline import (
     REPOSITORY,
@@ -35,10 +36,10 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
     config = tiny_config(
         encoder,
         data,
-        head__name="all_tokens",
+        head__name="colbert",
         head__token="mean",
-        head__all_tokens__late=True,
-        head__all_tokens__projection=8,
+        head__colbert__late=True,
+        head__colbert__projection=8,
         normalize=True,
         train__steps=2,
         encode__dtype="float16",
@@ -59,22 +60,22 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
     assert contents(encoded.folder) == before
 
     queries = read_queries(data)[:6]
-    found = retrieve(run, queries, encoded.folder, 10, progress=False)
+    hits = Searcher(run, encoded.folder).search(queries, 10)
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")
     passages = [block[i].astype(np.float64) for _, block in shards for i in range(len(block))]
     ids = shards.ids(range(shards.total_rows))
     for i, query in enumerate(queries):
         scores = [float((passage @ vectors[i].astype(np.float64).T).max(axis=0).sum()) for passage in passages]
         best = np.argsort(-np.array(scores, np.float32), kind="stable")[:10]
-        assert [passage for passage, _ in found.rankings[query.id]] == [ids[row] for row in best]
+        assert [passage for passage, _ in hits.rankings[query.id]] == [ids[row] for row in best]
     with pytest.raises(ValueError, match="has no lists of vectors"):
-        retrieve(run, queries, encoded.folder, 10, "faiss-cpu", progress=False)
+        Searcher(run, encoded.folder, SearchOptions("faiss-cpu")).search(queries, 10)
 
 
 @pytest.mark.exhaustive
 def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    layers = {"head__name": "layers", "head__layers__chosen": (1, 2, 3), "pooling": "self_contrastive"}
+    layers = {"head__name": "mlr", "head__mlr__chosen": (1, 2, 3), "pooling": "self_contrastive"}
     untrained_run(tmp_path / "run", encoder, data, **layers)
     command = [sys.executable, "-m", "jaxret", "diversity", f"--workdir={tmp_path / 'run'}", f"--data={data}"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
@@ -86,12 +87,12 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     (data / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t0\n")
     with pytest.raises(ValueError, match="has no query with a relevant passage in the split 'none'"):
-        measure(run, data, "none", progress=False)
+        measure_diversity(run, data, "none", progress=False)
     (data / "qrels" / "gone.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tgone\t1\n")
-    with pytest.raises(ValueError, match="1 relevant passages are not in its corpus, as 'gone'"):
-        measure(run, data, "gone", progress=False)
+    with pytest.raises(ValueError, match="1 relevant passages are not in its corpus, such as 'gone'"):
+        measure_diversity(run, data, "gone", progress=False)
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]
     done = subprocess.run(one, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert "has one vector; diversity is measured where" in done.stderr
+    assert "has one vector of a passage; diversity needs a head with several vectors" in done.stderr

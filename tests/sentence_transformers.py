@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, processors
 
-from jaxret.storage import write_json
+from jaxret.storage.atomic import write_json
 from tests.pipeline import write_encoder
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -26,36 +27,44 @@ def write_bert(folder: Path) -> Path:
     return folder
 
 
-def write_modules(
-    folder: Path,
-    pooling: dict[str, Any] = MEAN,
-    normalize: bool = False,
-    similarity: str | None = None,
-    prompts: dict[str, str] | None = None,
-    transformer: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
-    encoder: str = "",
-    package: str = "sentence_transformers.models",
-    first: str = "",
-    more: Sequence[tuple[str, str]] = (),
-) -> Path:
-    """The encoder of `write_bert` with modules around it: a Transformer, a Pooling, perhaps a Normalize."""
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a directory and their settings."""
+
+    pooling: Mapping[str, Any] = field(default_factory=lambda: MEAN)
+    normalize: bool = False  # whether there is a Normalize
+    similarity: str | None = None
+    prompts: Mapping[str, str] | None = None
+    transformer: Mapping[str, Any] | None = None  # settings of the Transformer
+    settings: Mapping[str, Any] | None = None  # more keys of config_sentence_transformers.json
+    encoder: str = ""  # folder of the Transformer
+    package: str = "sentence_transformers.models"
+    first: str = ""  # class of the first module, instead of the Transformer
+    more: Sequence[tuple[str, str]] = ()  # (folder, class) of more modules
+
+
+def write_modules(folder: Path, **changes: Any) -> Path:
+    """Write the encoder of `write_bert` with modules around it; changes: fields of Modules."""
+    modules = Modules(**changes)
+    encoder, package, pooling = modules.encoder, modules.package, modules.pooling
     write_bert(folder / encoder)
     lines = [(encoder, f"{package}.Transformer"), ("1_Pooling", f"{package}.Pooling")]
-    if first:
-        lines[0] = ("", f"sentence_transformers.{first}")
-    lines += [("2_Normalize", f"{package}.Normalize")] * normalize
-    lines += [(path, f"sentence_transformers.{kind}") for path, kind in more]
+    if modules.first:
+        lines[0] = ("", f"sentence_transformers.{modules.first}")
+    lines += [("2_Normalize", f"{package}.Normalize")] * modules.normalize
+    lines += [(path, f"sentence_transformers.{kind}") for path, kind in modules.more]
     write_json(
         folder / "modules.json",
         [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(lines)],
     )
-    limits = {"max_seq_length": 16, "do_lower_case": False} if transformer is None else transformer
+    usual = {"max_seq_length": 16, "do_lower_case": False}
+    limits = usual if modules.transformer is None else dict(modules.transformer)
     write_json(folder / encoder / "sentence_bert_config.json", limits)
     old = MEAN if not any(key == "pooling_mode" for key in pooling) else {}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32} | old | pooling)
-    named = {"similarity_fn_name": similarity} if similarity else {}
-    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts or {}} | named | (settings or {}))
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32} | old | dict(pooling))
+    settings: dict[str, Any] = {"prompts": dict(modules.prompts or {})}
+    settings |= {"similarity_fn_name": modules.similarity} if modules.similarity else {}
+    write_json(folder / "config_sentence_transformers.json", settings | dict(modules.settings or {}))
     return folder
 
 

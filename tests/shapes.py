@@ -1,4 +1,4 @@
-"""What checks the annotated shapes and types of a function's arrays while tests run."""
+"""The decorator that checks annotated shapes and types of arrays while tests run."""
 
 from __future__ import annotations
 

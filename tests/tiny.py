@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import base
-from jaxret.distributed import make_mesh, shard_batch
+from jaxret.configs import base
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
-from jaxret.models.retriever import BiEncoder, build_retriever
+from jaxret.models.retriever import RetrieverModel, build_retriever_model
+from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.embedder import Embedder
-from jaxret.training.losses import loss_settings
+from jaxret.training.losses.in_batch import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.ranking import Best, Ranker
-from jaxret.training.retrieving import RetrievalObjective
-from jaxret.training.state import init_state
+from jaxret.training.ranking import BestPassages, Ranker
+from jaxret.training.starting_weights import init_state
 from jaxret.training.step import make_train_step
+from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.types import Batch, Tokens
 from tests.packed import pack
 
@@ -56,49 +56,49 @@ MODERNBERT = ModernBertConfig(
 )
 # The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
 DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}
-MLR: dict[str, Any] = {"head.name": "layers", "head.layers.chosen": (0, 1, 2), "loss.temperature": 4.0}
+MLR: dict[str, Any] = {"head.name": "mlr", "head.mlr.chosen": (0, 1, 2), "loss.temperature": 4.0}
 SELF_CONTRASTIVE = MLR | {"pooling": "self_contrastive", "loss.local_weight": 0.5, "encoder.tied": True}
 SCALAR_MIX = MLR | {"pooling": "scalar_mix"}
-ME_BERT: dict[str, Any] = {"head.name": "first_tokens", "head.first_tokens.count": 3, "loss.temperature": 4.0}
-COLBERT: dict[str, Any] = {"head.name": "all_tokens", "loss.temperature": 4.0}
-LATE_INTERACTION = COLBERT | {"head.all_tokens.late": True, "head.all_tokens.projection": 6, "normalize": True}
+ME_BERT: dict[str, Any] = {"head.name": "me_bert", "head.me_bert.count": 3, "loss.temperature": 4.0}
+COLBERT: dict[str, Any] = {"head.name": "colbert", "loss.temperature": 4.0}
+LATE_INTERACTION = COLBERT | {"head.colbert.late": True, "head.colbert.projection": 6, "normalize": True}
 MVR: dict[str, Any] = {
-    "head.name": "viewers",
-    "head.viewers.count": 3,
-    "head.viewers.first_id": 5,
+    "head.name": "mvr",
+    "head.mvr.count": 3,
+    "head.mvr.first_id": 5,
     "loss.temperature": 4.0,
     "loss.local_weight": 0.1,
     "loss.annealing_rate": 0.1,
 }
 AGGRETRIEVER: dict[str, Any] = {
-    "head.name": "lexical",
-    "head.lexical.lexical_dim": 8,
-    "head.lexical.cls_dim": 4,
-    "head.lexical.chunk": 2,
+    "head.name": "aggretriever",
+    "head.aggretriever.lexical_dim": 8,
+    "head.aggretriever.cls_dim": 4,
+    "head.aggretriever.chunk": 2,
     "encoder.tied": True,
 }
 I3: dict[str, Any] = {
-    "head.name": "implicit",
-    "head.implicit.pseudo_length": 4,
-    "head.implicit.mask_id": 3,
+    "head.name": "i3",
+    "head.i3.pseudo_length": 4,
+    "head.i3.mask_id": 3,
     "data.pseudo_queries": "query",
     "loss.temperature": 4.0,
 }
 
 
 def make_config(overrides: dict[str, Any]) -> ConfigDict:
-    """The base config, nothing recomputed, with some keys set ("head.name": "layers"); unknown keys are errors."""
+    """The base config, nothing recomputed, with some keys set ("head.name": "mlr"); unknown keys are errors."""
     config = base.get_config().lock()
     config.encoder.recompute = "none"
     config.update_from_flattened_dict(overrides)
     return config
 
 
-def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> BiEncoder:
+def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> RetrieverModel:
     config = make_config(overrides)
     if "mlm_head" in {field.name for field in dataclasses.fields(encoder)}:
         encoder = dataclasses.replace(encoder, mlm_head="mlm_head" in make_head(config, encoder).needs())
-    return build_retriever(config, encoder)
+    return build_retriever_model(config, encoder)
 
 
 def make_objective(
@@ -106,7 +106,7 @@ def make_objective(
 ) -> RetrievalObjective:
     retriever = make_retriever(overrides, encoder)
     settings = loss_settings(make_config(overrides), retriever, epochs_per_step=1.0)
-    return RetrievalObjective(retriever, settings, mesh, chunk_size)
+    return RetrievalObjective(model=retriever, mesh=mesh, chunk_size=chunk_size, settings=settings)
 
 
 def make_params(retriever: Any, seed: int = 0) -> Any:
@@ -134,9 +134,9 @@ def ranking(embedder: Embedder) -> Any:
     """How validation ranks a batch of passages for eight queries, as a program of (params, tokens)."""
     ranker = Ranker(embedder, depth=3)
 
-    def rank(params: Any, tokens: Tokens) -> Best:
+    def rank(params: Any, tokens: Tokens) -> BestPassages:
         queries = jnp.ones((8, 1, embedder.retriever.dimension)), jnp.ones((8, 1), bool)
-        return ranker._merge(params, tokens, jnp.arange(len(tokens.ids)), *queries, ranker._nothing(8))
+        return ranker._merge(params, tokens, jnp.arange(len(tokens.ids)), *queries, ranker._empty_ranks(8))
 
     return jax.jit(rank)
 
@@ -149,15 +149,15 @@ def make_batch(queries: int, group: int = 2, seed: int = 0, pseudo_queries: bool
     if group > 1:
         ids[-1] = -1
     positives = np.arange(0, documents, group, dtype=np.int32)
-    known = np.stack([ids[positives], np.full(queries, -1, np.int32)], axis=1)
+    known_positives = np.stack([ids[positives], np.full(queries, -1, np.int32)], axis=1)
     if queries > 1:
-        known[0, 1] = ids[positives[1]]
+        known_positives[0, 1] = ids[positives[1]]
     tokens = jax.tree.map(np.asarray, (make_tokens(queries, 4, seed), make_tokens(documents, 6, seed + 1)))
     labels = None
     if pseudo_queries:
         labels = np.random.default_rng(seed).integers(4, BERT.vocab_size, (documents, 4), np.int32)
         labels[::3] = labels[:, 3] = -1
-    return Batch(*tokens, positives, ids, known, labels)  # type: ignore[call-arg]
+    return Batch(*tokens, positives, ids, known_positives, labels)  # type: ignore[call-arg]
 
 
 def filled(batch: Batch, places: int) -> Batch:
@@ -176,21 +176,21 @@ def filled(batch: Batch, places: int) -> Batch:
     return Batch(tokens(batch.queries), tokens(batch.documents), *rest, labels)  # type: ignore[call-arg]
 
 
-def distance(found: Any, expected: Any) -> float:
+def distance(actual: Any, expected: Any) -> float:
     """Largest difference of two trees, each leaf's relative to that leaf's largest value in `expected` (at least
     one hundredth of the whole tree's: what is zero but for rounding has no scale of its own)."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)  # type: ignore[operator]
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)  # type: ignore[operator]
     leaves = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     ]
     floor = 1e-2 * max(float(np.abs(b).max()) for _, b in leaves)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), floor)) for a, b in leaves)
 
 
-def relative_error(found: Any, expected: Any) -> float:
-    """|found - expected| / |expected| over all numbers of two trees."""
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+def relative_error(actual: Any, expected: Any) -> float:
+    """|actual - expected| / |expected| over all numbers of two trees."""
+    pairs = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
     wide = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
     squares = [(float(((a - b) ** 2).sum()), float((b**2).sum())) for a, b in wide]
     return (sum(d for d, _ in squares) / sum(e for _, e in squares)) ** 0.5
@@ -211,13 +211,13 @@ def run_steps(overrides: dict[str, Any], fsdp: int, steps: int = 3, packed: bool
     objective = make_objective(overrides, mesh)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
     pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
-    state = init_state(config, mesh, objective.retriever, pretrained, optimizer)
+    state = init_state(config, mesh, objective.model, pretrained, optimizer)
     step = make_train_step(objective, optimizer, state, jax.random.key(9))
     history = []
     for seed in range(steps):
         batch = make_batch(8, 2, seed)
         if packed:
-            batch = pack(batch, mesh.size, objective.retriever.module.head)
+            batch = pack(batch, mesh.size, objective.model.module.head)
         own = jax.tree.map(lambda x: np.split(x, jax.process_count())[jax.process_index()], batch)
         state, metrics = step(state, shard_batch(mesh, own))
         history.append(jax.tree.map(float, metrics))

@@ -15,11 +15,11 @@ GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 SUFFIXES = ("", ".gz", ".zst")  # of names, in the order in which files are looked for
 
 
-class DamagedError(ValueError):
+class DamagedFileError(ValueError):
     """A compressed file that ends too soon, or is none."""
 
 
-def zstandard() -> Any:
+def zstandard_module() -> Any:
     """Python's module since 3.14, or its backport. Raises ValueError with the pip line where there is neither."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
@@ -27,7 +27,7 @@ def zstandard() -> Any:
     raise ValueError("a .zst file needs a package: pip install backports.zstd")
 
 
-def compression(path: Path) -> str:
+def detect_compression(path: Path) -> str:
     """ "", ".gz" or ".zst". A file that is named so and does not begin so is a damaged one, not a plain one."""
     with open(path, "rb") as file:
         begin = file.read(4)
@@ -41,22 +41,22 @@ def compression(path: Path) -> str:
 def read_blocks(path: Path, size: int) -> Iterator[bytes]:
     """Yields the decompressed bytes of a file, up to `size` at a time. What is wrong with the compression is a
     DamagedError."""
-    kind = compression(path)
-    opener: Any = gzip.open if kind == ".gz" else zstandard().open if kind == ".zst" else open
-    damaged = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard().ZstdError] if kind == ".zst" else []))
+    kind = detect_compression(path)
+    opener: Any = gzip.open if kind == ".gz" else zstandard_module().open if kind == ".zst" else open
+    damaged = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard_module().ZstdError] if kind == ".zst" else []))
     with opener(path, "rb") as file:
         try:
             while block := file.read1(size):
                 yield block
         except damaged as error:
-            raise DamagedError(str(error)) from error
+            raise DamagedFileError(str(error)) from error
 
 
-def compressing(raw: Any, suffix: str) -> io.TextIOWrapper:
+def open_compressed_text(raw: Any, suffix: str) -> io.TextIOWrapper:
     """UTF-8 text into `raw`, compressed as `suffix` says: the same text, the same bytes."""
     packed: Any
     if suffix == ".zst":
-        packed = zstandard().ZstdFile(raw, "wb")
+        packed = zstandard_module().ZstdFile(raw, "wb")
     else:
         packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
     return io.TextIOWrapper(packed, encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""What text is, whatever file it came from."""
+"""Passages, queries, judgements and training examples, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Example:
     negative_scores: tuple[float, ...] = ()
 
     @property
-    def taught(self) -> bool:
-        """Whether a teacher scored the target and a negative: less is no difference to learn."""
+    def is_distillable(self) -> bool:
+        """Whether a teacher scored the target and a negative: with less there is no difference to learn."""
         return any(map(math.isfinite, self.positive_scores[:1])) and any(map(math.isfinite, self.negative_scores))
 
     @property
-    def scores(self) -> int:
-        """How many of its passages have one."""
+    def score_count(self) -> int:
+        """How many of its passages have a score."""
         return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 

@@ -1,57 +1,78 @@
-"""The whole job on text that is already on the machine: the documentation of the Python that runs it.
+"""Train, encode, search and evaluate on shipped text: the documentation of Python's standard library.
 
-Trains on (summary sentence -> rest of the docstring) pairs, searches all docstrings with questions written by hand, and
-compares BM25, the first layers of MiniLM as they come, what training makes of them as a dual encoder and as a
-multi-layer retriever, and all of MiniLM as it comes: each row with the one above it, by a paired test.
+Five systems answer questions written by hand from all docstrings: BM25, the first layers of MiniLM as they come, a dual
+encoder and a multi-layer retriever trained from these, and all of MiniLM as it comes. The tables show their measures,
+and compare each row with the one above it by a paired test.
 """
 
 from __future__ import annotations
 
 import itertools
-import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxret.configs import load_config
 from jaxret.data.formats import read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.demo.python_docs import Pair, load_questions, read_docstrings, training_pairs
-from jaxret.evaluation.bm25 import BM25
-from jaxret.evaluation.comparison import told_p
+from jaxret.demo.python_docs import SummaryPair, load_docstrings, load_questions
+from jaxret.evaluation.comparison import format_p_value
+from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.report import to_markdown, to_text, write_evaluation
-from jaxret.evaluation.significance import compare, holm
-from jaxret.evaluation.table import Row, aligned, piped
+from jaxret.evaluation.significance import holm, paired_comparison
+from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
+from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.run_system import MEASURES, run_system
+from jaxret.experiments.search_files import print_ranking
+from jaxret.mining.bm25 import BM25
 from jaxret.runs.workdir import Workdir
-from jaxret.shipped import load
-from jaxret.storage import atomic_write
-from jaxret.tools.asked import result_name
-from jaxret.tools.experiment import MEASURES, run_system
-from jaxret.tools.search_files import print_ranking
+from jaxret.storage.atomic import atomic_write
 
 
 @dataclass(frozen=True)
-class System:
-    """A row of the table. config: the suffix of configs/demo.py; change: what is other than in the row above, {steps}
-    and {pairs} (of a batch) as trained."""
+class DemoSystem:
+    """A row of the tables."""
 
-    config: str
+    config: str  # suffix of configs/demo.py
     title: str
-    change: str
+    shows: str  # the question that the row answers
+    change: str  # from the row above; {steps} and {pairs} of a batch are filled in
 
 
 SYSTEMS = (
-    System("first_layers", "MiniLM's layers 1-5, untrained", "vectors, not words, from layers not tuned for it"),
-    System("dual_encoder", "dual encoder from these", "training: {steps} steps of {pairs} pairs"),
-    System("mlr", "MLR {4,5} from these", "as many steps; a passage's layers 4 and 5, not 5 alone"),
-    System("as_it_comes", "MiniLM's 6 layers, untrained", "its makers' training on a billion pairs, none here"),
+    DemoSystem(
+        "first_layers",
+        "MiniLM's layers 1-5, untrained",
+        "where training starts: the model before it has learnt anything here",
+        "vectors, not words, from layers not tuned for it",
+    ),
+    DemoSystem(
+        "dual_encoder",
+        "dual encoder from these",
+        "what seconds of training add: one vector for a text",
+        "training: {steps} steps of {pairs} pairs",
+    ),
+    DemoSystem(
+        "mlr",
+        "MLR {4,5} from these",
+        "whether a passage's vectors from two layers add to that",
+        "as many steps; a passage's layers 4 and 5, not 5 alone",
+    ),
+    DemoSystem(
+        "as_it_comes",
+        "MiniLM's 6 layers, untrained",
+        "the whole model as published, for scale",
+        "its makers' training on a billion pairs, none here",
+    ),
 )
+BASELINE = "BM25"
 MEASURE = "nDCG@10"  # by which a row is compared with the one above
 LEVEL = 0.05  # p-values below it are called significant
+SIDES = ("train", "dev")
 SHOWN = 5  # questions whose answers are printed
 
 
@@ -67,7 +88,7 @@ class DemoData:
 
 
 def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_passages: int | None = None) -> Path:
-    """Runs everything in `workdir` and returns the path of the table; run again, it continues where it stopped.
+    """Run everything in `workdir` and return the path of the tables; run again, it continues where it stopped.
 
     overrides: config keys to set ({"train.steps": 2}); max_passages: a smaller corpus (the judged passages and the
     first others). Both are for trying it out.
@@ -75,7 +96,8 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
     begin = time.perf_counter()
     workdir = Path(workdir)
     data = write_data(workdir / "data", max_passages)
-    table: dict[str, Evaluation] = {"BM25": evaluate_bm25(data, workdir)}
+    print_plan(data)
+    table: dict[str, Evaluation] = {BASELINE: evaluate_bm25(data, workdir)}
     changes: list[str] = []
     for system in SYSTEMS:
         print(f"\n== {system.title}")
@@ -84,72 +106,87 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
         changes.append(system.change.format(steps=config.train.steps, pairs=config.train.batch_size))
     print_results(workdir, data, table, changes)
     print(f"\n{time.perf_counter() - begin:.0f} seconds in all.")
+    print_commands(workdir)
     return workdir / "results.md"
 
 
 def demo_config(name: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
-    """configs/demo.py:NAME with the data's place filled in; what is not trained stays so."""
-    config = load(f"demo:{name}")
-    untrained = {"train.steps": 0} if config.train.steps == 0 else {}
+    """configs/demo.py:NAME with the path of the data; an untrained system stays so and needs no validation."""
+    config = load_config(f"demo:{name}")
+    untrained = {"train.steps": 0, "data.dev": ""} if config.train.steps == 0 else {}
     config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **untrained})
     return config
 
 
 def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
-    """Reads this Python's docstrings and writes the two BEIR folders."""
-    print(f"Reading the documentation of Python {platform.python_version()} ...")
-    passages = read_docstrings(progress=True)
-    questions, judgements, skipped = load_questions({p.id for p in passages})
-    train_pairs, dev_pairs = training_pairs(passages)
+    """Write the shipped docstrings, pairs and questions as two BEIR folders."""
+    passages, pairs = load_docstrings()
+    questions, judgements = load_questions()
     if max_passages:
-        judged = {j.passage_id for j in judgements}
-        kept = [p for p in passages if p.id in judged]
-        kept += [p for p in passages if p.id not in judged][: max(max_passages - len(kept), 0)]
-        passages = sorted(kept, key=lambda p: p.id)
-        train_pairs, dev_pairs = train_pairs[:max_passages], dev_pairs[: max_passages // 4]
+        judged = {judgement.passage_id for judgement in judgements}
+        others = [passage for passage in passages if passage.id not in judged]
+        rest = {passage.id for passage in others[max(max_passages - len(judged), 0) :]}
+        passages = [passage for passage in passages if passage.id not in rest]
+    sides: dict[str, list[SummaryPair]] = {side: [pair for pair in pairs if pair.split == side] for side in SIDES}
+    if max_passages:
+        sides = {"train": sides["train"][:max_passages], "dev": sides["dev"][: max_passages // 4]}
     write_beir(folder / "python-docs", passages, questions, {"test": judgements})
-    pairs = [*train_pairs, *dev_pairs]
+    pairs = [pair for side in SIDES for pair in sides[side]]
     write_beir(
         folder / "pairs",
         [pair.passage for pair in pairs],
         [pair.query for pair in pairs],
-        {"train": _judgements(train_pairs), "dev": _judgements(dev_pairs)},
+        {side: [Judgement(pair.query.id, pair.passage.id, 1) for pair in sides[side]] for side in SIDES},
     )
-    print(f"{len(passages):,} docstrings, {len(train_pairs):,} training and {len(dev_pairs):,} dev pairs,", end=" ")
-    print(f"{len(questions)} questions ({len(skipped)} skipped: this Python lacks their answers)")
-    for line in skipped:
-        print(f"  {line}")
+    counts = f"{len(sides['train']):,} training and {len(sides['dev']):,} dev pairs, {len(questions)} questions"
+    print(f"Documentation of Python 3.11: {len(passages):,} docstrings, {counts}")
     return DemoData(folder / "python-docs", folder / "pairs", passages, questions, judgements)
 
 
-def _judgements(pairs: Iterable[Pair]) -> list[Judgement]:
-    return [Judgement(pair.query.id, pair.passage.id, 1) for pair in pairs]
+def print_plan(data: DemoData) -> None:
+    """Print what the demo is for, and what each row of its tables shows."""
+    print(f"""
+This demo trains two retrievers and measures how well they find the docstring that answers a question, beside word
+matching and an untrained model. They learn from pairs (first sentence of a docstring -> rest of it); the
+{len(data.questions)} questions are no part of training. It takes minutes on two cores. What each row shows:
+  {BASELINE:<32}what matching words finds, without a model""")
+    for system in SYSTEMS:
+        print(f"  {system.title:<32}{system.shows}")
 
 
 def evaluate_bm25(data: DemoData, workdir: Path) -> Evaluation:
-    """The word-matching baseline on the same passages, questions and judgements."""
+    """Evaluate word matching on the same passages, questions and judgements."""
     ranking = BM25(data.passages, progress=True).search(data.questions, k=100, progress=True)
     evaluation = evaluate(ranking, data.judgements, MEASURES)
     write_evaluation(workdir / "bm25.json", evaluation, {"system": "BM25", "k1": 0.9, "b": 0.4, "k": 100})
     return evaluation
 
 
-def told_changes(
+def change_table(
     table: Mapping[str, Evaluation], changes: Sequence[str], render: Callable[[Row, Sequence[Row], int], str]
 ) -> str:
-    """A line for every row but the first: what it changed of the row above, by how much, and whether other questions
-    would say so too. changes: one for each of these rows."""
+    """Return a table of each row's difference from the row above, with a paired test over the questions.
+
+    changes: a description for each row but the first. render: `aligned_table` or `markdown_table`.
+    """
     values = [evaluation.per_query[MEASURE] for evaluation in table.values()]
-    found = [compare(above, row, seed=0) for above, row in itertools.pairwise(values)]
-    corrected = holm([one.p_permutation for one in found])
+    differences = [paired_comparison(above, row, seed=0) for above, row in itertools.pairwise(values)]
+    corrected = holm([difference.p_permutation for difference in differences])
     header = ["against the row above", "what changed", MEASURE, "95 %", "p", "significant"]
     rows = [
-        [title, change, f"{one.difference:+.4f}", f"{one.low:+.4f} to {one.high:+.4f}", told_p(p), _verdict(p)]
-        for title, change, one, p in zip(list(table)[1:], changes, found, corrected, strict=True)
+        [
+            title,
+            change,
+            f"{difference.difference:+.4f}",
+            f"{difference.low:+.4f} to {difference.high:+.4f}",
+            format_p_value(p),
+            _verdict(p),
+        ]
+        for title, change, difference, p in zip(list(table)[1:], changes, differences, corrected, strict=True)
     ]
     note = (
-        f"p: paired randomisation test over {found[0].queries} questions, two-sided, Holm's correction for "
-        f"{len(found)} tests; significant: below {LEVEL}. One seed each: of other seeds this says nothing."
+        f"p: paired randomisation test over {differences[0].queries} questions, two-sided, Holm's correction for "
+        f"{len(differences)} tests; significant: below {LEVEL}. Each system was trained with one seed."
     )
     return f"{render(header, rows, 2)}\n\n{note}"
 
@@ -159,29 +196,40 @@ def _verdict(p: float) -> str:
 
 
 def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation], changes: Sequence[str]) -> None:
-    """The table, what each row changed, a few answers, where things are, and what to do next."""
+    """Save and print the two tables, and some answers of the best system.
+
+    Args:
+        workdir: the demo's folder; results.md is written there.
+        data: the passages and questions.
+        table: title of a row -> its evaluation.
+        changes: of each row but the first, its difference from the row above.
+    """
     with atomic_write(workdir / "results.md") as file:
-        file.write(f"{to_markdown(table)}\n\n{told_changes(table, changes, piped)}\n")
+        file.write(f"{evaluation_markdown(table)}\n\n{change_table(table, changes, markdown_table)}\n")
     print(f"\nQuestions about Python, {len(data.passages):,} docstrings to choose from:\n")
-    print(f"{to_text(table)}\n\n{told_changes(table, changes, aligned)}")
+    print(f"{evaluation_text(table)}\n\n{change_table(table, changes, aligned_table)}")
     best = max(SYSTEMS, key=lambda system: table[system.title].mean[MEASURE])
     print(f"\nThe first three passages of the best of them, {best.title}:")
     show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // SHOWN, 1)][:SHOWN])
+
+
+def print_commands(workdir: Path) -> None:
+    """Print where everything is, the commands for other data, and last the one to type next."""
     print(f"""
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(system.config for system in SYSTEMS)}); the tables are in {workdir / "results.md"}.
 
-Ask it something (after `make demo`: source .venv/bin/activate):
-  jaxret search --workdir={workdir / best.config} --query="how do I sort a list of dictionaries by a key?"
-
 The same on your own data, in any format of docs/data.md:
   jaxret train  --config=minilm:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
   jaxret encode --workdir=runs/mine --corpus=FOLDER_OR_FILE
-  jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100""")
+  jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100
+
+Next, ask the retriever that was trained here a question (after `make demo`: source .venv/bin/activate):
+  jaxret search --workdir={workdir / "mlr"} --query="how do I sort a list of dictionaries by a key?\"""")
 
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
-    """Prints the top three from the run file that the search wrote."""
+    """Print the top three from the run file that the search wrote."""
     ranking = read_run(Workdir(run_folder).rankings(result_name(str(data.corpus), str(data.corpus), "test")))
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:

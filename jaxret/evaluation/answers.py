@@ -1,5 +1,5 @@
-"""Answer matching as DPR does it, and top-k accuracy: how often an answer string occurs in the first k passages, or a
-regular expression matches there, as the answers of CuratedTREC are written."""
+"""Match answers in passages as DPR does, and compute top-k accuracy: the share of queries with an answer in their
+first k passages. Answers are strings, or regular expressions as in CuratedTREC."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jaxret.evaluation.metrics import Evaluation
 
 # A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
-MATCHES = ("string", "regex")  # what answers may be
+MATCH_KINDS = ("string", "regex")  # how an answer is read
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 _SEPARATOR = "\0"  # a control character, so never inside a token
 _CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
 
 
 def tokenize(text: str) -> list[str]:
-    """The tokens that answers are compared by: of the NFD form, lower-cased one by one."""
+    """Return the tokens by which answers are compared: those of the NFD form, each lower-cased."""
     return [match.group().lower() for match in _TOKEN.finditer(unicodedata.normalize("NFD", text))]
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the tokens of any answer occur in a row among the tokens of `text` (string matching).
+    """Return whether the tokens of any answer occur consecutively among the tokens of `text` (string matching).
 
     As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
     nowhere: there it occurs everywhere, and one empty answer makes every passage right.
@@ -35,16 +35,15 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
 
 class AnswerMatcher:
-    """`has_answer` for many queries, and passages that come again: what is looked at of passages is kept. match: what
-    answers are, "string" or "regex"."""
+    """`has_answer` for many queries, with a cache of prepared passages. match: one of MATCH_KINDS."""
 
     def __init__(self, match: str = "string") -> None:
         self.match = match
         self._prepared = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
 
     def __call__(self, texts: Iterable[str], query: Query) -> list[bool]:
-        """Of each text, whether it has any of a query's answers. Raises ValueError for one that is no regular
-        expression."""
+        """Return for each text whether it has any of the query's answers. Raises ValueError for an answer that is not
+        a regular expression."""
         right = _matcher(query.answers, self.match, f"query {query.id!r}: ")
         return [right(self._prepared(text)) for text in texts]
 
@@ -59,7 +58,7 @@ def _occurs(text: str, answers: Iterable[str]) -> bool:
 
 
 def check_answers(queries: Iterable[Query], match: str) -> None:
-    """Raises ValueError for an answer that is no regular expression where answers are some: before any work is done."""
+    """Raise ValueError for an answer that is not a regular expression, if match is "regex": before any work is done."""
     for query in queries if match == "regex" else ():
         _matcher(query.answers, match, f"query {query.id!r}: ")
 
@@ -71,16 +70,16 @@ def answer_ranks(
     depth: int,
     match: str = "string",
 ) -> dict[str, int | None]:
-    """Query id -> rank from 1 of the first passage with an answer, None if none of the first `depth` has one.
+    """Return {query id: rank from 1 of the first passage with an answer}; None if none of the first `depth` has one.
 
     Args:
-        run: query id -> [(passage id, score)], best first. A query that is not in it has found nothing.
+        run: query id -> [(passage id, score)], best first. A missing query retrieved nothing.
         queries: all queries to count, with their answers.
         passage_texts: passage id -> text without title.
-        depth: how many passages to look at.
-        match: what answers are, "string" or "regex".
+        depth: number of passages searched for an answer.
+        match: one of MATCH_KINDS.
     Raises:
-        ValueError: a query has no answers, or one that is no regular expression; a retrieved passage has no text.
+        ValueError: a query has no answers, or one that is not a regular expression; a retrieved passage has no text.
     """
 
     @lru_cache(_CACHED_PASSAGES)
@@ -94,8 +93,8 @@ def _prepared(text: str, match: str) -> str:
     return _joined(text) if match == "string" else unicodedata.normalize("NFD", text)
 
 
-def _matcher(answers: Iterable[str], match: str, place: str = "") -> Callable[[str], bool]:
-    """Whether any of the answers is in a text that is `_prepared`. place: before an error."""
+def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Callable[[str], bool]:
+    """Return a function of a `_prepared` text: whether it has any of the answers."""
     if match == "string":
         joined = [_joined(answer) for answer in answers]
         return lambda text: _occurs(text, joined)
@@ -105,7 +104,7 @@ def _matcher(answers: Iterable[str], match: str, place: str = "") -> Callable[[s
             patterns.append(regex.compile(unicodedata.normalize("NFD", answer), _FLAGS))
         except regex.error as error:
             raise ValueError(
-                f"{place}the answer {answer!r} is no regular expression ({error}); correct it, or leave "
+                f"{error_prefix}the answer {answer!r} is no regular expression ({error}); correct it, or leave "
                 "--match=regex out"
             ) from error
     return lambda text: any(pattern.search(text) for pattern in patterns)
@@ -137,7 +136,12 @@ def answer_accuracy(
     ks: Sequence[int],
     match: str = "string",
 ) -> Evaluation:
-    """ "Accuracy@k": the share of `queries` (0-1) with an answer in their first k passages; see `answer_ranks`."""
+    """Return "Accuracy@k" for every k: the share of `queries` (0-1) with an answer in their first k passages.
+
+    Args:
+        run, queries, passage_texts, match: see `answer_ranks`.
+        ks: cut-offs, each 1 or more.
+    """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")
     ranks = answer_ranks(run, queries, passage_texts, max(ks), match)

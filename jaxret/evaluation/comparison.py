@@ -1,5 +1,5 @@
-"""Several systems, each of one run or of several seeds, on the same queries: means, deviations, paired tests against
-the first, corrected for their number."""
+"""Compare systems, each of one run or of several seeds, on the same queries: means, deviations over seeds, and paired
+tests against the first system, corrected for their number."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS
-from jaxret.evaluation.significance import Comparison, compare, holm, over_runs
-from jaxret.evaluation.table import Row, aligned, piped
+from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, welch_p_value
+from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
 
 Values = Mapping[str, Mapping[str, float]]  # measure -> query id -> value, of one run
 
 
 @dataclass(frozen=True)
 class Score:
-    """A measure of a system: of each run its mean over queries."""
+    """A measure of a system: for each of its runs the mean over queries."""
 
     system: str
     measure: str
@@ -30,7 +30,7 @@ class Score:
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation over runs (n - 1); None of one run."""
+        """Return the standard deviation over runs (n - 1); None for a single run."""
         return float(np.std(self.runs, ddof=1)) if len(self.runs) > 1 else None
 
     def __str__(self) -> str:
@@ -39,36 +39,45 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Test:
-    """A system against the first one, on one measure; a query's value is its mean over the system's runs."""
+class SystemTest:
+    """A system against the first one, on one measure; the value of a query is its mean over the system's runs."""
 
     system: str
     measure: str
-    found: Comparison
+    comparison: PairedComparison
     p_runs: float | None  # Welch's test between the means of runs
     holm_t: float | None  # None where the t-test is not defined
     holm_permutation: float
 
 
 @dataclass(frozen=True)
-class Comparisons:
-    """What `jaxret compare` prints. `tests` have every system but the first, on every measure."""
+class SystemComparison:
+    """Scores and paired tests of several systems, which `jaxret compare` prints.
+
+    Attributes:
+        systems: names; the first system is the baseline.
+        measures: names, such as "nDCG@10".
+        scores: one for each system and measure.
+        tests: one for each system except the baseline and each measure.
+        queries: measure -> number of queries that have a value.
+        resamples: most sign vectors drawn by the randomisation test.
+    """
 
     systems: tuple[str, ...]
     measures: tuple[str, ...]
     scores: tuple[Score, ...]
-    tests: tuple[Test, ...]
-    queries: Mapping[str, int]  # that have a value, of each measure
+    tests: tuple[SystemTest, ...]
+    queries: Mapping[str, int]
     resamples: int
 
     def score(self, system: str, measure: str) -> Score:
         return next(one for one in self.scores if (one.system, one.measure) == (system, measure))
 
     def to_text(self) -> str:
-        return self._told(aligned)
+        return self._render(aligned_table)
 
     def to_markdown(self) -> str:
-        return self._told(piped)
+        return self._render(markdown_table)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,8 +94,8 @@ class Comparisons:
                 {
                     "system": one.system,
                     "measure": one.measure,
-                    **asdict(one.found),
-                    "ties": one.found.ties,
+                    **asdict(one.comparison),
+                    "ties": one.comparison.ties,
                     "holm_t": one.holm_t,
                     "holm_permutation": one.holm_permutation,
                     "p_runs": one.p_runs,
@@ -97,7 +106,7 @@ class Comparisons:
             "resamples": self.resamples,
         }
 
-    def _told(self, table: Callable[[Row, Sequence[Row], int], str]) -> str:
+    def _render(self, table: Callable[[Row, Sequence[Row], int], str]) -> str:
         rows = [
             [
                 name,
@@ -106,7 +115,7 @@ class Comparisons:
             ]
             for name in self.systems
         ]
-        parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self._told_queries()}."]
+        parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self._describe_queries()}."]
         if any(len(one.runs) > 1 for one in self.scores):
             parts.append("±: standard deviation over runs.")
         if not self.tests:
@@ -116,33 +125,33 @@ class Comparisons:
         parts.append(f"Minus {self.systems[0]}, query by query:")
         parts.append(table(header, [_cells(one) for one in self.tests], 2))
         parts.append(
-            f"p-values, two-sided. t-test and randomisation ({self.resamples:,} sign vectors at most) say whether "
-            "other queries would agree, for these runs; over runs (Welch's t-test between the means of seeds) whether "
-            f"other seeds would. Holm corrects the column on its left for all {len(self.tests)} tests of this table; "
-            "over runs is not corrected."
+            f"p-values are two-sided. t-test and randomisation ({self.resamples:,} sign vectors at most) test whether "
+            "the difference holds on other queries, for these runs; over runs (Welch's t-test between the means of "
+            "seeds) tests whether it holds for other seeds. Holm corrects the column on its left for all "
+            f"{len(self.tests)} tests of this table; over runs is not corrected."
         )
-        if any(one.found.p_t is None for one in self.tests):
-            parts.append("No t-test where all differences are equal: it divides by their deviation, which is 0.")
+        if any(one.comparison.p_t is None for one in self.tests):
+            parts.append("There is no t-test where all differences are equal.")
         return "\n\n".join(parts)
 
-    def _told_queries(self) -> str:
-        """ "300 queries", or of which measures how many."""
+    def _describe_queries(self) -> str:
+        """Return "300 queries", or the counts with their measures where they differ."""
         counts = {count: [m for m in self.measures if self.queries[m] == count] for count in self.queries.values()}
         if len(counts) == 1:
             return f"{next(iter(counts)):,} queries"
         return "; ".join(f"{count:,} queries ({', '.join(names)})" for count, names in counts.items())
 
 
-def _cells(one: Test) -> list[str]:
-    found = one.found
-    numbers = [f"{found.difference:+.4f}", f"{found.low:+.4f} to {found.high:+.4f}"]
-    counts = [str(found.wins), str(found.ties), str(found.losses)]
-    tests = (found.p_t, one.holm_t, found.p_permutation, one.holm_permutation, one.p_runs)
-    return [one.system, one.measure, *numbers, *counts, *map(told_p, tests)]
+def _cells(one: SystemTest) -> list[str]:
+    comparison = one.comparison
+    numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
+    counts = [str(comparison.wins), str(comparison.ties), str(comparison.losses)]
+    tests = (comparison.p_t, one.holm_t, comparison.p_permutation, one.holm_permutation, one.p_runs)
+    return [one.system, one.measure, *numbers, *counts, *map(format_p_value, tests)]
 
 
-def told_p(value: float | None) -> str:
-    """A p-value as it is printed; None: there is no such test."""
+def format_p_value(value: float | None) -> str:
+    """Return a p-value for a table; "-" where the test is not defined."""
     if value is None:
         return "-"
     return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
@@ -150,9 +159,17 @@ def told_p(value: float | None) -> str:
 
 def compare_systems(
     systems: Mapping[str, Sequence[Values]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
-) -> Comparisons:
-    """Compares every system with the first. systems: name -> the values of each of its runs. Raises ValueError where
-    runs do not have the same queries."""
+) -> SystemComparison:
+    """Compare every system with the first one.
+
+    Args:
+        systems: name -> the values of each of its runs.
+        measures: names of the measures to compare.
+        seed: seed of the randomisation test and of the bootstrap intervals.
+        resamples: most sign vectors of the randomisation test.
+    Raises:
+        ValueError: runs do not have the same queries.
+    """
     names = list(systems)
     for measure in measures:
         require_same_queries(systems, measure)
@@ -162,51 +179,58 @@ def compare_systems(
         for measure in measures
     ]
     runs = {(one.system, one.measure): one.runs for one in scores}
-    tests = [
-        (name, measure, over_queries(systems[names[0]], systems[name], measure, seed, resamples))
+    comparisons = [
+        (name, measure, compare_over_queries(systems[names[0]], systems[name], measure, seed, resamples))
         for name in names[1:]
         for measure in measures
     ]
-    # A test that is not defined was asked for too: it counts, as one that finds nothing.
-    holm_t = holm([1.0 if found.p_t is None else found.p_t for _, _, found in tests])
-    holm_permutation = holm([found.p_permutation for _, _, found in tests])
-    made = [
-        Test(
+    # An undefined t-test counts as a test with p = 1, so that Holm's correction covers the whole table.
+    holm_t = holm([1.0 if comparison.p_t is None else comparison.p_t for _, _, comparison in comparisons])
+    holm_permutation = holm([comparison.p_permutation for _, _, comparison in comparisons])
+    system_tests = [
+        SystemTest(
             name,
             measure,
-            found,
-            over_runs(runs[names[0], measure], runs[name, measure]),
-            None if found.p_t is None else corrected_t,
+            comparison,
+            welch_p_value(runs[names[0], measure], runs[name, measure]),
+            None if comparison.p_t is None else corrected_t,
             corrected_permutation,
         )
-        for (name, measure, found), corrected_t, corrected_permutation in zip(
-            tests, holm_t, holm_permutation, strict=True
+        for (name, measure, comparison), corrected_t, corrected_permutation in zip(
+            comparisons, holm_t, holm_permutation, strict=True
         )
     ]
     queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
-    return Comparisons(tuple(names), tuple(measures), tuple(scores), tuple(made), queries, resamples)
+    return SystemComparison(tuple(names), tuple(measures), tuple(scores), tuple(system_tests), queries, resamples)
 
 
 def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) -> None:
-    """Raises ValueError where runs have values of other queries."""
+    """Raise ValueError unless all runs have values for the same queries."""
     every = {f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)}
-    (first, known), *others = every.items()
+    (first, baseline_values), *others = every.items()
     for name, values in others:
-        if odd := known.keys() ^ values.keys():
-            query = min(odd)
-            there, lacking = (first, name) if query in known else (name, first)
+        if unmatched := baseline_values.keys() ^ values.keys():
+            query = min(unmatched)
+            present_in, missing_in = (first, name) if query in baseline_values else (name, first)
             raise ValueError(
-                f"query {query!r} has a {measure} in {there}, but none in {lacking}; evaluate all on the same queries"
+                f"query {query!r} has a {measure} in {present_in}, but none in {missing_in}; "
+                "evaluate all on the same queries"
             )
 
 
-def over_queries(
+def compare_over_queries(
     baseline: Sequence[Values], system: Sequence[Values], measure: str, seed: int, resamples: int
-) -> Comparison:
-    """The paired tests of two systems; a query's value is its mean over a system's runs."""
+) -> PairedComparison:
+    """Return the paired tests of two systems; the value of a query is its mean over a system's runs.
+
+    Args:
+        baseline, system: the values of each run.
+        measure: name of the measure.
+        seed, resamples: see `paired_comparison`.
+    """
     require_same_queries({"the baseline": baseline, "the system": system}, measure)
     before, after = (_mean_values([run[measure] for run in runs]) for runs in (baseline, system))
-    return compare(before, after, seed, resamples)
+    return paired_comparison(before, after, seed, resamples)
 
 
 def _mean_values(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,5 +1,5 @@
-"""Do several vectors of a passage say different things? Local variation and perplexity (MVR, section 5.2), and which
-layer or viewer wins the maximum (MLR, section 4.2)."""
+"""Measure how different the vectors of a passage are: local variation and perplexity (MVR, section 5.2), and how often
+each layer or viewer has the largest score (MLR, section 4.2)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ EQUAL = 1e-5  # of 1 - cos; float32 encoders leave up to about 1e-6 between vect
 
 @dataclass(frozen=True)
 class Diversity:
-    """local_variation: mean over queries of (best score of the relevant passage's vectors - mean of the others), of
-    scores normed as named. perplexity: exp of the entropy (natural logarithm) of which vector wins, over the queries of
-    a passage, averaged over passages with at least two; None if there is none. wins: how often each vector wins [V].
-    distance: 1 - cos of two vectors of a passage, the mean over all pairs of them and all passages."""
+    """Diversity of passage vectors over pairs of a query and a relevant passage. The vector of the largest score wins.
+
+    Attributes:
+        pairs: number of pairs.
+        passages: number of passages with at least two queries.
+        distance: 1 - cos of two vectors of a passage, averaged over all pairs of vectors and all passages.
+        local_variation: normalization (NORMS) -> mean over pairs of the best score minus the mean of the others.
+        perplexity: exp of the entropy (natural logarithm) of the winners among the queries of a passage, averaged over
+            passages with at least two queries; None without such a passage.
+        wins: number of pairs that each vector wins, [V].
+    """
 
     pairs: int
-    passages: int  # with at least two queries
+    passages: int
     distance: float
     local_variation: dict[str, float]
     perplexity: float | None
@@ -28,15 +35,17 @@ class Diversity:
 
     @property
     def equal(self) -> bool:
-        """Whether the vectors of a passage are one vector but for rounding: which of them wins then means nothing."""
+        """Whether the vectors of a passage are equal except for rounding: the winner then has no meaning."""
         return self.distance < EQUAL
 
 
-def normed(
+def normalized_scores(
     queries: Float[np.ndarray, "P D"], vectors: Float[np.ndarray, "P V D"], norm: str
 ) -> Float[np.ndarray, "P V"]:
-    """Scores of each query with each of its passage's vectors, float64. The paper does not say how it norms them:
-    softmax over the vectors (which its numbers fit), cosine, or none."""
+    """Return the scores of each query with each vector of its passage, float64.
+
+    The paper does not state its normalization: softmax over the vectors (which fits its numbers), cosine, or none.
+    """
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(NORMS)}")
     wide, others = queries.astype(np.float64), vectors.astype(np.float64)
@@ -51,13 +60,13 @@ def normed(
 
 
 def local_variation(scores: Float[np.ndarray, "P V"]) -> float:
-    """Mean over pairs of the best score minus the mean of the others (MVR eq. 9)."""
+    """Return the mean over pairs of the best score minus the mean of the others (MVR eq. 9)."""
     best = scores.max(axis=1)
     return float((best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)).mean())
 
 
 def mean_distance(vectors: Float[np.ndarray, "P V D"]) -> float:
-    """1 - cos of two different vectors of a passage, averaged."""
+    """Return 1 - cos of two different vectors of a passage, averaged over pairs of vectors and passages."""
     unit = vectors.astype(np.float64)
     unit /= np.maximum(np.linalg.norm(unit, axis=-1, keepdims=True), 1e-30)
     count = unit.shape[1]
@@ -66,22 +75,26 @@ def mean_distance(vectors: Float[np.ndarray, "P V D"]) -> float:
 
 
 def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None, int]:
-    """(exp of the entropy of `winners` [P] among the pairs of each passage [P], averaged; passages with two pairs)."""
-    found = []
+    """Return (mean over passages of exp of the entropy of their `winners`, number of passages with two pairs or more).
+
+    winners, passages: of each pair, [P]. The mean is None if no passage has two pairs.
+    """
+    perplexities = []
     for passage in np.unique(passages):
         chosen = winners[passages == passage]
         if len(chosen) >= 2:
             shares = np.unique(chosen, return_counts=True)[1] / len(chosen)
-            found.append(float(np.exp(-(shares * np.log(shares)).sum())))
-    return (float(np.mean(found)) if found else None), len(found)
+            perplexities.append(float(np.exp(-(shares * np.log(shares)).sum())))
+    return (float(np.mean(perplexities)) if perplexities else None), len(perplexities)
 
 
 def diversity(
     queries: Float[np.ndarray, "P D"], vectors: Float[np.ndarray, "P V D"], passages: np.ndarray
 ) -> Diversity:
-    """Of P pairs of a query and a relevant passage: the query's vector, the passage's V vectors and its number [P].
+    """Return the diversity of P pairs of a query and a relevant passage. Of equal scores the first vector wins.
 
-    Raises ValueError if there is no pair, or only one vector. Of equal scores the first vector wins.
+    passages: a number for each pair, equal for pairs of the same passage, [P]. Raises ValueError for no pair, or
+    passages of one vector.
     """
     if len(queries) == 0 or vectors.shape[1] < 2:
         raise ValueError(
@@ -93,7 +106,7 @@ def diversity(
         pairs=len(queries),
         passages=counted,
         distance=mean_distance(vectors),
-        local_variation={norm: local_variation(normed(queries, vectors, norm)) for norm in NORMS},
+        local_variation={norm: local_variation(normalized_scores(queries, vectors, norm)) for norm in NORMS},
         perplexity=mean,
         wins=tuple(np.bincount(winners, minlength=vectors.shape[1]).tolist()),
     )

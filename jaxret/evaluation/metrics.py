@@ -19,45 +19,45 @@ MEAN_DECIMALS = 4  # how finely means are stored and printed
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a ranking and the judgements of its query have in common; relevance below the measure's is left out."""
+class _Hits:
+    """The relevant passages of a query and their ranks. Relevance below the measure's minimum is left out."""
 
     ranks: Sequence[int]  # of the relevant passages retrieved, from 1, ascending
     gains: Sequence[int]  # their relevance
     ideal: Sequence[int]  # relevance of every relevant passage, descending; never empty
 
-    def cut(self, cutoff: int) -> _Found:
-        """The same for the first `cutoff` passages; the ideal stays whole."""
-        kept = sum(rank <= cutoff for rank in self.ranks)
-        return _Found(self.ranks[:kept], self.gains[:kept], self.ideal)
+    def cut(self, cutoff: int) -> _Hits:
+        """Return the hits among the first `cutoff` passages; `ideal` is not cut."""
+        count = sum(rank <= cutoff for rank in self.ranks)
+        return _Hits(self.ranks[:count], self.gains[:count], self.ideal)
 
 
 def _discounted(gains: Iterable[int], ranks: Iterable[int]) -> float:
     return math.fsum(gain / math.log2(rank + 1) for gain, rank in zip(gains, ranks))
 
 
-def _ndcg(found: _Found, cutoff: int | None) -> float:
-    ideal = found.ideal[:cutoff]
-    return _discounted(found.gains, found.ranks) / _discounted(ideal, range(1, len(ideal) + 1))
+def _ndcg(hits: _Hits, cutoff: int | None) -> float:
+    ideal = hits.ideal[:cutoff]
+    return _discounted(hits.gains, hits.ranks) / _discounted(ideal, range(1, len(ideal) + 1))
 
 
-def _reciprocal_rank(found: _Found, cutoff: int | None) -> float:
-    return 1 / found.ranks[0] if found.ranks else 0.0
+def _reciprocal_rank(hits: _Hits, cutoff: int | None) -> float:
+    return 1 / hits.ranks[0] if hits.ranks else 0.0
 
 
-def _recall(found: _Found, cutoff: int | None) -> float:
-    return len(found.ranks) / len(found.ideal)
+def _recall(hits: _Hits, cutoff: int | None) -> float:
+    return len(hits.ranks) / len(hits.ideal)
 
 
-def _success(found: _Found, cutoff: int | None) -> float:
-    return float(bool(found.ranks))
+def _success(hits: _Hits, cutoff: int | None) -> float:
+    return float(bool(hits.ranks))
 
 
-def _average_precision(found: _Found, cutoff: int | None) -> float:
-    return math.fsum(number / rank for number, rank in enumerate(found.ranks, 1)) / len(found.ideal)
+def _average_precision(hits: _Hits, cutoff: int | None) -> float:
+    return math.fsum(number / rank for number, rank in enumerate(hits.ranks, 1)) / len(hits.ideal)
 
 
-_FORMULAS: dict[str, Callable[[_Found, int | None], float]] = {
+_FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
     "nDCG": _ndcg,  # linear gain: the relevance itself, not 2**relevance - 1
     "RR": _reciprocal_rank,
     "R": _recall,  # over all relevant passages, also where they are more than the cut-off
@@ -76,7 +76,7 @@ KNOWN_MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A parsed name; make it with `parse_measure`. `cutoff` None looks at whole rankings."""
+    """A parsed measure; make it with `parse_measure`. Without a `cutoff` it reads whole rankings."""
 
     name: str
     kind: str
@@ -84,7 +84,7 @@ class Measure:
     min_relevance: int
 
     def score(self, relevances: Sequence[tuple[int, int]], judged: Iterable[int]) -> float:
-        """The measure of one query.
+        """Return the measure for one query.
 
         Args:
             relevances: (rank from 1, relevance) of the judged passages retrieved, by rank.
@@ -94,12 +94,12 @@ class Measure:
         if not ideal:
             return 0.0
         hits = [(rank, relevance) for rank, relevance in relevances if relevance >= self.min_relevance]
-        found = _Found([rank for rank, _ in hits], [relevance for _, relevance in hits], ideal)
-        return _FORMULAS[self.kind](found.cut(self.cutoff) if self.cutoff else found, self.cutoff)
+        query_hits = _Hits([rank for rank, _ in hits], [relevance for _, relevance in hits], ideal)
+        return _FORMULAS[self.kind](query_hits.cut(self.cutoff) if self.cutoff else query_hits, self.cutoff)
 
 
 def parse_measure(name: str) -> Measure:
-    """Parses names such as "nDCG@10" or "AP(rel=2)"; raises ValueError with the known names."""
+    """Parse a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
         raise ValueError(f"unknown measure {name!r}; known are {KNOWN_MEASURES}")
@@ -113,16 +113,16 @@ def parse_measure(name: str) -> Measure:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a run scored. Every judged query counts, those without a passage in the run as zero."""
+    """The measures of a run. Every judged query counts; one without a passage in the run counts as zero."""
 
     mean: dict[str, float]  # measure -> mean over the judged queries, 0-1
     per_query: dict[str, dict[str, float]]  # measure -> query id -> value
-    queries_expected: int  # judged queries
-    queries_found: int  # of these, how many have at least one passage in the run
-    answered: tuple[int, int] | None = None  # accuracy by answers: the queries that have some, which count; all asked
+    queries_expected: int  # number of judged queries
+    queries_found: int  # number of judged queries with at least one passage in the run
+    answered: tuple[int, int] | None = None  # of accuracy by answers: (queries with answers, all queries)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value: means rounded to four decimals; values per query in full."""
+        """Return a JSON value: means rounded to four decimals, values per query in full."""
         return {
             "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
             "queries_expected": self.queries_expected,
@@ -133,14 +133,13 @@ class Evaluation:
 
 
 def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measures: Iterable[str]) -> Evaluation:
-    """Measures a run.
+    """Measure a run.
 
-    As in ir-measures, the queries that count are all that have a judgement: one that the run lacks scores zero, and so
-    does one that has no relevant passage; queries in the run without a judgement are ignored. A passage without a
-    judgement is not relevant.
+    As in ir-measures, every query with a judgement counts: it scores zero if the run lacks it, or if it has no relevant
+    passage. Queries of the run without a judgement are ignored. A passage without a judgement is not relevant.
 
     Args:
-        run: query id -> [(passage id, score)], best first. This order is the ranking; equal scores keep their places.
+        run: query id -> [(passage id, score)], best first. This order is the ranking; equal scores keep their order.
         judgements: the qrels.
         measures: names for `parse_measure`.
     Raises:
@@ -167,10 +166,10 @@ def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
     """Query id -> passage id -> relevance."""
     judged: dict[str, dict[str, int]] = {}
     for judgement in judgements:
-        known = judged.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)
-        if known != judgement.relevance:
+        stored = judged.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)
+        if stored != judgement.relevance:
             raise ValueError(
-                f"query {judgement.query_id!r} judges passage {judgement.passage_id!r} {known} and "
+                f"query {judgement.query_id!r} judges passage {judgement.passage_id!r} {stored} and "
                 f"{judgement.relevance}; keep one of the two"
             )
     if not judged:
@@ -179,7 +178,7 @@ def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
 
 
 def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int]) -> list[tuple[int, int]]:
-    """(rank, relevance) of the judged passages in a ranking, after checking it."""
+    """Check a ranking, and return (rank, relevance) of its judged passages."""
     scores = [score for _, score in ranking]
     # A NaN compares false with everything, so one pass finds it together with scores out of order.
     if (scores and math.isnan(scores[0])) or not all(map(operator.ge, scores, scores[1:])):
@@ -193,11 +192,11 @@ def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int])
 
 def _raise_bad_scores(query_id: str, ranking: Ranking) -> None:
     for rank, (passage_id, score) in enumerate(ranking, 1):
-        place = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
+        where = f"query {query_id!r}, rank {rank}, passage {passage_id!r}"
         if math.isnan(score):
-            raise ValueError(f"{place}: the score is NaN; mend what made the run, its ranking means nothing")
+            raise ValueError(f"{where}: the score is NaN, so the ranking means nothing; make the run again")
         if rank > 1 and score > ranking[rank - 2][1]:
             raise ValueError(
-                f"{place}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "
+                f"{where}: score {score!r} is above {ranking[rank - 2][1]!r} one rank before; "
                 "sort the ranking by descending score"
             )

@@ -1,4 +1,4 @@
-"""Is one system better than another, or were these queries kind to it? Paired tests over values per query."""
+"""Paired significance tests between two systems over their values per query."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-# Bounds the memory of a test: how many numbers are drawn at a time (64 MB as float64).
-_NUMBERS_AT_ONCE = 2**23
-
-
-# A sum of flipped differences that equals the sum seen in exact arithmetic must count as such: relative to sum |d|.
+_NUMBERS_AT_ONCE = 2**23  # numbers drawn at a time, which bounds the memory of a test (64 MB as float64)
+# Sums of flipped differences this close to the observed sum count as equal to it, relative to sum |d|.
 _TOLERANCE = 1e-12
-BOOTSTRAPS = 10_000  # of an interval, whose ends are read to two digits
+BOOTSTRAPS = 10_000  # resamples of an interval, whose ends are read to two digits
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """`system` minus `baseline` on the same queries, in the measure's unit (0-1)."""
 
-    difference: float  # mean
-    low: float  # bounds of the mean difference's bootstrap confidence interval
+    difference: float  # mean over queries
+    low: float  # bounds of the bootstrap confidence interval of the mean difference
     high: float
     p_permutation: float  # two-sided; assumes only that under no difference the two systems could swap each query
     p_t: float | None  # two-sided paired t-test; assumes that the mean difference is normally distributed
     queries: int
-    t: float | None  # its statistic; both are None where all differences are equal: it divides by their deviation
+    t: float | None  # statistic of the t-test; t and p_t are None where all differences are equal
     wins: int = 0  # queries on which the system is better
-    losses: int = 0  # worse
+    losses: int = 0  # queries on which the system is worse
 
     @property
     def ties(self) -> int:
         return self.queries - self.wins - self.losses
 
 
-def compare(
+def paired_comparison(
     baseline: Mapping[str, float],
     system: Mapping[str, float],
     seed: int,
     resamples: int = 100_000,  # a p-value of 0.05 is then known to about 0.0014 (two standard errors)
     confidence: float = 0.95,
-) -> Comparison:
-    """Compares two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
+) -> PairedComparison:
+    """Compare two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
 
     The permutation test flips the signs of the differences at random (all sign vectors, if `resamples` allows); the
     interval is the percentile bootstrap over queries. The same seed gives the same numbers, whatever the dicts' order.
 
+    Args:
+        baseline, system: query id -> value.
+        seed: seed of the test and of the bootstrap.
+        resamples: most sign vectors and bootstrap samples drawn.
+        confidence: level of the interval.
     Raises:
         ValueError: the systems have different queries, there are fewer than two, or a value is not finite.
     """
@@ -78,7 +80,7 @@ def compare(
     )
     t, p_t = paired_t(differences)
     low, high = map(float, bootstrap.confidence_interval)
-    return Comparison(
+    return PairedComparison(
         difference=float(differences.mean()),
         low=low,
         high=high,
@@ -92,7 +94,7 @@ def compare(
 
 
 def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
-    """The statistic of the paired t-test and its p-value, two-sided; (None, None) where all differences are equal."""
+    """Return the statistic and two-sided p-value of the paired t-test; (None, None) if all differences are equal."""
     if np.ptp(differences) < _TOLERANCE:
         return None, None
     test = stats.ttest_1samp(differences, 0.0)
@@ -100,22 +102,25 @@ def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
-    """The share of sign vectors under which |sum of differences| is at least the one seen (Fisher's randomisation test,
-    two-sided): of all of them if there are at most `resamples`; otherwise of so many drawn ones, and the one seen.
-    scipy's permutation_test is the same, and takes minutes for thousands of queries."""
+    """Return the two-sided p-value of Fisher's randomisation test: the share of sign vectors under which |sum of
+    differences| is at least the observed one.
+
+    All sign vectors are tried if there are at most `resamples`; otherwise that many are drawn, and the observed one is
+    added. scipy's permutation_test computes the same, but takes minutes for thousands of queries.
+    """
     count, total = len(differences), float(differences.sum())
     least = abs(total) - _TOLERANCE * float(np.abs(differences).sum())
     exact = 2**count <= resamples
-    wanted, step, reached = 2**count if exact else resamples, _rows_at_once(differences), 0
-    for start in range(0, wanted, step):
-        rows = min(step, wanted - start)
+    vectors, step, reached = 2**count if exact else resamples, _rows_at_once(differences), 0
+    for start in range(0, vectors, step):
+        rows = min(step, vectors - start)
         if exact:
             bits: np.ndarray = (np.arange(start, start + rows)[:, None] >> np.arange(count)) & 1
         else:  # whole words, so that the numbers do not depend on how many rows are drawn at a time
             words = rng.integers(0, 2**64, (rows, -(-count // 64)), np.uint64)
             bits = np.unpackbits(words.view(np.uint8), axis=1)[:, :count]
         reached += int((np.abs(total - 2 * (bits.astype(np.float64) @ differences)) >= least).sum())
-    return reached / wanted if exact else (1 + reached) / (1 + wanted)
+    return reached / vectors if exact else (1 + reached) / (1 + vectors)
 
 
 def _rows_at_once(differences: np.ndarray) -> int:
@@ -123,18 +128,21 @@ def _rows_at_once(differences: np.ndarray) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of several tests, adjusted so that the chance of any false one stays below the level at which they are
-    read (Holm 1979): ascending, each times the number of those that are left, never below the one before, at most 1."""
+    """Return p-values adjusted for their number, which bounds the chance of any false positive (Holm 1979).
+
+    In ascending order, each p-value is multiplied by the number of tests not yet adjusted; the result is at least the
+    previous one and at most 1.
+    """
     adjusted, highest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(np.argsort(p_values, kind="stable")):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
 
 
-def over_runs(baseline: Sequence[float], system: Sequence[float]) -> float | None:
-    """Two-sided p-value of Welch's t-test between means of runs (seeds): whether the method is better, not these
-    models on these queries. None with fewer than two runs of either, or where no run differs from another."""
+def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Welch's t-test between means of runs (seeds): it tests the method, not these
+    models on these queries. None with fewer than two runs of either, or if all runs are equal."""
     if min(len(baseline), len(system)) < 2 or max(np.ptp(baseline), np.ptp(system)) < _TOLERANCE:
         return None
     return float(stats.ttest_ind(system, baseline, equal_var=False).pvalue)

@@ -1,5 +1,8 @@
-"""Where candidates come from: BM25, a run that encoded the corpus, or a file of rankings. Each also scores passages
-that it did not retrieve, as far as it can: a margin needs the positive's score, by whoever scored the candidates."""
+"""Pools of hard negatives: BM25, a run that encoded the corpus, or a file of rankings.
+
+A pool also scores positives that it did not retrieve, where it can: a margin compares a negative's score with the
+positive's, and both must have one scorer.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,49 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxret.contract import ContractError
-from jaxret.data.files import Policy, Where
-from jaxret.data.formats.readers import found_run, run_files, run_lines
-from jaxret.data.formats.trec import ranked
+from jaxret.data.errors import Location, Policy
+from jaxret.data.formats.readers import detect_run, read_run_lines, run_files
+from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
-from jaxret.evaluation.bm25 import BM25
-from jaxret.retrieval.encoded import EncodedCorpus
-from jaxret.retrieval.retrieve import Searcher, corpus_folder
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.mining.bm25 import BM25
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import sha256_file
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged
 
 BM25_NAME = "bm25"
 K1, B = 0.9, 0.4
 
 
-class Found(NamedTuple):
-    """What a pool has for a query."""
+class PoolResult(NamedTuple):
+    """The ranking of a query by a pool, and its positives' scores."""
 
     ranking: Ranking  # best first
-    positives: dict[str, float]  # the scores of its positives, as far as the pool knows them
+    positives: dict[str, float]  # id -> score; without positives that the pool cannot score
 
 
 @runtime_checkable
-class Pool(Protocol):
-    """bounded: whether scores are at most 1 (cosines), so that a part of one means something; None: nobody knows."""
+class NegativePool(Protocol):
+    """A source of hard negatives."""
 
     name: str
-    bounded: bool | None
+    bounded: bool | None  # whether scores are at most 1 (cosines), so that a share of one is meaningful; None: unknown
 
-    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]: ...
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
+        """Rank `depth` passages for each query, and score its positives (ids)."""
+        ...
+
     def parent(self) -> dict[str, Any]:
-        """What it is, with digests (JSON)."""
+        """Return a record of the pool, with digests, for JSON."""
         ...
 
 
-class WordPool:
-    """BM25 over a corpus, which it holds in memory."""
+class BM25Pool:
+    """A pool of BM25 over a corpus in memory."""
 
     bounded: bool | None = False
 
@@ -57,96 +64,110 @@ class WordPool:
         self.name = BM25_NAME
         self._index = BM25(list(passages), K1, B, progress)
 
-    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         rankings = self._index.search(queries, depth)
-        found = []
+        results = []
         for query, ids in zip(queries, positives, strict=True):
-            known = dict(rankings[query.id])
-            missing = [key for key in ids if key not in known]
-            scores = {key: known[key] for key in ids if key in known} | self._index.scores(query, missing)
-            found.append(Found(rankings[query.id], scores))
-        return found
+            scores = dict(rankings[query.id])
+            missing = [key for key in ids if key not in scores]
+            scores = {key: scores[key] for key in ids if key in scores} | self._index.scores(query, missing)
+            results.append(PoolResult(rankings[query.id], scores))
+        return results
 
     def parent(self) -> dict[str, Any]:
         return {"pool": BM25_NAME, "k1": K1, "b": B}
 
 
 class RunPool:
-    """A run's own exact search of a corpus that it encoded. It holds the ids of the corpus, its vectors if they are
-    few (`retrieval/kept.py`), and of the queries that it ranks at a time all vectors: late interaction, all tokens."""
+    """A pool of a run's exact search of a corpus that it encoded.
+
+    In memory are the ids of the corpus, its vectors if they are few, and all vectors of a block of queries (of late
+    interaction, one for each token).
+    """
 
     def __init__(self, workdir: str, corpus: str, positives: set[str], backend: str = "auto") -> None:
-        """corpus: the name of the encoded corpus, "" for the only one. positives: ids that will be asked for."""
+        """Open a run and its encoded corpus.
+
+        Args:
+            workdir: the run.
+            corpus: name of the encoded corpus, "" for the only one.
+            positives: ids of the passages that `scores` and `missing` may be called with.
+            backend: of the search.
+        """
         run = open_run(workdir)
         self.name = run.workdir.name
         self.bounded: bool | None = bool(run.config.normalize)
-        self.searcher = Searcher(run, corpus_folder(run.workdir, corpus, "--encoded"), backend, many=True)
+        self.searcher = Searcher(
+            run, corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(backend), many=True
+        )
         self._rows: dict[str, int] = {}
         for first, ids in self.searcher.shards.id_blocks():
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
 
     def require_corpus(self, corpus: str, sha256: str) -> None:
-        """Raises ContractError if texts are to be read from another file than was encoded."""
+        """Raise ContractError if texts are read from another file than was encoded."""
         require_encoded(self.searcher.shards, corpus, sha256, "give that, or leave the corpus out")
 
-    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
-        found = self.searcher.search(queries, depth)
-        known = self._known(found.vectors, positives)
-        return [Found(found.rankings[query.id], mine) for query, mine in zip(queries, known, strict=True)]
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
+        retrieved = self.searcher.search(queries, depth)
+        scores = self._scores(retrieved.vectors, positives)
+        return [PoolResult(retrieved.rankings[query.id], row) for query, row in zip(queries, scores, strict=True)]
 
     def scores(self, queries: Sequence[Query], passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
-        """Of each query the scores of some passages, as search has them, but for those that the corpus lacks; nothing
-        is searched."""
-        return self._known(self.searcher.encode(queries)[1], passages)
+        """Return id -> score of each query's passages, equal to a search; ids that the corpus lacks are left out."""
+        return self._scores(self.searcher.encode(queries)[1], passages)
 
-    def without(self, passages: Iterable[str]) -> list[str]:
-        """Those that the corpus lacks, of the ids that it was opened for."""
+    def missing(self, passages: Iterable[str]) -> list[str]:
+        """Return the ids that the corpus lacks, of the ids that the pool was opened for."""
         return [key for key in passages if key not in self._rows]
 
-    def _known(self, vectors: Ragged, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
-        there = [[key for key in ids if key in self._rows] for ids in passages]
-        scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in there])
-        return [dict(zip(*both, strict=True)) for both in zip(there, scores, strict=True)]
+    def _scores(self, vectors: Ragged, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+        encoded = [[key for key in ids if key in self._rows] for ids in passages]
+        scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in encoded])
+        return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded, scores, strict=True)]
 
     def parent(self) -> dict[str, Any]:
         run, shards = self.searcher.run, self.searcher.shards
         return {"pool": str(run.workdir), "checkpoint": run.checkpoint, "corpus": shards.corpus}
 
 
-class FilePool:
-    """A file of rankings, of any format. It is read once, into a temporary file, a query's ranking a line: one is in
-    memory at a time, in whatever order queries are asked for. A positive that is not in its query's ranking scores
-    -inf: below all that are. Of ranks alone the scores are NaN."""
+class RankingFilePool:
+    """A pool of a file of rankings, in any format.
+
+    The file is copied once into a temporary file with one ranking a line, so that one ranking is in memory at a time,
+    in any order of queries. A positive outside its query's ranking scores -inf. Scores of a file of ranks are NaN.
+    """
 
     bounded: bool | None = None
 
     def __init__(self, source: str, policy: Policy) -> None:
-        """Raises DataError for bad records, and for a query whose lines are in two places."""
+        """Raise DataError for bad records, and for a query whose lines are not consecutive."""
         self.name, self._source = source, source
-        self.ranks_alone = found_run(source).format.ranks_alone
-        self._places: dict[str, int] = {}
-        self._texts: dict[str, str] = {}  # of queries, where the format has them: those without ids are row numbers
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the pool)
-        for query, lines in groupby(run_lines(source, policy), key=lambda line: line.query_id):
-            found = ranked(lines, policy)[query]
-            if query in self._places:
-                told = f"the lines of query {query!r} are not together"
-                raise Where(Path(source), found[0].where.line).error("scattered query", told, "sort them by query")
-            self._places[query] = self._file.tell()
-            if found[0].query_text:
-                self._texts[query] = found[0].query_text
-            scored = [[line.passage_id, math.nan if self.ranks_alone else line.score] for line in found]
+        self.ranks_alone = detect_run(source).format.without_scores
+        self._offsets: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # of queries, if the format has them; ids may then be row numbers
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the pool)
+        for query, lines in groupby(read_run_lines(source, policy), key=lambda line: line.query_id):
+            ranking = rank_lines(lines, policy)[query]
+            if query in self._offsets:
+                description = f"the lines of query {query!r} are not together"
+                location = Location(Path(source), ranking[0].location.line)
+                raise location.error("scattered query", description, "sort them by query")
+            self._offsets[query] = self._file.tell()
+            if ranking[0].query_text:
+                self._texts[query] = ranking[0].query_text
+            scored = [[line.passage_id, math.nan if self.ranks_alone else line.score] for line in ranking]
             self._file.write(json.dumps(scored).encode() + b"\n")
 
-    def require_some(self, queries: Sequence[Query], data: str) -> None:
-        """Raises ValueError if it has none of the training queries, or, where it has their texts, others."""
-        known = [query for query in queries if query.id in self._places]
-        if not known:
+    def require_queries(self, queries: Sequence[Query], data: str) -> None:
+        """Raise ValueError if the file ranks none of the training queries, or has other texts for their ids."""
+        ranked_queries = [query for query in queries if query.id in self._offsets]
+        if not ranked_queries:
             raise ValueError(
                 f"{self._source} ranks none of the {len(queries):,} queries of {data} (as {queries[0].id!r}); give the "
                 "results of a search for these"
             )
-        for query in known:
+        for query in ranked_queries:
             if query.id in self._texts and self._texts[query.id] != query.text:
                 raise ValueError(
                     f"{self._source}: its query {query.id} is {self._texts[query.id][:60]!r}, but that of {data} is "
@@ -154,33 +175,40 @@ class FilePool:
                 )
 
     def ranking(self, query: str) -> list[tuple[str, float]]:
-        """Of a query, best first; empty if it has none."""
-        if query not in self._places:
+        """Return the ranking of a query, best first; empty if the file has none."""
+        if query not in self._offsets:
             return []
-        self._file.seek(self._places[query])
+        self._file.seek(self._offsets[query])
         return [(key, score) for key, score in json.loads(self._file.readline())]
 
-    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[Found]:
-        found = []
+    def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
+        results = []
         for query, ids in zip(queries, positives, strict=True):
             ranking = self.ranking(query.id)
-            known = dict(ranking)
-            found.append(Found(ranking[:depth], {key: known.get(key, -math.inf) for key in ids}))
-        return found
+            scores = dict(ranking)
+            results.append(PoolResult(ranking[:depth], {key: scores.get(key, -math.inf) for key in ids}))
+        return results
 
     def parent(self) -> dict[str, Any]:
         return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
 
 
 def require_encoded(encoded: EncodedCorpus, corpus: str, sha256: str, remedy: str) -> None:
-    """Raises ContractError with both digests if a corpus is not what was encoded: its ids may be those of other
-    passages. (What was appended to or deleted from is of no one file.)"""
-    found = encoded.corpus["sha256"]
-    if len(encoded.parts) == 1 and found != sha256:
-        told = f"its texts have SHA-256 {sha256}, those that were encoded {found}"
-        raise ContractError(f"{corpus} is not what {encoded.folder} was encoded from: {told}; {remedy}")
+    """Raise ContractError with both digests if a corpus is not the one that was encoded: ids may name other passages.
+
+    A corpus that was changed since (--append, --delete) has no file to compare with.
+
+    Args:
+        encoded: the encoded corpus.
+        corpus, sha256: name and digest of the corpus file.
+        remedy: end of the message.
+    """
+    stored = encoded.corpus["sha256"]
+    if len(encoded.parts) == 1 and stored != sha256:
+        digests = f"its texts have SHA-256 {sha256}, those that were encoded {stored}"
+        raise ContractError(f"{corpus} is not what {encoded.folder} was encoded from: {digests}; {remedy}")
 
 
-def is_run(pool: str) -> bool:
-    """Whether a pool is named by the folder of a run."""
+def is_run_folder(pool: str) -> bool:
+    """Return whether a pool's name is the folder of a run."""
     return Workdir(pool).contract.is_file()

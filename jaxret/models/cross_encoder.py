@@ -1,10 +1,12 @@
-"""A cross-encoder: query and passage read together, one score. An encoder, and the head that transformers' classes for
-sequence classification have, with one label (Nogueira & Cho 2019)."""
+"""Cross-encoders (Nogueira & Cho 2019): query and passage are read together and get one score.
+
+An encoder, and the head of transformers' classes for sequence classification with one label.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +20,51 @@ from ml_collections import ConfigDict
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.attention import ACTIVATIONS
-from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout_rows
+from jaxret.models.encoders.layers import Compute, Dense, Dropout
+from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.pretrained import canonical, save_pretrained
+from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.stored import Classifier
-from jaxret.models.heads.head import one_token
+from jaxret.models.heads.head import one_token_selection
 from jaxret.models.model import LinenModel, Params
 from jaxret.models.retriever import check_compute
-from jaxret.storage import atomic_write, read_json, write_json
+from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.types import HiddenStates, Tokens
 
 
 class ScoreHead(nn.Module):
-    """The state that stands for the pair -> a score: dense, activation, perhaps a norm, dropout, a product with one
-    vector. In float32: scores that were rounded would have ties."""
+    """A pair's hidden state -> its score: dense, activation, a norm (in some architectures), dropout, dense.
+
+    Computed in float32: rounded scores would have ties.
+    """
 
     form: Classifier
     dropout: float
-    spread: float  # deviation of a kernel that is drawn
+    deviation: float  # of initial kernels
     norm_eps: float
 
     @nn.compact
-    def __call__(self, state: Float[jax.Array, "N H"], rows: jax.Array | None) -> Float[jax.Array, " N"]:
+    def __call__(self, state: Float[jax.Array, "N H"], layout: TokenLayout) -> Float[jax.Array, " N"]:
         def dense(features: int, name: str, bias: bool = True) -> Dense:
-            return Dense(features, Compute(), nn.initializers.normal(self.spread), bias, name=name)
+            return Dense(features, Compute(), nn.initializers.normal(self.deviation), bias, name=name)
 
         state, form = state.astype(jnp.float32), self.form
         if form.dropout_before:
-            state = Dropout(self.dropout)(state, rows)
+            state = Dropout(self.dropout, layout)(state)
         state = (ACTIVATIONS | {"tanh": jnp.tanh})[form.activation](
             dense(state.shape[-1], "dense", form.dense_bias)(state)
         )
         if form.norm:
             state = nn.LayerNorm(self.norm_eps, use_bias=False, use_fast_variance=False, name="norm")(state)
-        return dense(1, "score")(Dropout(self.dropout)(state, rows))[:, 0]
+        return dense(1, "score")(Dropout(self.dropout, layout)(state))[:, 0]
 
 
 class CrossEncoderModule(nn.Module):
-    """The parameters' tree: `encoder`, `head`."""
+    """The Linen module; its parameters are `encoder` and `head`."""
 
     config: EncoderConfig
     compute: Compute
@@ -72,29 +77,36 @@ class CrossEncoderModule(nn.Module):
 
     def __call__(self, pairs: Tokens, train: bool) -> Float[jax.Array, " N"]:
         mean = getattr(self.config, "classifier_pooling", "cls") == "mean"
-        hidden = self.encoder(pairs, one_token("mean" if mean else "cls", "last"), train)
-        return self.head(hidden.states[-1][:, 0], dropout_rows(pairs, train))
+        hidden = self.encoder(pairs, one_token_selection("mean" if mean else "cls", "last"), train)
+        return self.head(hidden.states[-1][:, 0], TokenLayout.of(replace(pairs, packing=None), train))
 
     def hidden_states(self, pairs: Tokens) -> HiddenStates:
-        return self.encoder(pairs, Keep())
+        return self.encoder(pairs, Selection())
 
 
 @dataclass(frozen=True)
-class CrossEncoder(LinenModel):
-    """How a pair of texts becomes a score. Holds no parameters."""
+class CrossEncoderModel(LinenModel):
+    """A model that scores pairs of texts, without parameters."""
 
     module: CrossEncoderModule
 
     def score(
         self, params: Params, pairs: Tokens, train: bool = False, dropout_key: jax.Array | None = None
     ) -> Float[jax.Array, " N"]:
-        """A score for each pair, float32: what transformers calls a logit. `dropout_key` is needed if `train`."""
+        """Return a score for each pair, float32 (transformers' logit).
+
+        Args:
+          params: of the model.
+          pairs: token ids; `pairs.first` has the lengths of the queries.
+          train: whether there is dropout.
+          dropout_key: needed if `train`.
+        """
         rngs = {"dropout": dropout_key} if train else None
         with jax.named_scope("pairs"):
             return self.module.apply({"params": params}, pairs, train, rngs=rngs)
 
     def hidden_states(self, params: Params, pairs: Tokens) -> HiddenStates:
-        """Every hidden state of the encoder [L+1,N,T,H]; for looking into a model."""
+        """Return every hidden state of the encoder [L+1,N,T,H], to inspect a model."""
         return self.plain.module.apply({"params": params}, pairs, method=CrossEncoderModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
@@ -103,23 +115,22 @@ class CrossEncoder(LinenModel):
         return self.plain.module.init({"params": key, "dropout": key}, pairs, True)["params"]
 
     def contract(self) -> dict[str, Any]:
-        """Everything of the model, but its parameters, that scores depend on."""
+        """Return everything but the parameters that scores depend on."""
         dtype = jnp.dtype(self.compute.dtype).name
         return {"encoder": {**asdict(self.module.config), "dtype": dtype}, "head": {"name": "cross_encoder"}}
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
-        """Raises ValueError for a tokenizer that has no first token to score from."""
+        """Raise ValueError for a tokenizer without [CLS]."""
         if tokenizer.cls_id is None:
             raise ValueError("a cross-encoder scores from [CLS], which the tokenizer does not have")
 
     def stored_head(self, root: Path) -> Params:
-        """What of the head a model's directory has: all of it, the pooler of a BERT alone, or nothing."""
-        return load_head(encoder_folder(root), self.module.config)
+        """Return the stored parameters of the head: all, those of BERT's pooler alone, or {}."""
+        return load_score_head(encoder_folder(root), self.module.config)
 
 
-def require_room(query_length: int, longest: int) -> None:
-    """Raises ValueError for queries that may be so long that a pair, of `longest` tokens, has no place for a
-    passage."""
+def require_passage_room(query_length: int, longest: int) -> None:
+    """Raise ValueError for queries that may be so long that a pair, of `longest` tokens, has no room for a passage."""
     if query_length + 3 > longest:
         raise ValueError(
             f"tokens.query_length (or --query_length) is {query_length}, which leaves no token for a passage of the "
@@ -128,22 +139,22 @@ def require_room(query_length: int, longest: int) -> None:
 
 
 def classifier(config: EncoderConfig) -> Classifier:
-    """How the files of an architecture have the head. Raises ValueError for one that has none here."""
+    """Return the form of an architecture's classification head. Raises ValueError if it has none here."""
     form = ARCHITECTURES[config.model_type].classifier
     if form is None:
-        known = ", ".join(name for name, one in ARCHITECTURES.items() if one.classifier)
-        raise ValueError(f"there is no cross-encoder on {config.model_type} here; use one of {known}")
+        names = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.classifier)
+        raise ValueError(f"there is no cross-encoder on {config.model_type} here; use one of {names}")
     return form
 
 
-def build_cross_encoder(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoder:
-    """The cross-encoder of a config on an encoder. Raises ValueError for what cannot be."""
+def build_cross_encoder_model(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoderModel:
+    """Return the cross-encoder of a config on an encoder. Raises ValueError for combinations that are not supported."""
     classifier(shapes)
-    return CrossEncoder(CrossEncoderModule(shapes, check_compute(config, shapes)))
+    return CrossEncoderModel(CrossEncoderModule(shapes, check_compute(config, shapes)))
 
 
-def head_names(config: EncoderConfig) -> dict[str, str]:
-    """Parameter path in the head -> name of its tensor, without the prefix of models with a head."""
+def score_head_names(config: EncoderConfig) -> dict[str, str]:
+    """Return {parameter path in the head: name of its tensor}, without the prefix of models with a head."""
     form = classifier(config)
     names = {"dense/kernel": f"{form.dense}.weight", "dense/bias": f"{form.dense}.bias"}
     names |= {"norm/scale": f"{form.norm}.weight"}
@@ -152,14 +163,14 @@ def head_names(config: EncoderConfig) -> dict[str, str]:
     return {parameter: name for parameter, name in names.items() if not absent.get(parameter)}
 
 
-def load_head(directory: Path, config: EncoderConfig) -> Params:
-    """The head's parameters that are stored in a directory, float32 on the host. Raises ValueError for a tensor that
-    lacks its other half, has another shape, or holds NaN or infinity, and for more labels than one."""
+def load_score_head(directory: Path, config: EncoderConfig) -> Params:
+    """Return the head's parameters that are stored in a directory, float32 on the host. Raises ValueError for a weight
+    without its bias, a wrong shape, NaN or infinity, and for more labels than one."""
     path = directory / "model.safetensors"
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
     shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
-    names = head_names(config)
+    names = score_head_names(config)
     with safe_open(path, framework="numpy") as file:
         stored = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         for parameter, name in names.items():
@@ -173,23 +184,22 @@ def load_head(directory: Path, config: EncoderConfig) -> Params:
                 )
             if not np.isfinite(array).all():
                 raise ValueError(f"{path}: {stored[name]} holds NaN or infinity; all weights must be finite")
-            found[parameter] = array.T if parameter.endswith("kernel") else array
-    parts = {parameter.partition("/")[0] for parameter in found}
+            arrays[parameter] = array.T if parameter.endswith("kernel") else array
+    parts = {parameter.partition("/")[0] for parameter in arrays}
     for parameter in names:
-        if parameter.partition("/")[0] in parts and parameter not in found:
-            raise ValueError(f"{path} has no {names[parameter]}, the other half of what it has")
-    return traverse_util.unflatten_dict(found, sep="/")
+        if parameter.partition("/")[0] in parts and parameter not in arrays:
+            raise ValueError(f"{path} has no {names[parameter]}, although it has the rest of the layer")
+    return traverse_util.unflatten_dict(arrays, sep="/")
 
 
 def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
-    """Writes config.json and model.safetensors as transformers' class for sequence classification does, of one
-    label."""
+    """Write config.json and model.safetensors as transformers' class for sequence classification with one label."""
     architecture, form = ARCHITECTURES[config.model_type], classifier(config)
     save_pretrained(directory, config, params["encoder"])
     path = directory / "model.safetensors"
     tensors = {architecture.prefix + name: array for name, array in load_file(path).items()}
     flat = traverse_util.flatten_dict(jax.device_get(dict(params["head"])), sep="/")
-    for parameter, name in head_names(config).items():
+    for parameter, name in score_head_names(config).items():
         array = np.asarray(flat[parameter], np.float32)
         whole = architecture.prefix + name if name.startswith(form.inside) and form.inside else name
         tensors[whole] = np.ascontiguousarray(array.T if parameter.endswith("kernel") else array)
@@ -201,10 +211,10 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
 
 
 def read_cross_encoder(directory: Path) -> EncoderConfig:
-    """The encoder's config of a directory with a whole cross-encoder. Raises ValueError if its head is not whole."""
+    """Return the encoder's config of a directory with a cross-encoder. Raises ValueError if its head is incomplete."""
     config = read_config(directory)
-    missing = {name.partition("/")[0] for name in head_names(config)} - load_head(directory, config).keys()
+    missing = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
     if missing:
-        names = ", ".join(name for path, name in head_names(config).items() if path.partition("/")[0] in missing)
+        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in missing)
         raise ValueError(f"{directory}/model.safetensors is no cross-encoder: it lacks {names}; jaxret train makes one")
     return config

@@ -1,4 +1,4 @@
-"""What a model is to the loop, to checkpoints and to whoever opens a run: a retriever, or a reranker."""
+"""Interface of models for training, checkpoints and runs: retrievers, cross-encoders, pre-training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import Reader
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.layers import Compute
+from jaxret.parallel.mesh import ParameterGatherer
 
 Params = dict[str, Any]
 M = TypeVar("M", bound="LinenModel")
@@ -18,8 +18,8 @@ M = TypeVar("M", bound="LinenModel")
 
 @runtime_checkable
 class Model(Protocol):
-    """Shapes and computation, without parameters. Those under a name that ends in "encoder" come from pre-trained
-    files; all others are drawn, or what `stored_head` finds."""
+    """Shapes and computation, without parameters. Parameters under a name that ends in "encoder" come from pre-trained
+    files, all others are random or come from `stored_head`."""
 
     @property
     def module(self) -> Any:
@@ -36,45 +36,45 @@ class Model(Protocol):
 
     @property
     def plain(self) -> Model:
-        """The same with plain attention."""
+        """Return this model with plain attention."""
         ...
 
-    def reading(self, read: Reader) -> Model:
-        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
+    def reading(self, read: ParameterGatherer) -> Model:
+        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
         ...
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters."""
+        """Return random parameters."""
         ...
 
     def contract(self) -> dict[str, Any]:
-        """Everything but the parameters that its results depend on."""
+        """Return everything but the parameters that results depend on."""
         ...
 
-    def text_options(self) -> dict[str, Any]:
-        """What its tokenizer does that others do not: fields of TextTokenizer."""
+    def tokenizer_options(self) -> dict[str, Any]:
+        """Return fields of TextTokenizer that the model sets."""
         ...
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
-        """Raises ValueError for a tokenizer that it cannot do with."""
+        """Raise ValueError for a tokenizer that does not fit."""
         ...
 
     def stored_head(self, root: Path) -> Params:
-        """What a model's directory has for the parameters of its head; {}: nothing, they are drawn."""
+        """Return the parameters of the head that a model's directory has; {}: none, they are random."""
         ...
 
     def reference_options(self) -> tuple[str, ...]:
-        """What is set as a published implementation has it, where that is not as in the paper; to be printed."""
+        """Return settings that follow a published implementation against its paper, to be printed."""
         ...
 
     def differences(self) -> tuple[str, ...]:
-        """What is computed otherwise than the reference does, by default; to be printed."""
+        """Return computations that differ from the reference by default, to be printed."""
         ...
 
 
 @dataclass(frozen=True)
 class LinenModel:
-    """What models have in common: a Linen module with `config`, the encoder's, and `compute`. Holds no parameters."""
+    """Base of models: a Linen module with the encoder's `config` and `compute`, without parameters."""
 
     module: Any
 
@@ -89,19 +89,18 @@ class LinenModel:
 
     @property
     def plain(self: M) -> M:
-        """The same with plain attention: XLA can split it over devices by itself, and its shapes and products are known
-        everywhere."""
-        return self.computed(attention="plain")
+        """Return this model with plain attention, which XLA can split over devices, and analyse, by itself."""
+        return self.with_compute(attention="plain")
 
-    def reading(self: M, read: Reader) -> M:
-        """The same for the body of a `jax.shard_map`, whose layers read their parameters by `read`."""
-        return self.computed(read=read)
+    def reading(self: M, read: ParameterGatherer) -> M:
+        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
+        return self.with_compute(read=read)
 
-    def computed(self: M, **changes: Any) -> M:
-        """The same with changes of `compute`."""
+    def with_compute(self: M, **changes: Any) -> M:
+        """Return this model with changes of `compute`."""
         return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))
 
-    def text_options(self) -> dict[str, Any]:
+    def tokenizer_options(self) -> dict[str, Any]:
         return {}
 
     def reference_options(self) -> tuple[str, ...]:

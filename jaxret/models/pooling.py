@@ -1,9 +1,9 @@
 """Poolings of a passage's V vectors (MLR, "Pooling strategies"): none, average, scalar mix, self-contrastive.
 
 Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled. `num_vectors` is
-None where every text has its own number. `weights(count, params)`: what each of `count` vectors counts for in the one
-that is left at inference; None if they stay several. LOSS: settings of `training.losses.LossSettings` that a pooling is
-defined by.
+None where texts have different numbers. `weights(count, params)` returns the weights of `count` vectors in the pooled
+vector at inference; None if several vectors remain. LOSS: fields of `training.losses.LossSettings` that the pooling
+sets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.types import Embeddings
 
 
@@ -72,7 +73,7 @@ class ScalarMix(nn.Module):
     @nn.compact
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         alpha = self.param("alpha", nn.initializers.zeros, (self.num_vectors,))
-        weights = jax.nn.softmax(jnp.where(embeddings.mask, alpha, -1e30), axis=-1)  # [B,V]
+        weights = jax.nn.softmax(jnp.where(embeddings.mask, alpha, MASKED_LOGIT), axis=-1)  # [B,V]
         mixed = jnp.einsum("bv,bvd->bd", weights, embeddings.vectors, precision=jax.lax.Precision.HIGHEST)
         return replace(embeddings, vectors=mixed[:, None], mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 

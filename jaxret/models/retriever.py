@@ -1,5 +1,5 @@
-"""BiEncoder = encoder(s) + head + pooling. `BiEncoder.encode` is the only way from tokens to vectors, in training,
-validation, corpus encoding and search alike."""
+"""Retrieval models: encoder(s) + head + pooling. `RetrieverModel.encode` is the only way from tokens to vectors:
+training, validation, corpus encoding and search all use it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
-from jaxret.models.encoders.fused import PLATFORMS
-from jaxret.models.encoders.keep import Keep
+from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
-from jaxret.models.heads import HEADS, make_head, stored_parameters
-from jaxret.models.heads.head import Head, Side, Text
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads import HEADS, make_head, stored_head_parameters
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
@@ -30,12 +30,12 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class RetrieverModule(nn.Module):
-    """The parameters' tree: `encoder` (tied) or `query_encoder` and `passage_encoder`, then `head` and `pooling`."""
+    """The Linen module: `encoder` (tied), or `query_encoder` and `passage_encoder`; then `head` and `pooling`."""
 
     config: EncoderConfig
     compute: Compute
     tied: bool
-    head: Head
+    head: VectorHead
     pooling: nn.Module
     normalize: bool
     pooled: bool = True
@@ -51,8 +51,8 @@ class RetrieverModule(nn.Module):
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
         encoder = self._encoder(side)
         head = self.head if self.tied else getattr(self, f"{side}_head")
-        hidden = encoder(head.seen(tokens, side), head.keep(side), train, head.leading(side))
-        embeddings = head(hidden, Text(side, replace(tokens, packing=None), encoder, train, labels))
+        hidden = encoder(head.attended(tokens, side), head.selection(side), train, head.prefix_tokens(side))
+        embeddings = head(hidden, HeadInput(side, replace(tokens, packing=None), encoder, train, labels))
         # Everything after the encoder is float32: scores of bf16 vectors would have ties where there are none.
         embeddings = replace(embeddings, vectors=embeddings.vectors.astype(jnp.float32))
         if side == "passage" and self.pooled:
@@ -66,57 +66,57 @@ class RetrieverModule(nn.Module):
         return self.encoder if self.tied else getattr(self, f"{side}_encoder")
 
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
-        return self._encoder(side)(replace(tokens, packing=None), Keep())
+        return self._encoder(side)(replace(tokens, packing=None), Selection())
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
-        """Touches every parameter once; used to initialise."""
+        """Use every parameter once, to initialise."""
         return self(queries, "query", True), self(passages, "passage", True)
 
 
 @dataclass(frozen=True)
-class BiEncoder(LinenModel):
-    """A retrieval family: how text becomes vectors. Holds no parameters."""
+class RetrieverModel(LinenModel):
+    """A model that encodes queries and passages as vectors, without parameters."""
 
     module: RetrieverModule
 
     @property
     def dimension(self) -> int:
-        """D, the size of one vector."""
+        """Return D, the size of one vector."""
         return self.module.head.dimension()
 
     @property
     def vectors_per_passage(self) -> int | None:
-        """V of an encoded passage at inference; None: one for each of its tokens."""
+        """Return V of an encoded passage at inference; None: one for each of its tokens."""
         return self.module.pooling.inference_vectors() if self.module.pooled else self.module.head.vectors_per_passage()
 
     @property
     def late_interaction(self) -> bool:
-        """Whether a query has a vector for each of its tokens, and its score is a sum over them."""
+        """Return whether a query has a vector for each of its tokens, and its score is a sum over them."""
         return self.module.head.late_interaction()
 
-    def unpooled(self) -> BiEncoder:
-        """The same retriever with a passage's vectors as the head gives them; for looking at which one wins."""
-        return BiEncoder(self.module.clone(pooled=False))
+    def unpooled(self) -> RetrieverModel:
+        """Return this model without pooling, to inspect which of a passage's vectors wins."""
+        return RetrieverModel(self.module.clone(pooled=False))
 
     def vector_counts(self, texts: Ragged, side: Side) -> np.ndarray:
-        """How many vectors texts (token ids) have at inference."""
+        """Return the number of vectors of texts (token ids) at inference."""
         if (side == "query" and self.late_interaction) or (side == "passage" and self.vectors_per_passage is None):
             head = self.module.head
-            before = np.concatenate([[0], np.cumsum(head.kept(texts, side))])
-            return np.diff(before[texts.offsets]) + head.keep(side).mean
+            before = np.concatenate([[0], np.cumsum(head.vector_mask(texts, side))])
+            return np.diff(before[texts.offsets]) + head.selection(side).mean
         return np.full(len(texts), 1 if side == "query" else self.vectors_per_passage)
 
     def most_vectors(self, length: int) -> int:
-        """How many vectors a passage of `length` tokens may have."""
+        """Return the largest number of vectors of a passage of `length` tokens."""
         return int(self.vector_counts(Ragged(np.full(length, -1), np.array([0, length])), "passage")[0])
 
     def contract(self) -> dict[str, Any]:
-        """Everything of the model, but its parameters, that vectors depend on."""
+        """Return everything but the parameters that vectors depend on."""
         module = self.module
         shapes = asdict(module.config)
         shapes.pop("classifier_pooling", None)  # of cross-encoders
-        if module.head.keep("passage").layers == "last":
-            shapes.pop("normalize_intermediate", None)  # of layers that nobody reads
+        if module.head.selection("passage").layers == "last":
+            shapes.pop("normalize_intermediate", None)  # of layers that are not read
         names = {table[name]: name for table in (HEADS, POOLINGS) for name in table}
         return {
             "encoder": {**shapes, "tied": module.tied, "dtype": jnp.dtype(module.compute.dtype).name},
@@ -125,25 +125,25 @@ class BiEncoder(LinenModel):
             "normalize": module.normalize,
         }
 
-    def text_options(self) -> dict[str, Any]:
-        """What else than in every family a tokenizer does: fields of TextTokenizer."""
-        return self.module.head.text_options()
+    def tokenizer_options(self) -> dict[str, Any]:
+        """Return fields of TextTokenizer that the head sets."""
+        return self.module.head.tokenizer_options()
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
-        """Raises ValueError for a tokenizer whose words do not fit the head."""
+        """Raise ValueError for a tokenizer that does not fit the head."""
         self.module.head.check_tokenizer(tokenizer)
 
     def stored_head(self, root: Path) -> Params:
-        """What a model's directory has for the parameters of the head; {} if nothing."""
-        return stored_parameters(root, self.module.head)
+        """Return the parameters of the head that a model's directory has; {}: none."""
+        return stored_head_parameters(root, self.module.head)
 
     def reference_options(self) -> tuple[str, ...]:
-        """What is set as a published implementation has it, where that is not as in the paper."""
+        """Return settings that follow a published implementation against its paper."""
         return self.module.head.reference_options()
 
     def differences(self) -> tuple[str, ...]:
-        """What is computed otherwise than the reference does, by default."""
-        every_layer = self.module.head.keep("passage").layers == "all"
+        """Return computations that differ from the reference by default."""
+        every_layer = self.module.head.selection("passage").layers == "all"
         if every_layer and getattr(self.module.config, "normalize_intermediate", False):
             return ("layers below the last get the final norm (encoder.normalize_intermediate)",)
         return ()
@@ -157,33 +157,41 @@ class BiEncoder(LinenModel):
         dropout_key: jax.Array | None = None,
         labels: jax.Array | None = None,
     ) -> Embeddings:
-        """Tokens [B,T] -> Embeddings [B,V,D] float32; V = 1 for queries, except under late interaction. `dropout_key`
-        is needed if `train`; `labels` are pseudo-queries [B,U], for heads that learn from them."""
+        """Return Embeddings [B,V,D] float32 of texts; V = 1 for queries, except under late interaction.
+
+        Args:
+          params: of the model.
+          tokens: [B,T].
+          side: of the texts.
+          train: whether there is dropout, and a passage keeps the vectors that only the loss reads.
+          dropout_key: needed if `train`.
+          labels: pseudo-queries [B,U], for heads that learn from them.
+        """
         rngs = {"dropout": dropout_key} if train else None
         with jax.named_scope("queries" if side == "query" else "passages"):  # for profiles, and `jaxret plan`
             return self.module.apply({"params": params}, tokens, side, train, labels, rngs=rngs)
 
     def hidden_states(self, params: Params, tokens: Tokens, side: Side) -> HiddenStates:
-        """Every hidden state of the side's encoder [L+1,B,T,H]; for looking into a model, not for retrieval."""
+        """Return every hidden state of the side's encoder [L+1,B,T,H], to inspect a model."""
         return self.plain.module.apply({"params": params}, tokens, side, method=RetrieverModule.hidden_states)
 
-    def words(self, params: Params, tokens: Tokens, side: Side) -> jax.Array:
-        """What the head says of every word at U places of each text [B,U,vocabulary] (`Head.words`); for looking into
-        a model, too."""
+    def word_values(self, params: Params, tokens: Tokens, side: Side) -> jax.Array:
+        """Return the head's values for every word at U positions of each text [B,U,vocabulary]
+        (`VectorHead.word_values`), to inspect a model."""
         _, sown = self.plain.module.apply({"params": params}, tokens, side, False, mutable=["intermediates"])
-        (found,) = jax.tree.leaves(sown["intermediates"])
-        return found
+        (values,) = jax.tree.leaves(sown["intermediates"])
+        return values
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters."""
+        """Return random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         keys = {"params": key, "dropout": key}
         return self.plain.module.init(keys, tokens, tokens, method=RetrieverModule.both)["params"]
 
 
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
-    """The encoder that `config` takes from a Hugging Face directory: all of it, or its first layers, perhaps with the
-    MLM head. Raises ValueError for what this encoder cannot do."""
+    """Return the encoder that a config uses of a Hugging Face directory: all layers or the first ones, with the MLM
+    head if the retrieval head needs it. Raises ValueError for options that this encoder does not have."""
     shapes = read_config(directory)
     if config.encoder.layers:
         if not 0 < config.encoder.layers <= shapes.num_layers:
@@ -195,26 +203,26 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
         "mlm_head": config.task == "retrieval" and "mlm_head" in make_head(config, shapes).needs(),
         "normalize_intermediate": config.encoder.normalize_intermediate,
     }
-    there = {field.name for field in fields(shapes)}
+    names = {field.name for field in fields(shapes)}
     if (rate := config.encoder.attention_dropout) >= 0:
-        if "attention_dropout" not in there:
+        if "attention_dropout" not in names:
             raise ValueError(f"encoder.attention_dropout is {rate}; {directory} has one dropout for everything: use -1")
         options["attention_dropout"] = rate
-    return replace(shapes, **{name: value for name, value in options.items() if name in there})
+    return replace(shapes, **{name: value for name, value in options.items() if name in names})
 
 
-def choose(table: dict[str, Any], key: str, name: str) -> Any:
-    """What a table has under a name. Raises ValueError, with the key of the config, if it has nothing."""
+def choose_option(table: dict[str, Any], key: str, name: str) -> Any:
+    """Return an entry of a table. Raises ValueError with the config key for an unknown name."""
     if name not in table:
         raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
     return table[name]
 
 
 def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
-    """How a config wants its encoder computed. Raises ValueError for what the encoder cannot have."""
-    dtype = choose(DTYPES, "encoder.dtype", config.encoder.dtype)
-    choose(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
-    choose(PLATFORMS, "encoder.attention", config.encoder.attention)
+    """Return the options of computing a config's encoder. Raises ValueError for options that it does not have."""
+    dtype = choose_option(DTYPES, "encoder.dtype", config.encoder.dtype)
+    choose_option(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
+    choose_option(ATTENTION_PLATFORMS, "encoder.attention", config.encoder.attention)
     if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
     if config.encoder.attention == "cudnn" and dtype == jnp.float32:
@@ -222,19 +230,19 @@ def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
     return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
 
 
-def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> BiEncoder:
-    """Config -> BiEncoder. Raises ValueError for unknown heads, tokens, poolings and dtypes, and for combinations that
-    mean nothing."""
+def build_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> RetrieverModel:
+    """Return the retriever of a config on an encoder. Raises ValueError for unknown heads, tokens, poolings and dtypes,
+    and for combinations that mean nothing."""
     head = make_head(config, shapes)
-    pooling = choose(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
+    pooling = choose_option(POOLINGS, "pooling", config.pooling)(num_vectors=head.vectors_per_passage())
     problem = "" if config.pooling == "none" else head.pooling_problem(config.pooling)
     if problem:
         raise ValueError(f"pooling is {config.pooling!r}, but head {config.head.name!r} {problem}: use 'none'")
     compute = check_compute(config, shapes)
-    if config.encoder.attention != "plain" and head.unseen():
+    if config.encoder.attention != "plain" and head.unattended():
         raise ValueError(
             f"encoder.attention is {config.encoder.attention!r}, whose kernel computes no token that others do not "
-            f"see, and here are {head.unseen()}: use 'plain'"
+            f"see, and here are {head.unattended()}: use 'plain'"
         )
     module = RetrieverModule(
         config=shapes,
@@ -244,16 +252,19 @@ def build_retriever(config: ConfigDict, shapes: EncoderConfig) -> BiEncoder:
         pooling=pooling,
         normalize=config.normalize,
     )
-    return BiEncoder(module)
+    return RetrieverModel(module)
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:
-    """Replaces every encoder in `params` (concrete or abstract) by the pre-trained one, and in every head
-    the parts that are given."""
+    """Return `params` (concrete or abstract) with every encoder replaced by the pre-trained one, and with the parts of
+    `head` in every head. Raises ValueError for other shapes."""
     encoders = {name: weights for name in params if name.endswith("encoder")}
     encoders |= {name: {**params[name], **head} for name in params if head and name.endswith("head")}
-    found, expected = traverse_util.flatten_dict(encoders), traverse_util.flatten_dict({n: params[n] for n in encoders})
+    loaded, expected = (
+        traverse_util.flatten_dict(encoders),
+        traverse_util.flatten_dict({n: params[n] for n in encoders}),
+    )
     for path, leaf in expected.items():
-        if np.shape(found.get(path)) != tuple(leaf.shape):
-            raise ValueError(f"{'/'.join(path)}: {np.shape(found.get(path))} loaded, {tuple(leaf.shape)} needed")
+        if np.shape(loaded.get(path)) != tuple(leaf.shape):
+            raise ValueError(f"{'/'.join(path)}: {np.shape(loaded.get(path))} loaded, {tuple(leaf.shape)} needed")
     return {**params, **encoders}

@@ -1,4 +1,4 @@
-"""Which keys would make a training step fit: candidates are compiled until one does."""
+"""Find config changes with which a training step fits: changes are compiled until one does."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxret.chips import Topology
+from jaxret.parallel.chips import Topology
 
-Change = dict[str, Any]
+ConfigChange = dict[str, Any]
 
 
-class Tried(NamedTuple):
-    """A change of the config, and the bytes that a device then needs."""
+class TriedChange(NamedTuple):
+    """A compiled change of the config."""
 
-    change: Change
-    total: int
+    change: ConfigChange
+    total: int  # bytes that a device needs
     fits: bool
 
 
-def candidates(config: ConfigDict, topology: Topology) -> Iterator[Change]:
-    """Changes that need less memory: first those that change no result, then all of these together, then bfloat16."""
-    recompute: Change = {}
+def memory_changes(config: ConfigDict, topology: Topology) -> Iterator[ConfigChange]:
+    """Yield changes that need less memory: first changes without effect on results, then all of them, then bfloat16."""
+    recompute: ConfigChange = {}
     if config.encoder.recompute == "none":
         yield {"encoder.recompute": "cheap"}
     if config.encoder.recompute != "layer":
@@ -30,11 +30,11 @@ def candidates(config: ConfigDict, topology: Topology) -> Iterator[Change]:
         yield recompute
     devices, batch = topology.devices, config.train.batch_size
     chunk = max(devices, batch // 8)
-    chunks: Change = {}
+    chunks: ConfigChange = {}
     if chunk < (config.train.chunk_size or batch):
         chunks = {"train.chunk_size": chunk}
         yield chunks
-    split: Change = {}
+    split: ConfigChange = {}
     if devices > 1 and config.mesh.fsdp == 1:
         split = {"mesh.fsdp": next(n for n in (8, 4, 2, devices) if devices % n == 0)}
         yield split
@@ -47,22 +47,24 @@ def candidates(config: ConfigDict, topology: Topology) -> Iterator[Change]:
         yield {"encoder.dtype": "bfloat16", **together}
 
 
-def changed(config: ConfigDict, change: Change) -> ConfigDict:
-    """A copy of the config with some keys set."""
+def with_changes(config: ConfigDict, change: ConfigChange) -> ConfigDict:
+    """Return a copy of the config with keys set."""
     copy = ConfigDict(config.to_dict())
     copy.update_from_flattened_dict(change)
     return copy
 
 
-def advise(config: ConfigDict, topology: Topology, needs: Callable[[ConfigDict], int]) -> Iterator[Tried]:
-    """Tries candidates until one fits. needs: config -> bytes of a device. A change that this model or mesh cannot have
-    is passed over."""
-    for change in candidates(config, topology):
+def advise(config: ConfigDict, topology: Topology, needs: Callable[[ConfigDict], int]) -> Iterator[TriedChange]:
+    """Try changes until one fits, and yield each. Changes that this model or mesh does not allow are skipped.
+
+    needs: config -> bytes of a device.
+    """
+    for change in memory_changes(config, topology):
         try:
-            total = needs(changed(config, change))
-        except ValueError:  # as a hidden size that mesh.fsdp does not divide
+            total = needs(with_changes(config, change))
+        except ValueError:  # e.g. mesh.fsdp does not divide the hidden size
             continue
         fits = total <= topology.chip.memory
-        yield Tried(change, total, fits)
+        yield TriedChange(change, total, fits)
         if fits:
             return

@@ -1,4 +1,4 @@
-"""What a compiled program says of itself: collectives and products in the text of its HLO, with how often they run."""
+"""Parse the HLO text of a compiled program: its collectives and matrix products, and how often they run."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ class Instruction:
     rest: str  # everything after the opcode
 
     def called(self, key: str) -> str:
-        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{key}=%?([\w.\-]+)", self.rest)
+        return match[1] if match else ""
 
 
 @dataclass
-class Module:
-    """Computation -> its instructions, and how often a run of the program runs it."""
+class HloModule:
+    """A parsed program."""
 
-    computations: dict[str, dict[str, Instruction]]
+    computations: dict[str, dict[str, Instruction]]  # computation -> name -> instruction
     entry: str
-    times: Counter[str] = field(default_factory=Counter)
+    times: Counter[str] = field(default_factory=Counter)  # computation -> how often a run of the program runs it
 
     def instructions(self) -> Iterator[tuple[int, str, Instruction]]:
-        """(how often it runs, computation, instruction)."""
-        for name, found in self.computations.items():
-            for instruction in found.values():
+        """Yield (how often it runs, computation, instruction)."""
+        for name, computation in self.computations.items():
+            for instruction in computation.values():
                 yield self.times[name], name, instruction
 
 
-def parse(text: str) -> Module:
-    """The text of an HLO module. Raises ValueError if it has no entry, or a loop with collectives or products whose
-    length is not written in it."""
+def parse_hlo(text: str) -> HloModule:
+    """Parse the text of an HLO module.
+
+    Raises ValueError without an entry, or for a loop with collectives or products whose length is unknown.
+    """
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for raw in text.splitlines():
@@ -63,11 +65,11 @@ def parse(text: str) -> Module:
         if opening and " = " not in line.split("(", 1)[0]:
             current = computations[opening[2]] = {}
             entry = opening[2] if opening[1] else entry
-        elif current is not None and (found := _LINE.match(line)):
-            current[found[1]] = _instruction(found[1], found[2])
+        elif current is not None and (match := _LINE.match(line)):
+            current[match[1]] = _instruction(match[1], match[2])
     if not entry:
         raise ValueError("this is no HLO module: it has no ENTRY")
-    module = Module(computations, entry)
+    module = HloModule(computations, entry)
     _count(module, entry, 1)
     return module
 
@@ -82,25 +84,25 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that opens at `start` closes."""
+    """Return the position of the parenthesis that closes the one at `start`."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
         if depth == 0:
-            return place
+            return position
     raise ValueError(f"a parenthesis is never closed: {text[:80]}")
 
 
-def _count(module: Module, name: str, times: int) -> None:
+def _count(module: HloModule, name: str, times: int) -> None:
     module.times[name] += times
     for instruction in module.computations[name].values():
         if instruction.opcode == "while":
-            body, length = instruction.called("body"), trips(module, name, instruction)
+            body, length = instruction.called("body"), trip_count(module, name, instruction)
             before = module.times.copy()
             _count(module, body, times * (1 if length is None else length))
             if length is None and any(_matters(module, name) for name in module.times - before):
                 raise ValueError(f"how often the loop {instruction.name} runs is not written in the HLO")
-        elif instruction.opcode == "conditional":  # all of them: what a program computes and sends at most
+        elif instruction.opcode == "conditional":  # all branches count: an upper bound
             for branch in branches(instruction):
                 _count(module, branch, times)
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
@@ -109,26 +111,28 @@ def _count(module: Module, name: str, times: int) -> None:
                     _count(module, called, times)
 
 
-def _matters(module: Module, name: str) -> bool:
-    """Whether something is counted in a computation."""
+def _matters(module: HloModule, name: str) -> bool:
+    """Whether a computation has collectives or products."""
     computation = module.computations[name]
     return any(i.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, i) for i in computation.values())
 
 
 def branches(conditional: Instruction) -> list[str]:
-    """{%a, %b}, or one for true and one for false."""
+    """Return the names of a conditional's branches."""
     listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
     if listed:
         return re.findall(r"[\w.\-]+", listed[1])
     return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
-def trips(module: Module, caller: str, loop: Instruction) -> int | None:
-    """How often a loop runs: what XLA noted, or the constant that its counter is compared with, less its start. None if
-    neither is there."""
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
-    if known:
-        return int(known[1])
+def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
+    """Return how often a loop runs: XLA's annotation, or the constant limit of its counter minus its start.
+
+    None if it has neither.
+    """
+    annotation = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
+    if annotation:
+        return int(annotation[1])
     condition = module.computations[loop.called("condition")]
     constants = {name: _constant(i) for name, i in condition.items() if _constant(i) is not None}
     compare = next((i for i in condition.values() if i.opcode == "compare" and "direction=LT" in i.rest), None)
@@ -141,20 +145,19 @@ def trips(module: Module, caller: str, loop: Instruction) -> int | None:
 
 
 def _start(computation: dict[str, Instruction], operand: str, index: int) -> int:
-    """The value of a loop's counter before it; where that is not a constant in sight, it is 0 (as `scan` has it)."""
+    """Return the value of a loop's counter before it; 0 (as in `scan`) if it is no visible constant."""
     state = computation.get(operand)
     if state is None or state.opcode != "tuple" or index >= len(state.operands):
         return 0
     first = computation.get(state.operands[index])
     while first is not None and first.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
         first = computation.get(first.operands[0])
-    found = _constant(first) if first else None
-    return found or 0
+    return (_constant(first) if first else None) or 0
 
 
 def _constant(instruction: Instruction) -> int | None:
-    found = re.match(r"constant\((-?\d+)\)", instruction.rest)
-    return int(found[1]) if found else None
+    match = re.match(r"constant\((-?\d+)\)", instruction.rest)
+    return int(match[1]) if match else None
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -162,8 +165,8 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     return [(kind, tuple(int(n) for n in sizes.split(",") if n)) for kind, sizes in _ARRAY.findall(shape)]
 
 
-def size(kind: str, shape: tuple[int, ...]) -> float:
-    """Bytes, without padding."""
+def array_bytes(kind: str, shape: tuple[int, ...]) -> float:
+    """Return the bytes of an array, without padding."""
     width = _BYTES.get(kind)
     if width is None:
         bits = re.match(r"[a-z]+(\d+)", kind)
@@ -175,22 +178,24 @@ def size(kind: str, shape: tuple[int, ...]) -> float:
 
 @dataclass(frozen=True)
 class Collective:
-    """times: in a run of the program. bytes: of its results on one device, one time. sent: what a device must send for
-    it at least, one time. group: devices that take part. name: the operation of the source."""
+    """A collective operation of a program."""
 
-    kind: str
+    kind: str  # of COLLECTIVES
     dtypes: tuple[str, ...]
-    times: int
-    bytes: float
-    sent: float
-    group: int
-    name: str
+    times: int  # in a run of the program
+    bytes: float  # of its results on one device, one time
+    sent: float  # lower bound of the bytes that a device sends, one time
+    group: int  # devices that take part
+    name: str  # operation of the source
 
 
-def collectives(module: Module, devices: int) -> list[Collective]:
-    """Every collective of a program. An asynchronous all-gather is written once in each computation that it overlaps
-    with: of those of one channel, shape and name, one counts, as often as the one that begins it."""
-    seen: dict[tuple[str, ...], Collective] = {}
+def collectives(module: HloModule, devices: int) -> list[Collective]:
+    """Return every collective of a program.
+
+    An asynchronous all-gather is written in each computation that it overlaps with. Of those with one channel, shape
+    and name, one counts, as often as the instruction that starts it.
+    """
+    by_key: dict[tuple[str, ...], Collective] = {}
     for times, _, instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind not in COLLECTIVES or not times:
@@ -199,53 +204,53 @@ def collectives(module: Module, devices: int) -> list[Collective]:
         results = arrays(shape)
         if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
             results = results[len(results) // 2 :] if kind == "all-gather" else results[1:2]  # (operands, results)
-        total = sum((size(*array) for array in results), 0.0)
+        total = sum((array_bytes(*array) for array in results), 0.0)
         group = _group(instruction.rest, devices)
         name = _attribute(r'op_name="([^"]*)"', instruction.rest)
-        found = Collective(
+        collective = Collective(
             kind, tuple(sorted({k for k, _ in results})), times, total, _sent(kind, total, group), group, name
         )
         key: tuple[str, ...] = (instruction.name,)
         if kind == "all-gather":
             chain = _attribute(r'chain_id="(\d+)"', instruction.rest)
             key = (_attribute(r"channel_id=(\d+)", instruction.rest), str(results), name, chain)
-        if group > 1 and (key not in seen or times < seen[key].times):
-            seen[key] = found
-    return list(seen.values())
+        if group > 1 and (key not in by_key or times < by_key[key].times):
+            by_key[key] = collective
+    return list(by_key.values())
 
 
 def _attribute(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+    match = re.search(pattern, text)
+    return match[1] if match else ""
 
 
 def _group(rest: str, devices: int) -> int:
-    """Devices in a group: {{0,1},{2,3}}, [2,2]<=[4], or mesh['a'=2,'b'=2] {'a'}; all where there is none."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
-        sizes = dict(re.findall(r"'([\w.]+)'=(\d+)", found[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([\w.]+)'", found[2]))
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
-        return int(found[2])
-    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
-        return found[1].count(",") + 1
+    """Return the devices in a group: {{0,1},{2,3}}, [2,2]<=[4], or mesh['a'=2,'b'=2] {'a'}; all without one."""
+    if groups := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'([\w.]+)'=(\d+)", groups[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([\w.]+)'", groups[2]))
+    if groups := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        return int(groups[2])
+    if groups := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return groups[1].count(",") + 1
     return 2 if "source_target_pairs={{" in rest else devices
 
 
 def _sent(kind: str, result: float, group: int) -> float:
-    """Bytes that a device sends at least, for a result of so many."""
+    """Return the bytes that a device sends at least, for a result of that many bytes."""
     others = (group - 1) / group
     return result * {"all-reduce": 2 * others, "reduce-scatter": group - 1, "collective-permute": 1}.get(kind, others)
 
 
-def product_flops(module: Module) -> int:
-    """FLOPs of all matrix products that one device computes."""
+def hlo_product_flops(module: HloModule) -> int:
+    """Return the FLOPs of all matrix products that one device computes."""
     return sum(
-        times * _flops(module.computations[name], found) for times, name, found in module.instructions() if times
+        times * _flops(module.computations[name], product) for times, name, product in module.instructions() if times
     )
 
 
 def _flops(computation: dict[str, Instruction], instruction: Instruction) -> int:
-    """FLOPs of one run of an instruction: 0 of all but products and kernels that compute some."""
+    """Return the FLOPs of one run of an instruction: 0 unless it is a product or a kernel."""
     if instruction.opcode == "dot":
         return _product(computation, instruction, r"lhs_contracting_dims=\{([\d,]*)\}")
     if instruction.opcode == "convolution":
@@ -261,16 +266,18 @@ def _target(call: Instruction) -> str:
     return _attribute(r'custom_call_target="([^"]*)"', call.rest)
 
 
-def said_by_name(call: Instruction, what: str) -> int:
-    """What a kernel of Triton has in its name: "group_maxima_flops_12_bytes_34"; 0 if it has not."""
-    here = "gpu.triton" in _target(call)
-    return int(_attribute(rf'op_name="[^"]*_{what}_(\d+)', call.rest) or 0) if here else 0
+def cost_in_name(call: Instruction, unit: str) -> int:
+    """Return the flops or bytes in a Triton kernel's name ("group_maxima_flops_12_bytes_34"); 0 without any."""
+    is_triton = "gpu.triton" in _target(call)
+    return int(_attribute(rf'op_name="[^"]*_{unit}_(\d+)', call.rest) or 0) if is_triton else 0
 
 
 def _kernel(call: Instruction) -> int:
-    """FLOPs of a kernel that XLA does not look into: a kernel of Pallas says them, cuDNN's attention the shape of its
-    scores. Its backward pass counts as the four products of plain attention's."""
-    if triton := said_by_name(call, "flops"):
+    """Return the FLOPs of a kernel: of Pallas by its cost estimate, of cuDNN's attention by the shape of its scores.
+
+    The backward pass of attention counts as the four products of plain attention.
+    """
+    if triton := cost_in_name(call, "flops"):
         return triton
     if "__cudnn$fmha" not in _target(call):
         return int(_attribute(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', call.rest) or 0)
@@ -281,7 +288,7 @@ def _kernel(call: Instruction) -> int:
 
 
 def _product(computation: dict[str, Instruction], product: Instruction, contracting: str) -> int:
-    """Of a dot, or cuBLAS's call for one (its result, then its workspace). contracting: the left operand's axes."""
+    """FLOPs of a dot, or of a call of cuBLAS. contracting: pattern of the left operand's axes."""
     (_, result), *_ = arrays(product.shape)
     (_, left), *_ = arrays(computation[product.operands[0]].shape)
     axes = re.findall(r"\d+", _attribute(contracting, product.rest))
@@ -289,27 +296,26 @@ def _product(computation: dict[str, Instruction], product: Instruction, contract
 
 
 def _convolution(computation: dict[str, Instruction], product: Instruction) -> int:
-    """Of a TPU's form of a product."""
+    """FLOPs of a convolution, a TPU's form of a product."""
     (_, result), *_ = arrays(product.shape)
     left, right = (arrays(computation[name].shape)[0][1] for name in product.operands[:2])
     inputs, kernel, outputs = re.split("_|->", _attribute(r"dim_labels=(\S+?)(?:,|$)", product.rest))
     taps = 1.0
     window = _attribute(r"window=\{([^}]*)\}", product.rest)
     settings = defaultdict(lambda: "", dict(part.split("=") for part in window.split()))
-    for place in range(len(settings["size"].split("x")) if settings["size"] else 0):
-        axis = str(place)
-        taps *= _taps(settings, place, left[inputs.index(axis)], result[outputs.index(axis)])
+    for axis in range(len(settings["size"].split("x")) if settings["size"] else 0):
+        taps *= _taps(settings, axis, left[inputs.index(str(axis))], result[outputs.index(str(axis))])
     return round(2 * math.prod(result) * right[kernel.index("i")] * taps)
 
 
-def _taps(settings: dict[str, str], place: int, length: int, outputs: int) -> float:
-    """Of one axis of a convolution's window: how many of its elements meet a number of the input, for each output."""
+def _taps(settings: dict[str, str], axis: int, length: int, outputs: int) -> float:
+    """Return how many elements of a convolution's window meet an input on one axis, for each output on average."""
 
     def setting(name: str, default: str) -> str:
-        return settings[name].split("x")[place] if settings[name] else default
+        return settings[name].split("x")[axis] if settings[name] else default
 
     low = int(setting("pad", "0_0").split("_")[0])
     stride, spread = int(setting("stride", "1")), int(setting("rhs_dilate", "1"))
     holes = int(setting("lhs_dilate", "1"))
-    places = (o * stride + k * spread - low for o in range(outputs) for k in range(int(setting("size", "1"))))
-    return sum(p >= 0 and p % holes == 0 and p // holes < length for p in places) / outputs
+    positions = (o * stride + k * spread - low for o in range(outputs) for k in range(int(setting("size", "1"))))
+    return sum(p >= 0 and p % holes == 0 and p // holes < length for p in positions) / outputs

@@ -1,7 +1,7 @@
-"""Bytes that a compiled program reads from a device's main memory and writes there, as its HLO has them.
+"""Count the bytes that a compiled program reads from a device's main memory and writes there, by its HLO.
 
-What XLA keeps in the memory on a TPU's chip (memory space 1) counts nothing. A GPU's caches are in no program: there,
-what one kernel writes and the next reads counts twice, also where it never leaves the cache.
+Arrays in the memory on a TPU's chip (memory space 1) do not count. A GPU's caches are invisible in the program: an
+array that one kernel writes and the next reads counts twice, even if it never leaves the cache.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 
-from jaxret.plan.hlo import COLLECTIVES, Instruction, Module, arrays, branches, said_by_name, size, trips
+from jaxret.plan.hlo import COLLECTIVES, HloModule, Instruction, array_bytes, arrays, branches, cost_in_name, trip_count
 
-# Names for what is there, and control flow, whose computations are counted themselves.
+# Aliases of arrays, and control flow, whose computations are counted themselves.
 _FREE = {
     "parameter",
     "constant",
@@ -26,65 +26,68 @@ _FREE = {
     "replica-id",
     "optimization-barrier",
 }
-_PARTS = ("dynamic-slice", "slice", "gather")  # that read of their first operand what they give
-_WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # that need all of every operand
-_Known = dict[tuple[int, str, int], int]
+_PARTS = ("dynamic-slice", "slice", "gather")  # read only their result from the first operand
+_WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # read all of every operand
+_Cache = dict[tuple[int, str, int], int]
 _SHAPE = re.compile(r"\b[a-z]+[0-9]*(?:e\dm\d\w*)?\[[\d,]*\](?:\{[^}]*\})?")
 
 
-def traffic(module: Module) -> float | None:
-    """Of one device, in a run of the program; of a conditional, that of its dearest branch. None if it is unknown,
-    because how often a loop runs is not written in the HLO."""
-    found = _run(module, module.entry)
-    return None if math.isinf(found) else found
+def traffic(module: HloModule) -> float | None:
+    """Return the bytes of one device in a run of the program; of a conditional, of its most expensive branch.
+
+    None if the HLO does not say how often a loop runs.
+    """
+    total = _run(module, module.entry)
+    return None if math.isinf(total) else total
 
 
-def _run(module: Module, name: str) -> float:
-    """Of one run of a computation: what each instruction moves that is no part of a fusion. Infinite if unknown."""
+def _run(module: HloModule, name: str) -> float:
+    """Bytes of one run of a computation, by its instructions outside fusions; infinite if unknown."""
     total = 0.0
-    for found in module.computations[name].values():
-        total += _moved(module, name, found)
-        if found.opcode == "while":
-            length = trips(module, name, found)
+    for instruction in module.computations[name].values():
+        total += _moved(module, name, instruction)
+        if instruction.opcode == "while":
+            length = trip_count(module, name, instruction)
             if length is None:
                 return math.inf
-            total += (length + 1) * _run(module, found.called("condition"))
-            total += length * _run(module, found.called("body")) if length else 0.0
-        elif found.opcode == "call":
-            total += _run(module, found.called("to_apply"))
-        elif found.opcode == "conditional":
-            total += max(_run(module, branch) for branch in branches(found))
+            total += (length + 1) * _run(module, instruction.called("condition"))
+            total += length * _run(module, instruction.called("body")) if length else 0.0
+        elif instruction.opcode == "call":
+            total += _run(module, instruction.called("to_apply"))
+        elif instruction.opcode == "conditional":
+            total += max(_run(module, branch) for branch in branches(instruction))
     return total
 
 
-def _moved(module: Module, name: str, found: Instruction) -> float:
-    kind = found.opcode
+def _moved(module: HloModule, name: str, instruction: Instruction) -> float:
+    kind = instruction.opcode
     if kind in _FREE or kind.endswith("-done") or kind.removesuffix("-start") in COLLECTIVES:
         return 0.0
     if kind == "copy-start":  # (to, from, a handle)
-        return sum((_main(shape) for shape in _SHAPE.findall(found.shape)[:2]), 0.0)
+        return sum((_main(shape) for shape in _SHAPE.findall(instruction.shape)[:2]), 0.0)
     computation = module.computations[name]
-    operands = [computation[operand].shape if operand in computation else "" for operand in found.operands]
-    if inside := module.computations.get(found.called("calls")):  # a fusion, or what goes on beside others
-        known: _Known = {}
-        read = sum((_read(module, inside, number, shape, known) for number, shape in enumerate(operands)), 0.0)
-        return read + _written(inside, found.shape if kind == "fusion" else _root(inside).shape)
-    if said := said_by_name(found, "bytes"):
-        return float(said)
+    operands = [computation[operand].shape if operand in computation else "" for operand in instruction.operands]
+    if inside := module.computations.get(instruction.called("calls")):  # a fusion, or an asynchronous computation
+        cache: _Cache = {}
+        read = sum((_read(module, inside, number, shape, cache) for number, shape in enumerate(operands)), 0.0)
+        return read + _written(inside, instruction.shape if kind == "fusion" else _root(inside).shape)
+    if cost := cost_in_name(instruction, "bytes"):
+        return float(cost)
     if kind in _PARTS:
-        return _main(found.shape) + (_bytes(found.shape) if _main(operands[0]) else 0.0)
+        return _main(instruction.shape) + (_bytes(instruction.shape) if _main(operands[0]) else 0.0)
     if kind == "dynamic-update-slice":
-        return _main(operands[1]) + (_bytes(operands[1]) if _main(found.shape) else 0.0)
-    result = _SHAPE.findall(found.shape)[0] if "__cublas$" in found.rest else found.shape  # and not its workspace
+        return _main(operands[1]) + (_bytes(operands[1]) if _main(instruction.shape) else 0.0)
+    # Of a call of cuBLAS without its workspace.
+    result = _SHAPE.findall(instruction.shape)[0] if "__cublas$" in instruction.rest else instruction.shape
     return sum(map(_main, operands), _main(result))
 
 
-def _read(module: Module, inside: dict[str, Instruction], number: int, shape: str, known: _Known) -> float:
-    """Of an operand of a fusion, in main memory: all of it, or what is used."""
+def _read(module: HloModule, inside: dict[str, Instruction], number: int, shape: str, cache: _Cache) -> float:
+    """Bytes that a fusion reads of an operand in main memory."""
     parameter = _parameter(inside, number)
     if parameter is None or not _main(shape):
         return 0.0
-    used = _used(module, inside, parameter.name, _count(_root(inside)), known)
+    used = _used(module, inside, parameter.name, _count(_root(inside)), cache)
     return _bytes(shape) * min(1.0, used / max(1, _count(parameter)))
 
 
@@ -92,38 +95,40 @@ def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | Non
     return next((i for i in inside.values() if i.rest.startswith(f"parameter({number})")), None)
 
 
-def _used(module: Module, inside: dict[str, Instruction], name: str, wanted: int, known: _Known) -> int:
-    """How many numbers of an array are needed for so many of those that a fusion gives. known: what was found before,
-    because every way from an array to the result leads over others, and there are more ways than can be gone."""
-    asked = (id(inside), name, wanted)
-    if asked not in known:
-        known[asked] = wanted if _root(inside).name == name else _used_by_all(module, inside, name, wanted, known)
-    return known[asked]
+def _used(module: HloModule, inside: dict[str, Instruction], name: str, needed: int, cache: _Cache) -> int:
+    """Return how many numbers of an array a fusion needs for `needed` numbers of its result.
+
+    Results are cached: the number of paths from an array to the result is exponential.
+    """
+    key = (id(inside), name, needed)
+    if key not in cache:
+        cache[key] = needed if _root(inside).name == name else _used_by_all(module, inside, name, needed, cache)
+    return cache[key]
 
 
-def _used_by_all(module: Module, inside: dict[str, Instruction], name: str, wanted: int, known: _Known) -> int:
+def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, needed: int, cache: _Cache) -> int:
     total = 0
     for user in (i for i in inside.values() if name in i.operands):
-        place = user.operands.index(name)
-        if user.opcode in _PARTS and place == 0:
+        position = user.operands.index(name)
+        if user.opcode in _PARTS and position == 0:
             total += _count(user)
-        elif user.opcode == "dynamic-update-slice" and place == 0:
+        elif user.opcode == "dynamic-update-slice" and position == 0:
             pass
         elif user.opcode == "fusion":
             within = module.computations[user.called("calls")]
-            parameter = _parameter(within, place)
+            parameter = _parameter(within, position)
             if parameter:
-                given = _used(module, inside, user.name, wanted, known)
-                total += _used(module, within, parameter.name, given, known)
+                results = _used(module, inside, user.name, needed, cache)
+                total += _used(module, within, parameter.name, results, cache)
         elif _count(user) == _count(inside[name]) and user.opcode not in _WHOLE:
-            total += _used(module, inside, user.name, wanted, known)
+            total += _used(module, inside, user.name, needed, cache)
         else:
             return _count(inside[name])
     return total
 
 
-def _count(found: Instruction) -> int:
-    return sum(math.prod(shape) for _, shape in arrays(found.shape))
+def _count(instruction: Instruction) -> int:
+    return sum(math.prod(shape) for _, shape in arrays(instruction.shape))
 
 
 def _from(inside: dict[str, Instruction], name: str) -> str:
@@ -133,7 +138,7 @@ def _from(inside: dict[str, Instruction], name: str) -> str:
 
 
 def _written(inside: dict[str, Instruction], shape: str) -> float:
-    """Of what a fusion gives: of an array that it changes in place, the part that is new."""
+    """Bytes that a fusion writes; of an array that it changes in place, the changed part."""
     root = _root(inside)
     results = root.operands if root.opcode == "tuple" else (root.name,)
     total = 0.0
@@ -149,9 +154,9 @@ def _root(inside: dict[str, Instruction]) -> Instruction:
 
 
 def _main(shape: str) -> float:
-    """Bytes of the arrays of a shape that are in main memory."""
+    """Bytes of the arrays of a shape in main memory."""
     return sum((_bytes(one) for one in _SHAPE.findall(shape) if "S(" not in one), 0.0)
 
 
 def _bytes(shape: str) -> float:
-    return sum((size(*array) for array in arrays(shape)), 0.0)
+    return sum((array_bytes(*array) for array in arrays(shape)), 0.0)

@@ -1,4 +1,4 @@
-"""Many texts -> vectors on the host: sorted by length, in batches of few static shapes."""
+"""Encodes many texts to vectors on the host: sorted by length, in batches of few static shapes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,38 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import BiEncoder
+from jaxret.models.retriever import RetrieverModel
+from jaxret.parallel.mesh import (
+    ROWS,
+    ParameterGatherer,
+    Program,
+    replicated_sharding,
+    row_sharding,
+    shard_whole_batch,
+    shardings,
+)
 from jaxret.types import Embeddings, Ragged, Tokens
 
 SMALLEST_BATCH = 8
-IN_FLIGHT = 2  # batches on the device while the host has to do with those before and after them
+IN_FLIGHT = 2  # batches on the device while the host prepares and stores others
 
 
 def padded_length(length: int) -> int:
-    """The next length a batch may have: steps of 8 to 128, of 16 to 256, then of 32 (at most an eighth wasted from 64
-    tokens up, and few programs)."""
+    """Return the next padded length: multiples of 8 up to 128, of 16 up to 256, then of 32.
+
+    At most an eighth is wasted from 64 tokens up, with few programs.
+    """
     step = 8 if length <= 128 else 16 if length <= 256 else 32
     return max(-(-length // step) * step, 8)
 
 
 def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yields (rows, padded rows, padded length), longest texts first, ties in the order given.
+    """Yield (rows, padded number of rows, padded length) of batches, longest texts first, ties in their order.
 
     A batch holds about `tokens_per_batch` tokens; its number of rows is a power of two times `multiple` (the number of
-    devices) and depends on its length only, except for the last batch, which shrinks. A text that comes alone, as a
-    question does, is not padded to the smallest batch: that would take four times as long.
+    devices) and depends on its length only, except for the last batch, which shrinks. A single text, such as a query of
+    a user, is not padded to the smallest batch: that would take four times as long.
     """
     least = SMALLEST_BATCH if len(lengths) > 1 else 1
     order = np.argsort(-lengths, kind="stable")
@@ -54,96 +64,121 @@ def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> I
 
 
 @dataclass
-class Counts:
-    """What an embedder computed so far."""
+class EncodingCounts:
+    """Counts of the tokens and programs that an embedder computed so far."""
 
     real_tokens: int = 0
     padded_tokens: int = 0
     programs: int = 0
 
 
-Programs = dict[tuple[BiEncoder, Mesh, Side], Program]
+Programs = dict[tuple[RetrieverModel, Mesh, Side], Program]
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """`BiEncoder.encode` over any number of texts, with the parameters that it holds. `compiled` holds the programs,
-    which depend on nothing else here: copies with other parameters share them, and so may others."""
+    """Encodes any number of texts with `RetrieverModel.encode` and fixed parameters.
 
-    retriever: BiEncoder
+    Attributes:
+        retriever: Model.
+        params: Its parameters.
+        mesh: Devices.
+        pad_id: Id of padding.
+        max_lengths: Upper bound of the padded length of queries and passages, in tokens.
+        tokens_per_batch: Tokens of a batch, approximately.
+        compiled: Programs, which depend on model, mesh and side alone; embedders with other parameters may share them.
+        counts: Counts of the work done.
+    """
+
+    retriever: RetrieverModel
     params: Any = field(repr=False)
     mesh: Mesh
     pad_id: int
     max_lengths: Mapping[Side, int]
     tokens_per_batch: int
     compiled: Programs = field(default_factory=dict, repr=False, compare=False)
-    counts: Counts = field(default_factory=Counts, compare=False)
+    counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
 
     def with_params(self, params: Any) -> Embedder:
-        """The same with other parameters (of the same shapes); nothing is compiled again."""
+        """Return a copy with other parameters of the same shapes; nothing is compiled again."""
         return replace(self, params=params)
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled for the texts so far."""
+        """Number of programs compiled so far."""
         return self.counts.programs
 
     @property
     def padding_ratio(self) -> float:
-        """Tokens computed for each real one."""
+        """Computed tokens per real token."""
         return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
     def program(self, side: Side) -> Program:
-        """The program that encodes a batch, compiled once per shape; each device has texts of its own."""
+        """Return the program that encodes a batch, compiled once per shape; rows are split over devices."""
         key = self.retriever, self.mesh, side
         if key not in self.compiled:
 
-            def filled(found: Embeddings) -> jax.Array:
-                # A short text may lack some of its V vectors; the first one again changes no maximum. It is taken by
-                # its number: of two expressions XLA makes two computations, whose last bits may differ.
-                there = jnp.where(found.mask, jnp.arange(found.mask.shape[1]), 0)
-                return jnp.take_along_axis(found.vectors, there[..., None], axis=1)
+            def filled(encoded: Embeddings) -> jax.Array:
+                # Fill missing vectors with a copy of vector 0: the maximum over vectors is unchanged. Gather instead
+                # of `where`: XLA computes two expressions separately, and their last bits may differ.
+                vector_rows = jnp.where(encoded.mask, jnp.arange(encoded.mask.shape[1]), 0)
+                return jnp.take_along_axis(encoded.vectors, vector_rows[..., None], axis=1)
 
             self.compiled[key] = Program(
-                self.own(side, filled),
-                in_shardings=(shardings(self.mesh, self.params), by_row(self.mesh)),
-                out_shardings=replicated(self.mesh),
+                self.sharded_encode(side, filled),
+                in_shardings=(shardings(self.mesh, self.params), row_sharding(self.mesh)),
+                out_shardings=replicated_sharding(self.mesh),
             )
         return self.compiled[key]
 
-    def own(self, side: Side, of: Callable[[Embeddings], Any] = lambda found: found) -> Callable[[Any, Tokens], Any]:
-        """(params, tokens) -> `of` their embeddings, for use in a program: each device encodes texts of its own, and
-        reads parameters as `Reader` says."""
+    def sharded_encode(
+        self, side: Side, transform: Callable[[Embeddings], Any] = lambda encoded: encoded
+    ) -> Callable[[Any, Tokens], Any]:
+        """Return a function (params, tokens) -> `transform` of their embeddings, for use inside a jitted program.
+
+        Each device encodes its rows, and gathers parameters with `ParameterGatherer`.
+        """
         retriever = self.retriever
-        read = Reader(retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1)
+        read = ParameterGatherer(
+            retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1
+        )
 
         def encode(params: Any, tokens: Tokens) -> Any:
-            return of(retriever.reading(read).encode(read.entry(params), tokens, side))
+            return transform(retriever.reading(read).encode(read.gather_at_entry(params), tokens, side))
 
-        specs = jax.tree.map(lambda place: place.spec, shardings(self.mesh, self.params))
+        specs = jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, self.params))
         return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
 
     def __call__(
         self, texts: Ragged, side: Side, progress: bool = False, advance: Callable[[int], object] | None = None
     ) -> Ragged:
-        """The vectors of every text, float32, in the order of `texts`. progress: shows a bar of its own; advance: is
-        told how many more texts are done."""
+        """Return the vectors of every text, float32, in the order of `texts`.
+
+        Args:
+            texts: Token ids.
+            side: "query" or "passage".
+            progress: Whether to show a progress bar.
+            advance: Called with the number of texts of each finished batch.
+        """
         if not len(texts):
             return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
         with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
 
-            def tell(count: int) -> None:
+            def report(count: int) -> None:
                 bar.update(count)
                 if advance:
                     advance(count)
 
-            return next(self.stream(iter([texts]), side, tell))
+            return next(self.encode_stream(iter([texts]), side, report))
 
-    def stream(
+    def encode_stream(
         self, parts: Iterator[Ragged], side: Side, advance: Callable[[int], object] = lambda _: None
     ) -> Iterator[Ragged]:
-        """The same of each part, none of which is empty. The next one is asked for, and its first batches are on the
-        device, before the last vectors of the one before are copied: the device does not wait between two parts."""
+        """Yield the vectors of each part, none of which may be empty.
+
+        The next part is read, and its first batches are on the device, before the last vectors of the current part are
+        copied, so that the device does not wait between parts.
+        """
         flight: deque[tuple[_Vectors, np.ndarray, jax.Array]] = deque()
         program = self.program(side)
         for texts in parts:
@@ -162,14 +197,14 @@ class Embedder:
         return _Vectors(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets, len(texts))
 
     def _batches(self, program: Program, texts: Ragged, side: Side) -> Iterator[tuple[np.ndarray, jax.Array]]:
-        """(rows of the texts, their vectors [size,V,D]), on the device and under way to the host."""
+        """Yield (rows of the texts, their vectors [size, V, D] on the device, being copied to the host)."""
         for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
             length = min(length, self.max_lengths[side])
             padding = np.full(size - len(rows), -1)
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
             before = program.count
-            encoded = program(self.params, place_rows(self.mesh, tokens))
-            encoded.copy_to_host_async()  # as soon as it is there, while the next batch is computed
+            encoded = program(self.params, shard_whole_batch(self.mesh, tokens))
+            encoded.copy_to_host_async()  # starts when it is computed, during the next batch
             self.counts.programs += program.count - before
             self.counts.real_tokens += int(texts.lengths[rows].sum())
             self.counts.padded_tokens += size * length
@@ -178,7 +213,7 @@ class Embedder:
 
 @dataclass
 class _Vectors:
-    """Room for the vectors of some texts, `missing` of which are not there yet."""
+    """Buffer for the vectors of a part; `missing` texts have none yet."""
 
     flat: np.ndarray  # [R,D]
     offsets: np.ndarray
@@ -186,14 +221,14 @@ class _Vectors:
 
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         counts = self.offsets[rows + 1] - self.offsets[rows]
-        there = np.arange(vectors.shape[1]) < counts[:, None]
-        place = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[there]
-        self.flat[place] = vectors[: len(rows)][there]
+        exists = np.arange(vectors.shape[1]) < counts[:, None]
+        positions = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[exists]
+        self.flat[positions] = vectors[: len(rows)][exists]
         self.missing -= len(rows)
 
 
 def _landed(flight: deque[tuple[_Vectors, np.ndarray, jax.Array]]) -> Iterator[Ragged]:
-    """Stores the batch that is longest under way; the vectors of its part, if all of them are there now."""
+    """Store the oldest batch in flight, and yield the vectors of its part if it is now complete."""
     vectors, rows, encoded = flight.popleft()
     vectors.store(rows, np.asarray(encoded))
     if not vectors.missing:

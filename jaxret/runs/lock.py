@@ -1,4 +1,4 @@
-"""One job writes to a folder at a time. Who only reads needs no lock."""
+"""One job writes to a folder at a time; reading needs no lock."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from pathlib import Path
 
 import jax
 
-from jaxret.distributed import from_first_process, wait_for_all
-from jaxret.lockfile import LOCK, LockedError, LockFile
-from jaxret.storage import naming, sweep
+from jaxret.parallel.processes import from_first_process, wait_for_all
+from jaxret.storage.atomic import remove_leftovers, storage_errors
+from jaxret.storage.lockfile import FolderLock, LockedError
 
 
 @contextlib.contextmanager
-def hold(folder: Path, job: str) -> Iterator[None]:
-    """Holds `<folder>/.lock` for the block, and sweeps away what killed writers left in the folder.
+def hold_folder(folder: Path, job: str) -> Iterator[None]:
+    """Hold the lock of a folder for the block, and remove temporary files that killed writers left there.
 
-    The lock of a process of this host that is gone is taken over, with a line on stderr; that of another host never
-    is. The processes of one jax.distributed job are one owner: process 0 holds the lock, so all of them must come here,
-    in the same order, and those that succeed leave together. Raises LockedError (in every process) if another job holds
-    it, and StorageError if the folder cannot be written.
+    The processes of one jax.distributed job hold the lock together: process 0 takes it, so all of them must call this,
+    in the same order, and they leave the block together. Raises LockedError (in every process) if another job holds
+    the lock, and StorageError if the folder cannot be written.
     """
     folder = Path(folder)
     lock, problem, made = None, None, not folder.exists()
     if jax.process_index() == 0:
         try:
-            with naming(folder):
+            with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            lock = LockFile(folder / LOCK, job)
-            sweep(folder)
+            lock = FolderLock(folder, job)
+            remove_leftovers(folder)
         except (LockedError, OSError) as error:
             problem = error
-    told = from_first_process(str(problem or ""))
-    if told:
-        raise problem or LockedError(told)
+    message = from_first_process(str(problem or ""))
+    if message:
+        raise problem or LockedError(message)
     try:
         yield
         wait_for_all()  # another process may still write

@@ -1,4 +1,4 @@
-"""A trained cross-encoder, opened for scoring: that of a run, or one in transformers' files."""
+"""Opens a trained cross-encoder for scoring: of a run, or of a directory in transformers' format."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxret.checkpoint import digest
-from jaxret.data.pairs import Joiner
 from jaxret.data.records import Passage, Query
-from jaxret.data.tokenizer import TextTokenizer, Truncation
-from jaxret.distributed import make_mesh, shardings
+from jaxret.data.tokens.pairs import PairJoiner
+from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
 from jaxret.models.cross_encoder import (
-    CrossEncoder,
+    CrossEncoderModel,
     CrossEncoderModule,
-    build_cross_encoder,
+    build_cross_encoder_model,
     classifier,
-    load_head,
+    load_score_head,
     read_cross_encoder,
-    require_room,
+    require_passage_room,
 )
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.pretrained import load_pretrained, resolve
-from jaxret.runs.run import open_model
-from jaxret.runs.scorer import Done, PairScorer, untold
-from jaxret.storage import read_json
+from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+from jaxret.parallel.mesh import make_mesh, shardings
+from jaxret.runs.run import RunOverrides, open_model
+from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
+from jaxret.storage.atomic import read_json
+from jaxret.storage.checkpoint import tree_digest
 from jaxret.types import Ragged
 
-QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # of a cross-encoder that says nothing of them
+QUERY_LENGTH, TOKENS_PER_BATCH = 128, 16384  # defaults of a cross-encoder that is not a run
 
 
 @dataclass(frozen=True)
 class Reranker:
-    """Scores of queries with passages, as texts. origin: what it is, for results (JSON): checkpoint, config, and of a
-    run what it was trained on."""
+    """Scores pairs of query and passage texts.
+
+    `origin` describes the model in results (JSON): checkpoint, config and, for a run, its training data.
+    """
 
     scorer: PairScorer
     tokenizer: TextTokenizer
@@ -52,18 +54,25 @@ class Reranker:
         pairs: Sequence[tuple[str, str]],
         progress: bool = False,
     ) -> tuple[np.ndarray, tuple[Truncation, ...]]:
-        """The scores, float32 [N], of pairs of ids; and what the length limits cost."""
+        """Return the scores of pairs, float32 [N], and the effect of the length limits.
+
+        Args:
+            queries: Queries by id.
+            passages: Passages by id.
+            pairs: (query id, passage id) of each pair.
+            progress: Whether to show progress bars.
+        """
         texts = self.over(queries, passages, progress)
         with tqdm(total=len(pairs), desc="score", unit="pair", disable=not progress, delay=1) as bar:
             return texts(pairs, bar.update), texts.cut
 
     def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
-        """Tokenises texts, so that pairs of them can be scored."""
+        """Tokenise texts, so that pairs of them can be scored."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
-        asked = self.tokenizer.queries((query.text for query in queries.values()), progress, cut[0])
-        found = self.tokenizer.passages(passages.values(), progress, cut[1])
+        query_tokens = self.tokenizer.queries((query.text for query in queries.values()), progress, cut[0])
+        passage_tokens = self.tokenizer.passages(passages.values(), progress, cut[1])
         pairs = Truncation("pairs", self.scorer.joiner.limit)
-        return TextScores(self.scorer, asked, found, _numbers(queries), _numbers(passages), cut, pairs)
+        return TextScores(self.scorer, query_tokens, passage_tokens, _numbers(queries), _numbers(passages), cut, pairs)
 
 
 def _numbers(texts: Iterable[str]) -> dict[str, int]:
@@ -72,52 +81,69 @@ def _numbers(texts: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextScores:
-    """Scores of pairs of tokenised texts; numbers: of ids, their rows. texts_cut: what the length limits cost;
-    pairs_cut: what pairs that were scored lose because the encoder has not as many positions as both texts have
-    tokens."""
+    """Scores pairs of tokenised texts.
+
+    Attributes:
+        scorer: Model and its programs.
+        queries: Token ids of queries.
+        passages: Token ids of passages.
+        query_numbers: Row of each query id.
+        passage_numbers: Row of each passage id.
+        text_truncations: Effect of the length limits of queries and of passages.
+        pair_truncation: Effect of the limit of scored pairs, where both texts have more tokens than the encoder
+            positions.
+    """
 
     scorer: PairScorer
     queries: Ragged = field(repr=False)
     passages: Ragged = field(repr=False)
     query_numbers: Mapping[str, int] = field(repr=False)
     passage_numbers: Mapping[str, int] = field(repr=False)
-    texts_cut: tuple[Truncation, Truncation]
-    pairs_cut: Truncation
+    text_truncations: tuple[Truncation, Truncation]
+    pair_truncation: Truncation
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: Done = untold) -> np.ndarray:
-        """float32 [N]."""
-        asked = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
-        found = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
-        scores = self.scorer(self.queries, self.passages, asked, found, done)
-        for length in self.scorer.joiner.whole_lengths(self.queries, self.passages, asked, found).tolist():
-            self.pairs_cut.add(length, 0)
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray:
+        """Return the scores of pairs of ids, float32 [N]; `done` is called with the size of each finished batch."""
+        query_rows = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
+        passage_rows = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
+        scores = self.scorer(self.queries, self.passages, query_rows, passage_rows, done)
+        for length in self.scorer.joiner.whole_lengths(self.queries, self.passages, query_rows, passage_rows).tolist():
+            self.pair_truncation.add(length, 0)
         return scores
 
     @property
     def cut(self) -> tuple[Truncation, ...]:
-        """What was lost so far, of pairs only if something was."""
-        return (*self.texts_cut, *([self.pairs_cut] if self.pairs_cut.cut else []))
+        """Effect of the length limits so far; of pairs only if one was cut."""
+        return (*self.text_truncations, *([self.pair_truncation] if self.pair_truncation.cut else []))
 
 
-def make_scorer(
-    model: CrossEncoder, params: Any, mesh: Mesh, tokenizer: TextTokenizer, tokens_per_batch: int
+def make_pair_scorer(
+    model: CrossEncoderModel, params: Any, mesh: Mesh, tokenizer: TextTokenizer, tokens_per_batch: int
 ) -> PairScorer:
-    """A pair may have as many tokens as both its texts, and as the encoder has positions. Raises ValueError where a
-    query may take them all."""
-    require_room(tokenizer.query_length, model.longest)
+    """Return a scorer whose pairs have as many tokens as both texts together, but at most the encoder's positions.
+
+    Args:
+        model: Cross-encoder.
+        params: Its parameters.
+        mesh: Devices.
+        tokenizer: Tokenizer with the length limits.
+        tokens_per_batch: Tokens of a batch, approximately.
+
+    Raises:
+        ValueError: A query may take all positions.
+    """
+    require_passage_room(tokenizer.query_length, model.longest)
     markers = classifier(model.module.config).separators
     both = tokenizer.query_length + tokenizer.passage_length + markers - 2
-    joiner = Joiner((tokenizer.sep_id,) * (markers - 1), min(both, model.longest), tokenizer.pad_id)
+    joiner = PairJoiner((tokenizer.sep_id,) * (markers - 1), min(both, model.longest), tokenizer.pad_id)
     return PairScorer(model, params, mesh, joiner, tokens_per_batch)
 
 
-def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **changed: Any) -> Reranker:
-    """Opens the run of a cross-encoder. changed: query_length, passage_length, tokens_per_batch and attention as for
-    `runs.run.open_run`, with the same errors."""
-    opened = open_model(workdir, "reranking", build_cross_encoder, checkpoint, **changed)
-    assert isinstance(opened.model, CrossEncoder)
+def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Reranker:
+    """Open the run of a cross-encoder, with fields of `RunOverrides`; errors as in `open_run`."""
+    opened = open_model(workdir, "reranking", build_cross_encoder_model, checkpoint, RunOverrides(**overrides))
     tokens = opened.config.encode.tokens_per_batch
-    scorer = make_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens)
+    scorer = make_pair_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens)
     folder = opened.workdir
     files = {"config": folder.config, "training_data": folder.data, "environment": folder.environment}
     files |= {"lineage": folder.lineage} if folder.lineage.exists() else {}
@@ -125,19 +151,30 @@ def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **c
     return Reranker(scorer, opened.tokenizer, {"checkpoint": opened.checkpoint, **made})
 
 
-def open_stock(
+def open_pretrained_reranker(
     name: str,
     query_length: int | None = None,
     passage_length: int | None = None,
     tokens_per_batch: int | None = None,
     download: bool = False,
 ) -> Reranker:
-    """Opens a cross-encoder in transformers' files, of one label; scores are its logits. Raises FileNotFoundError and
-    ValueError as `models.encoders.pretrained` does, and for a head that is not whole."""
-    directory = resolve(name, download)
+    """Open a cross-encoder with one label in transformers' format; scores are its logits.
+
+    Args:
+        name: Directory, or name on the hub.
+        query_length: Upper bound of a query's length in tokens; None: 128, or half the encoder's positions if less.
+        passage_length: Upper bound of a passage's length in tokens; None: the encoder's positions.
+        tokens_per_batch: Tokens of a batch, approximately; None: 16384.
+        download: Whether the model may be downloaded.
+
+    Raises:
+        FileNotFoundError: The model does not exist, as in `models.encoders.pretrained`.
+        ValueError: The model is not supported, or its head is incomplete.
+    """
+    directory = resolve_encoder(name, download)
     shapes = read_cross_encoder(directory)
     _, encoder = load_pretrained(directory, ("pooler", *classifier(shapes).prefixes), shapes)
-    model = CrossEncoder(CrossEncoderModule(shapes, Compute()))
+    model = CrossEncoderModel(CrossEncoderModule(shapes, Compute()))
     tokenizer = TextTokenizer.load(
         directory,
         query_length or min(QUERY_LENGTH, model.longest // 2),
@@ -146,10 +183,10 @@ def open_stock(
     )
     model.check_tokenizer(tokenizer)
     mesh = make_mesh(devices=jax.local_devices())
-    params = {"encoder": encoder, "head": load_head(directory, shapes)}
+    params = {"encoder": encoder, "head": load_score_head(directory, shapes)}
     params = jax.device_put(params, shardings(mesh, params))
-    config, weights = {"task": "reranking", "encoder": {"checkpoint": name}}, digest(params)
-    start = {"start": {"weights": weights}}  # nothing else is known of its training
+    config, weights = {"task": "reranking", "encoder": {"checkpoint": name}}, tree_digest(params)
+    start = {"start": {"weights": weights}}  # its training is unknown
     origin = {"checkpoint": {"step": 0, "digest": weights}, "config": config, "training_data": start}
-    scorer = make_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH)
+    scorer = make_pair_scorer(model, params, mesh, tokenizer, tokens_per_batch or TOKENS_PER_BATCH)
     return Reranker(scorer, tokenizer, origin)

@@ -1,4 +1,4 @@
-"""Going on with a run: what may have changed since it began, and how the folder remembers it."""
+"""Resuming a run: settings that may change, and the record of such changes in its folder."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.contract import flatten, require_equal
 from jaxret.models.heads import HEADS
+from jaxret.runs.identity import NO_RESULT
+from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.run import config_json, stored_config
 from jaxret.runs.seal import write_sealed
-from jaxret.runs.system import NO_RESULT
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 
 Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 
-# What may change on resuming: no result depends on it, except for the schedule, and which checkpoint validation finds
-# best. That is said then; what a longer run makes of each optimizer.decay is in docs/training.md.
+# Keys that may change on resuming. No result depends on them, except through the schedule and the choice of the best
+# checkpoint, and these changes are logged. docs/training.md has the effect of a longer run on each optimizer.decay.
 SCHEDULE = ("train.steps", "train.epochs")
 _FREE = rf"{NO_RESULT}|validation\..*|encode\.dtype|train\.(checkpoint_every|skip_nonfinite)"
-_WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # read by nobody once there is a checkpoint
+_WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # unused once there is a checkpoint
 _ABSENT = "(absent)"
 
 
 def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
-    """What the config given changes of the run in the folder, whose other settings are the same.
+    """Return the changes of a config against the stored one of the run, all of which are allowed on resuming.
 
-    Raises ContractError with both values of what must not change, or if a file of the run is damaged or was edited.
+    Raises ContractError with both values of every key that must not change, or if a file of the run is damaged or
+    edited.
     """
     before, now = flatten(config_json(stored_config(workdir))), flatten(config_json(config))
     changes: Changes = {
@@ -55,7 +56,7 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
 
 
 def _of_another_family(key: str, family: str) -> bool:
-    """Whether nothing in this run reads the key."""
+    """Return whether the key belongs to another head, so that this run does not read it."""
     group = re.match(r"head\.(\w+)\.", key)
     return bool(group) and group[1] in HEADS and group[1] != family  # type: ignore[index]
 
@@ -65,10 +66,19 @@ def _may_change(key: str, family: str) -> bool:
     return key in (*SCHEDULE, *own) or bool(re.fullmatch(_FREE, key))
 
 
-def remember(
+def record_changes(
     workdir: Workdir, config: ConfigDict, contract: Mapping[str, Any], data: Any, changes: Changes, step: int
 ) -> None:
-    """Brings config.json, contract.json, data.json and the seal up to date; what changed is added to history.jsonl."""
+    """Update config.json, contract.json, data.json and the seal, and append the changes to history.jsonl.
+
+    Args:
+        workdir: Folder of the run.
+        config: Current config.
+        contract: Current contract.
+        data: Current record of the data (JSON).
+        changes: Changes of the config, from `require_same_run`.
+        step: Step at which the run is resumed.
+    """
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
     stale = not workdir.seal.exists() or any(not p.exists() or read_json(p) != value for p, value in values.items())
     if changes:

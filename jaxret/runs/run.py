@@ -1,7 +1,7 @@
-"""A run's folder as the tools after training see it: config, tokenizer, contract, checkpoints.
+"""Opens the folder of a run for the commands after training: config, tokenizer, contract, checkpoints.
 
-The folder is complete in itself: the encoder's shapes and tokenizer are copied into it, so resuming, encoding and
-search do not need the place that training started from.
+The folder is self-contained: config and tokenizer of the encoder are copied into it, so resuming, encoding and search
+do not need the encoder's original directory.
 """
 
 from __future__ import annotations
@@ -13,38 +13,42 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.checkpoint import CheckpointError, Checkpoints, digest
-from jaxret.contract import ContractError
-from jaxret.data.tokenizer import TOKENIZER_FILES, TextTokenizer
-from jaxret.distributed import make_mesh, shardings
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.model import Model
-from jaxret.models.retriever import BiEncoder, build_retriever, encoder_config
-from jaxret.runs.contract import make_contract, require_same, understood
+from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
+from jaxret.parallel.mesh import make_mesh, shardings
+from jaxret.runs.added_keys import complete_config
+from jaxret.runs.contract import make_contract, require_same_contract
 from jaxret.runs.embedder import Embedder, Programs
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
-from jaxret.runs.upgrade import upgrade
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, read_json, sweep, write_json
+from jaxret.storage.atomic import atomic_write, read_json, remove_leftovers, write_json
+from jaxret.storage.checkpoint import CheckpointError, Checkpoints, tree_digest
 
-LESS_IS_BETTER = ("nll", "average_rank")  # of the metrics of validation
+ModelT = TypeVar("ModelT", bound=Model)
+
+LESS_IS_BETTER = ("nll", "average_rank")  # metrics of validation for which a lower value is better
 
 
 def config_json(config: ConfigDict) -> dict[str, Any]:
-    """The config as JSON would give it back: tuples are lists."""
+    """Return the config as read back from JSON: tuples become lists."""
     return json.loads(json.dumps(config.to_dict()))
 
 
 def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTokenizer:
-    """The tokenizer in `directory`, with the config's lengths and prompts. Raises ValueError if the model cannot do
-    with it."""
+    """Return the tokenizer in `directory` with the config's lengths and prompts.
+
+    Raises ValueError if it does not fit the model.
+    """
     tokens = config.tokens
     tokenizer = TextTokenizer.load(
         directory,
@@ -53,92 +57,137 @@ def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTok
         query_prompt=tokens.query_prompt,
         passage_prompt=tokens.passage_prompt,
         title_separator=tokens.title_separator,
-        **model.text_options(),
+        **model.tokenizer_options(),
     )
     try:
         model.check_tokenizer(tokenizer)
     except ValueError as error:
         raise ValueError(f"{error} (tokenizer of {directory})") from error
-    known, words = tokenizer.backend.get_vocab_size(), model.module.config.vocab_size
-    if known > words:  # a lookup outside the table gives some other word's row, or NaN
-        raise ValueError(f"the tokenizer of {directory} knows {known} words, but its encoder has {words} embeddings")
+    vocabulary_size, words = tokenizer.backend.get_vocab_size(), model.module.config.vocab_size
+    if vocabulary_size > words:  # a lookup outside the table gives another word's row or NaN
+        raise ValueError(
+            f"the tokenizer of {directory} knows {vocabulary_size} words, but its encoder has {words} embeddings"
+        )
     return tokenizer
 
 
-def create(
+def create_run(
     workdir: Workdir,
     config: ConfigDict,
     encoder: Path,
     contract: Mapping[str, Any],
     data: Any,
-    stated: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes the folder a run: the encoder's config and tokenizer, what its directory stated of the config, if anything,
-    contract.json, data.json, and last config.json."""
-    sweep(workdir.encoder)  # of a start that was killed
+    """Create the folder of a run; config.json is written last.
+
+    Args:
+        workdir: Folder of the run.
+        config: Config of the run.
+        encoder: Directory with the encoder's config and tokenizer, which are copied.
+        contract: Contract of the run.
+        data: Record of the training data (JSON).
+        settings: Settings that the encoder's directory declared for the config, if any.
+    """
+    remove_leftovers(workdir.encoder)  # from a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
                 shutil.copyfileobj(original, file)
-    if stated:
-        write_json(workdir.stated, stated)
+    if settings:
+        write_json(workdir.encoder_settings, settings)
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
     write_sealed(workdir, values)
 
 
-def recorded_statement(workdir: Workdir) -> dict[str, Any]:
-    """What the directory of a run's encoder stated of its config; {} if nothing. Raises ContractError if a file of the
-    run is damaged or was edited."""
-    if not workdir.stated.exists():
+def recorded_settings(workdir: Workdir) -> dict[str, Any]:
+    """Return the settings that the directory of a run's encoder declared for its config; {} if none.
+
+    Raises ContractError if a file of the run is damaged or was edited.
+    """
+    if not workdir.encoder_settings.exists():
         return {}
     check_seal(workdir)
-    return read_json(workdir.stated)
+    return read_json(workdir.encoder_settings)
 
 
 @dataclass(frozen=True)
-class Run:
-    """A trained retriever, opened for encoding or search. `config` and `contract` say the lengths that it is used
-    with."""
+class OpenedRun(Generic[ModelT]):
+    """A run, opened for use: its model and all that belongs to it.
+
+    Attributes:
+        config: The config, with the lengths that the run is used with.
+        contract: The contract, with the same lengths.
+        checkpoint: {"step", "digest"} of `params`.
+        compiled: Programs of this run's embedders.
+    """
 
     workdir: Workdir
     config: ConfigDict
-    retriever: BiEncoder
+    model: ModelT
     tokenizer: TextTokenizer
     params: Params = field(repr=False)
     contract: dict[str, Any]
-    checkpoint: dict[str, Any]  # {"step", "digest"}
+    checkpoint: dict[str, Any]
     mesh: Mesh
     compiled: Programs = field(default_factory=dict, repr=False, compare=False)
 
-    def embedder(self, unpooled: bool = False) -> Embedder:
-        """Text -> vectors, with this run's parameters; all embedders of a run share their programs. unpooled: a
-        passage's vectors are those that the head gives."""
-        retriever = self.retriever.unpooled() if unpooled else self.retriever
+    def embedder(self: Run, unpooled: bool = False) -> Embedder:
+        """Return an embedder with this run's parameters; all embedders of a run share their programs.
+
+        With `unpooled`, passages have the vectors of the head before pooling.
+        """
+        retriever = self.model.unpooled() if unpooled else self.model
         return make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
 
-    def understands(self, contract: Mapping[str, Any]) -> bool:
-        """Whether a contract that shards hold, perhaps an older one, says the same as this run's."""
+    def has_contract(self, contract: Mapping[str, Any]) -> bool:
+        """Return whether a contract that shards hold means the same as this run's."""
         try:
-            return understood(contract, self.contract, self.tokenizer.digest) == self.contract
-        except (ValueError, AttributeError, KeyError, TypeError):
+            require_same_contract(contract, self.contract, "", "", "")
+        except ContractError:
             return False
+        return True
 
     def require_same_vectors(self, contract: Mapping[str, Any], name: str, remedy: str) -> None:
-        """Raises ContractError with both values unless the contract in `name` is this run's; how long texts may be is
-        each side's own."""
+        """Raise ContractError with both values unless the contract in `name` matches this run's.
+
+        Length limits may differ.
+        """
         here = f"the model in {self.workdir}"
-        require_same(contract, self.contract, self.tokenizer.digest, name, here, remedy, lengths=False)
+        require_same_contract(contract, self.contract, name, here, remedy, lengths=False)
+
+
+Run: TypeAlias = OpenedRun[RetrieverModel]
+
+
+@dataclass(frozen=True)
+class RunOverrides:
+    """Settings of a run that may differ from those of its training; None: as in training."""
+
+    query_length: int | None = None
+    passage_length: int | None = None
+    tokens_per_batch: int | None = None
+    attention: str | None = None
 
 
 def make_embedder(
-    retriever: BiEncoder,
+    retriever: RetrieverModel,
     params: Params,
     mesh: Mesh,
     tokenizer: TextTokenizer,
     config: ConfigDict,
     compiled: Programs | None = None,
 ) -> Embedder:
-    """The embedder of a run that is opened, and of one that is trained."""
+    """Return the embedder of a run that is opened or being trained.
+
+    Args:
+        retriever: Model.
+        params: Its parameters.
+        mesh: Devices.
+        tokenizer: Tokenizer with the length limits.
+        config: Config of the run.
+        compiled: Programs to share with other embedders.
+    """
     return Embedder(
         retriever=retriever,
         params=params,
@@ -151,20 +200,22 @@ def make_embedder(
 
 
 def stored_config(workdir: Workdir) -> ConfigDict:
-    """The config of a run, as this jaxret spells it. Raises FileNotFoundError if the folder is no run, ContractError
-    if one of its files is damaged or was edited."""
+    """Return the config of a run, completed with keys that were added since.
+
+    Raises FileNotFoundError if the folder is no run, ContractError if one of its files is damaged or was edited.
+    """
     if not workdir.config.exists():
         raise FileNotFoundError(
             f"{workdir} is no run (it has no config.json); jaxret train --workdir={workdir} makes one"
         )
     check_seal(workdir)
-    for path in (workdir.contract, workdir.encoder / "config.json"):  # of an older run: a newer one has a seal
+    for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal may have been deleted
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; restore it")
     config = read_json(workdir.config)
     if not isinstance(config, dict):
         raise ContractError(f"{workdir.config} is damaged: it holds no config; restore it")
-    return ConfigDict(upgrade(config))
+    return ConfigDict(complete_config(config))
 
 
 def open_run(
@@ -175,30 +226,32 @@ def open_run(
     tokens_per_batch: int | None = None,
     attention: str | None = None,
 ) -> Run:
-    """Opens a run at its `best` or `last` checkpoint, or at the step given. Lengths, batches and what computes
-    attention may be others than in training.
+    """Open a run of a retriever.
 
-    Raises FileNotFoundError if the folder is no run, CheckpointError if it has no such checkpoint, ContractError if its
-    files were changed since training, ValueError for a length that the encoder cannot have, and for an attention that
-    does not run here.
+    Args:
+        workdir: Folder of the run.
+        checkpoint: "best", "last" or a step.
+        query_length: Upper bound of a query's length in tokens; None: as in training.
+        passage_length: Upper bound of a passage's length in tokens; None: as in training.
+        tokens_per_batch: Tokens of a batch, approximately; None: as in training.
+        attention: Implementation of attention; None: as in training.
+
+    Raises:
+        FileNotFoundError: The folder is no run.
+        CheckpointError: The run has no such checkpoint.
+        ContractError: Its files were changed since training.
+        ValueError: The encoder does not support a length, or the attention does not run here.
     """
-    opened = open_model(
-        workdir, "retrieval", build_retriever, checkpoint, query_length, passage_length, tokens_per_batch, attention
-    )
-    assert isinstance(opened.model, BiEncoder)
-    return Run(
-        workdir=opened.workdir,
-        config=opened.config,
-        retriever=opened.model,
-        tokenizer=opened.tokenizer,
-        params=opened.params,
-        contract=opened.contract,
-        checkpoint=opened.checkpoint,
-        mesh=opened.mesh,
+    return open_model(
+        workdir,
+        "retrieval",
+        build_retriever_model,
+        checkpoint,
+        RunOverrides(query_length, passage_length, tokens_per_batch, attention),
     )
 
 
-# What each task calls its models, and which verbs use them.
+# Task -> name of its models, and the commands that use them.
 USES = {
     "retrieval": "a retriever: encode and search use it",
     "reranking": "a reranker: rerank uses it",
@@ -207,59 +260,50 @@ USES = {
 
 
 def config_of_task(workdir: Workdir, task: str) -> ConfigDict:
-    """The config of a run of a task. Raises what `stored_config` does, and ValueError for a run of another."""
+    """Return the config of a run of the given task. Raises as `stored_config` does, and ValueError for another task."""
     config = stored_config(workdir)
     if config.task != task:
         raise ValueError(f"{workdir} is {USES.get(config.task, config.task)}; {USES[task].partition(':')[0]} is needed")
     return config
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model of a run with its parameters, and what belongs to it."""
-
-    workdir: Workdir
-    config: ConfigDict
-    model: Model
-    tokenizer: TextTokenizer
-    params: Params = field(repr=False)
-    contract: dict[str, Any]
-    checkpoint: dict[str, Any]
-    mesh: Mesh
-
-
 def open_model(
     workdir: str | os.PathLike[str],
     task: str,
-    build: Callable[[ConfigDict, Any], Model],
+    build: Callable[[ConfigDict, Any], ModelT],
     checkpoint: str = "best",
-    query_length: int | None = None,
-    passage_length: int | None = None,
-    tokens_per_batch: int | None = None,
-    attention: str | None = None,
-) -> Opened:
-    """Opens the run of a task; build: its config and the encoder's -> the model. All else as `open_run`."""
+    overrides: RunOverrides = RunOverrides(),
+) -> OpenedRun[ModelT]:
+    """Open the run of a task, as `open_run` does for retrieval.
+
+    Args:
+        workdir: The folder of the run.
+        task: The task that the run must have.
+        build: Makes the model of a config and the encoder's config.
+        checkpoint: "best", "last" or a step.
+        overrides: Settings that differ from training.
+    """
     folder = Workdir(workdir)
     config = config_of_task(folder, task)
-    if attention is not None:
-        config.encoder.attention = attention
+    if overrides.attention is not None:
+        config.encoder.attention = overrides.attention
     try:
         model = build(config, encoder_config(config, folder.encoder))
         tokenizer = load_tokenizer(config, folder.encoder, model)
     except AttributeError as error:
-        if not isinstance(error.__context__, KeyError):  # how ml_collections says that a key is missing
+        if not isinstance(error.__context__, KeyError):  # ml_collections raises this chain for a missing key
             raise
         missing = str(error).strip("\"'")
         raise ContractError(
             f"{folder}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
         ) from error
     contract = make_contract(model, tokenizer, folder.encoder)
-    require_stored_contract(folder, contract, tokenizer, "Restore the files.")
-    tokenizer = with_lengths(config, model, tokenizer, query_length, passage_length)
-    if tokens_per_batch is not None:
-        if tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch is {tokens_per_batch}; it must be at least 1")
-        config.encode.tokens_per_batch = tokens_per_batch
+    require_stored_contract(folder, contract, "Restore the files.")
+    tokenizer = with_lengths(config, model, tokenizer, overrides)
+    if overrides.tokens_per_batch is not None:
+        if overrides.tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch is {overrides.tokens_per_batch}; it must be at least 1")
+        config.encode.tokens_per_batch = overrides.tokens_per_batch
     devices = jax.local_devices()
     require_kernel(config.encoder.attention, devices[0].platform)
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
@@ -272,25 +316,28 @@ def open_model(
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
         params, _ = checkpoints.restore(step, placed)
-    found = {"step": step, "digest": digest(params)}
-    return Opened(
-        folder, config, model, tokenizer, params, make_contract(model, tokenizer, folder.encoder), found, mesh
-    )
+    contract = make_contract(model, tokenizer, folder.encoder)
+    record = {"step": step, "digest": tree_digest(params)}
+    return OpenedRun(folder, config, model, tokenizer, params, contract, record, mesh)
 
 
-def require_stored_contract(
-    workdir: Workdir, contract: Mapping[str, Any], tokenizer: TextTokenizer, remedy: str
-) -> None:
-    """Raises ContractError unless the run's contract.json, perhaps an older one, is the contract given."""
-    name, here = str(workdir.contract), f"the files in {workdir}"
-    require_same(read_json(workdir.contract), contract, tokenizer.digest, name, here, remedy)
+def require_stored_contract(workdir: Workdir, contract: Mapping[str, Any], remedy: str) -> None:
+    """Raise ContractError unless the run's contract.json is `contract`."""
+    stored, name = read_json(workdir.contract), str(workdir.contract)
+    require_same_contract(stored, contract, name, f"the files in {workdir}", remedy)
 
 
-def with_lengths(
-    config: ConfigDict, model: Model, tokenizer: TextTokenizer, query: int | None, passage: int | None
-) -> TextTokenizer:
-    """The tokenizer with other lengths, which the config then says too."""
-    for key, length in (("query_length", query), ("passage_length", passage)):
+def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, overrides: RunOverrides) -> TextTokenizer:
+    """Return the tokenizer with the lengths of the overrides, and set them in the config.
+
+    Args:
+        config: Config of the run, which is changed.
+        model: Model, which has the longest possible text.
+        tokenizer: Tokenizer with the lengths of training.
+        overrides: Settings that differ from training.
+    """
+    for key in ("query_length", "passage_length"):
+        length = getattr(overrides, key)
         if length is not None:
             if not 3 <= length <= model.longest:
                 raise ValueError(f"{key} is {length}; it must be 3 to {model.longest}, the encoder's positions")
@@ -300,13 +347,13 @@ def with_lengths(
 
 
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
-    """The checkpoints of a run, with its rule for which is best."""
+    """Return the checkpoints of a run, ranked by its validation metric."""
     metric = config.validation.metric if config.data.dev else None
     return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing=writing)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> int:
-    """ "best", "last" or a step -> a step."""
+    """Return the step of "best", "last" or a step as text. Raises CheckpointError if there is none."""
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()
         if step is None:

@@ -1,4 +1,4 @@
-"""Many pairs of texts -> scores on the host: sorted by length, in batches of few static shapes."""
+"""Scores many pairs of texts on the host: sorted by length, in batches of few static shapes."""
 
 from __future__ import annotations
 
@@ -12,59 +12,83 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxret.data.pairs import Joiner
-from jaxret.distributed import ROWS, Program, Reader, by_row, place_rows, replicated, shardings
-from jaxret.models.cross_encoder import CrossEncoder
+from jaxret.data.tokens.pairs import PairJoiner
+from jaxret.models.cross_encoder import CrossEncoderModel
+from jaxret.parallel.mesh import (
+    ROWS,
+    ParameterGatherer,
+    Program,
+    replicated_sharding,
+    row_sharding,
+    shard_whole_batch,
+    shardings,
+)
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged, Tokens
 
-Done = Callable[[int], object]  # is told how many more are done
+OnProgress = Callable[[int], object]  # called with the size of each finished batch
 
 
-def untold(count: int) -> None:
-    """Nobody asked."""
+def ignore_progress(count: int) -> None:
+    """Do nothing with the progress."""
 
 
 @dataclass(frozen=True)
 class PairScorer:
-    """`CrossEncoder.score` over any number of pairs. `compiled` holds the program, for copies to share."""
+    """Scores any number of pairs with `CrossEncoderModel.score`. Copies share the program in `compiled`."""
 
-    model: CrossEncoder
+    model: CrossEncoderModel
     params: Any = field(repr=False)
     mesh: Mesh
-    joiner: Joiner
+    joiner: PairJoiner
     tokens_per_batch: int
     compiled: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def program(self) -> Program:
-        """(params, pairs) -> scores [N], compiled once per shape; each device has pairs of its own."""
+        """The program (params, pairs) -> scores [N], compiled once per shape; rows are split over devices."""
         if "score" not in self.compiled:
-            read = Reader(self.model.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1)
-            model, places = self.model.reading(read), shardings(self.mesh, self.params)
+            read = ParameterGatherer(
+                self.model.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1
+            )
+            model, param_shardings = self.model.reading(read), shardings(self.mesh, self.params)
 
             def score(params: Any, pairs: Tokens) -> jax.Array:
-                return model.score(read.entry(params), pairs)
+                return model.score(read.gather_at_entry(params), pairs)
 
-            specs = jax.tree.map(lambda place: place.spec, places)
+            specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
             mapped = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
             self.compiled["score"] = Program(
-                mapped, in_shardings=(places, by_row(self.mesh)), out_shardings=replicated(self.mesh)
+                mapped,
+                in_shardings=(param_shardings, row_sharding(self.mesh)),
+                out_shardings=replicated_sharding(self.mesh),
             )
         return self.compiled["score"]
 
     def __call__(
-        self, queries: Ragged, passages: Ragged, asked: np.ndarray, found: np.ndarray, done: Done = untold
+        self,
+        queries: Ragged,
+        passages: Ragged,
+        query_rows: np.ndarray,
+        passage_rows: np.ndarray,
+        on_progress: OnProgress = ignore_progress,
     ) -> np.ndarray:
-        """The score of each pair, float32 [N], by rows of token ids of queries and passages (Joiner says how they are
-        joined)."""
-        scores = np.full(len(asked), np.nan, np.float32)
-        lengths = self.joiner.lengths(queries, passages, asked, found)
+        """Return the score of each pair, float32 [N].
+
+        Args:
+            queries: Token ids of queries.
+            passages: Token ids of passages.
+            query_rows: Row of each pair's query [N].
+            passage_rows: Row of each pair's passage [N].
+            on_progress: Called with the size of each finished batch.
+        """
+        scores = np.full(len(query_rows), np.nan, np.float32)
+        lengths = self.joiner.lengths(queries, passages, query_rows, passage_rows)
         for rows, size, length in plan_batches(lengths, self.tokens_per_batch, self.mesh.size):
-            places = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # the last again, where none is
+            padded_rows = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # copies of the last pair
             length = min(length, self.joiner.limit)
-            pairs = self.joiner.tokens(queries, passages, asked[places], found[places], length)
-            scored = self.program(self.params, place_rows(self.mesh, pairs))
+            pairs = self.joiner.tokens(queries, passages, query_rows[padded_rows], passage_rows[padded_rows], length)
+            scored = self.program(self.params, shard_whole_batch(self.mesh, pairs))
             scores[rows] = np.asarray(scored)[: len(rows)]
-            done(len(rows))
+            on_progress(len(rows))
         return scores

@@ -1,7 +1,7 @@
-"""Where everything of a run lies; the only place that spells it.
+"""Paths of all files of a run. No other module spells them.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  tensorboard/  .lock
+          checkpoints/<step>/  metrics.jsonl  tensorboard/  .lock  .lock.json
           embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json
 """
 
@@ -14,13 +14,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Workdir:
-    """The folder of a run, and the paths in it; nothing is created. `Workdir(Workdir(x))` is `Workdir(x)`. Raises
-    ValueError for an empty path."""
+    """The folder of a run and the paths in it; nothing is created.
+
+    Accepts a Workdir too. Raises ValueError for an empty path.
+    """
 
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not os.fspath(path):  # Path("") is the folder one is in, which a variable that is not set must not mean
+        if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
             raise ValueError("the workdir is empty; give the folder of a run")
         object.__setattr__(self, "path", Path(path))
 
@@ -31,22 +33,22 @@ class Workdir:
         return str(self.path)
 
     def __truediv__(self, name: str) -> Path:
-        """What is in the folder, under whatever name."""
+        """Return the path of `name` in the folder."""
         return self.path / name
 
     @property
     def name(self) -> str:
-        """What results call the run: the last part of its path."""
+        """Name of the run in results: the last part of its path."""
         return self.path.name or self.path.resolve().name
 
     @property
     def config(self) -> Path:
-        """The config as it is now; it is written last of all, so with it the folder is a run."""
+        """The current config. It is written last, so a folder with it is a run."""
         return self.path / "config.json"
 
     @property
     def history(self) -> Path:
-        """A line for each time that the config was changed on resuming."""
+        """One line for each change of the config on resuming."""
         return self.path / "history.jsonl"
 
     @property
@@ -60,7 +62,7 @@ class Workdir:
 
     @property
     def lineage(self) -> Path:
-        """Of a recipe's stage: what it comes from, but for seeds. Other runs have none."""
+        """Origin of a stage of a recipe, without seeds. Other runs have no such file."""
         return self.path / "lineage.json"
 
     @property
@@ -74,12 +76,12 @@ class Workdir:
 
     @property
     def encoder(self) -> Path:
-        """The encoder's config.json and tokenizer, copied when the run began."""
+        """The encoder's config.json and tokenizer, copied at the start of the run."""
         return self.path / "encoder"
 
     @property
-    def stated(self) -> Path:
-        """What the encoder's directory, if it was one of sentence-transformers, says of the config."""
+    def encoder_settings(self) -> Path:
+        """Settings that the encoder's directory declared, if it was one of sentence-transformers."""
         return self.encoder / "stated.json"
 
     @property
@@ -97,28 +99,28 @@ class Workdir:
     @property
     def corpora(self) -> tuple[str, ...]:
         """The names of the corpora whose vectors are complete, sorted."""
-        return tuple(sorted(found.parent.name for found in self.path.glob("embeddings/*/manifest.json")))
+        return tuple(sorted(manifest.parent.name for manifest in self.path.glob("embeddings/*/manifest.json")))
 
     def embeddings(self, corpus: str) -> Path:
-        """The folder of a corpus's vectors. Raises ValueError for a name that is no plain name."""
-        return self.path / "embeddings" / plain("the name of a corpus", corpus)
+        """Return the folder of a corpus's vectors. Raises ValueError if `corpus` is no plain name."""
+        return self.path / "embeddings" / require_plain_name("the name of a corpus", corpus)
 
     def rankings(self, dataset: str) -> Path:
-        """The TREC run of a data set ("scifact", "scifact.test"). Raises ValueError for a name that is no plain one."""
-        return self.path / "runs" / f"{plain('the name of a data set', dataset)}.trec"
+        """Return the TREC run of a data set ("scifact", "scifact.test"). Raises ValueError if it is no plain name."""
+        return self.path / "runs" / f"{require_plain_name('the name of a data set', dataset)}.trec"
 
     @property
     def evaluations(self) -> tuple[Path, ...]:
-        """The measures of every data set that has some, sorted."""
+        """Files with the measures of all evaluated data sets, sorted."""
         return tuple(path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith(".diversity"))
 
     def evaluation(self, dataset: str) -> Path:
-        """The measures of a data set. Raises ValueError for a name that is no plain one."""
-        return self.path / "eval" / f"{plain('the name of a data set', dataset)}.json"
+        """Return the file with the measures of a data set. Raises ValueError if it is no plain name."""
+        return self.path / "eval" / f"{require_plain_name('the name of a data set', dataset)}.json"
 
 
-def plain(what: str, name: str) -> str:
-    """The name, if it stays inside the folder that it is put in. Raises ValueError. what: what it is the name of."""
+def require_plain_name(description: str, name: str) -> str:
+    """Return `name` if it cannot leave the folder that it is put in; otherwise raise ValueError with `description`."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
-        raise ValueError(f"{what} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
+        raise ValueError(f"{description} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
     return name

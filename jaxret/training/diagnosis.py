@@ -1,4 +1,4 @@
-"""Where a loss stopped being finite: the first place, in the order of computation."""
+"""Find the first parameter, hidden layer, loss term or gradient that is not finite, in the order of computation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxret.checkpoint import path_name
-from jaxret.training.objective import Objective
+from jaxret.models.model import Params
+from jaxret.parallel.mesh import path_name
+from jaxret.training.objective import ModelT, Objective
+from jaxret.types import BatchT
 
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
 
@@ -19,13 +21,23 @@ def _finite(tree: Any) -> list[jax.Array]:
 
 
 def not_finite(tree: Any) -> list[str]:
-    """The paths of the leaves that hold a NaN or an infinity."""
+    """Return the paths of the leaves that hold a NaN or an infinity."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [path_name(path) for (path, _), finite in zip(leaves, _finite(tree)) if not bool(finite)]
 
 
-def diagnose(objective: Objective, params: Any, batch: Any, key: jax.Array, step: jax.Array | int = 0) -> str:
-    """One sentence: which parameter, hidden layer, loss term or gradient is the first that is not finite."""
+def diagnose(
+    objective: Objective[ModelT, BatchT], params: Params, batch: BatchT, key: jax.Array, step: jax.Array | int = 0
+) -> str:
+    """Return a sentence on the first value of a step that is not finite, or SOUND.
+
+    Args:
+        objective: whose loss is computed.
+        params: before the step.
+        batch: of the step, on the mesh.
+        key: of dropout.
+        step: number of the batch.
+    """
     if bad := not_finite(params):
         return f"parameter {bad[0]} ({len(bad)} in all) is not finite"
     for encoder, hidden in objective.hidden_states(params, batch):

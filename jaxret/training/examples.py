@@ -1,4 +1,4 @@
-"""Files -> tokenised examples, and what to retrieve from, from their stores; what was skipped and cut is printed."""
+"""Files -> tokenised examples and validation collections, from their stores; skipped and cut text is logged."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import AnyExamples, BatchPlan, TrainingSet
-from jaxret.data.formats import Policy, describe, read_judgements, scan_corpus
+from jaxret.data.formats import Corpus, Policy, describe_source, read_judgements
 from jaxret.data.records import Judgement
-from jaxret.data.store import store_root
-from jaxret.data.subset import take_queries
-from jaxret.data.tokenized import ExampleSource, find_corpus, stored_corpus, stored_examples
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.training.group_losses import taught_by
-from jaxret.training.validation import CORPUS_MEASURES, Collection
+from jaxret.data.tokens.batches import BatchPlan, Examples, TrainingSet
+from jaxret.data.tokens.store import store_root
+from jaxret.data.tokens.subset import take_random_queries
+from jaxret.data.tokens.tokenized import (
+    ExampleSource,
+    load_or_tokenize_corpus,
+    load_or_tokenize_examples,
+    load_tokenized_corpus,
+)
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.training.losses.group_losses import distillation_keys
+from jaxret.training.validation import CORPUS_MEASURES, DevCollection
 
-TRAINING_PASSAGES = "train"  # a validation.corpus that is at hand already
+TRAINING_PASSAGES = "train"  # the validation.corpus that is read anyway
 
 
 def example_source(config: ConfigDict, which: str) -> ExampleSource:
-    """Where the `train` or `dev` examples of a config come from."""
+    """Return the source of the `train` or `dev` examples of a config."""
     training, data = which == "train", config.data
     return ExampleSource(
         path=data[which],
@@ -31,93 +36,125 @@ def example_source(config: ConfigDict, which: str) -> ExampleSource:
         on_error=data.on_error,
         negatives_run=data.negatives_run if training else data.dev_negatives_run,
         pseudo_queries=data.pseudo_queries if training and data.pseudo_queries != "query" else "",
-        scores=training and bool(taught_by(config)),
-        teacher_run=data.teacher_run if training and taught_by(config) else "",
+        scores=training and bool(distillation_keys(config)),
+        teacher_run=data.teacher_run if training and distillation_keys(config) else "",
     )
 
 
 def load_examples(
-    config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
+    config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
 ) -> TrainingSet | None:
-    """The `train` or `dev` examples, tokenised now or before, and prints what was skipped and cut; None if the config
-    names none."""
+    """Return the `train` or `dev` examples of a config, tokenised, or from the store; None if the config names none.
+
+    Args:
+        config: of the run.
+        which: "train" or "dev".
+        tokenizer: of the run.
+        progress: whether to show progress bars.
+        log: prints a line: sizes, skipped records, cut text.
+
+    Raises:
+        DataError: bad records.
+        ValueError: no example has the teacher's scores or the pseudo-query that the config names.
+    """
     if not config.data[which]:
         return None
     source, training = example_source(config, which), which == "train"
     imagine = config.data.pseudo_queries if training else ""
-    data, report = stored_examples(source, tokenizer, store_root(config.data.store), progress, say)
+    data, report = load_or_tokenize_examples(source, tokenizer, store_root(config.data.store), progress, log)
     data = replace(data, imagine_queries=imagine == "query")
-    described = describe(source.path, "examples", source.split, source.negatives_run or None)
-    say(f"{which}: {len(data):,} examples from {source.path} ({described})")
+    description = describe_source(source.path, "examples", source.split, source.negatives_run or None)
+    log(f"{which}: {len(data):,} examples from {source.path} ({description})")
     if training and config.data.subset:
-        data = take_queries(data, config.data.subset, config.seed.data)
-        say(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
+        data = take_random_queries(data, config.data.subset, config.seed.data)
+        log(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")
     for truncation in data.truncations:
-        say(f"  {truncation}")
+        log(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
         advice = "" if data.negatives.lengths.any() else " (none has any: data.negatives=0 does the same, faster)"
-        say(
+        log(
             f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
         taught = data.teacher.taught
-        if not taught:  # of the subset: without one, no example is an error of reading
+        if not taught:  # of the subset: in a whole set without any, reading raises
             raise ValueError(
                 f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
                 "a teacher's scores, of its target and of a negative; take more queries, or give these scores"
             )
-        told = "have a teacher's scores, of their target and of a negative: they are taught"
-        say(f"  {taught:,} of {len(data):,} examples {told}")
+        log(
+            f"  {taught:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
+            "they are taught"
+        )
     if data.pseudo_queries is not None:
-        found = int((data.pseudo_queries.lengths > 0).sum())
-        if not found:
+        count = int((data.pseudo_queries.lengths > 0).sum())
+        if not count:
             raise ValueError(f"data.pseudo_queries={imagine}: none of its ids is that of a training passage")
-        say(f"  {found:,} of {len(data.passages):,} passages have a pseudo-query")
+        log(f"  {count:,} of {len(data.passages):,} passages have a pseudo-query")
     if report:
-        say(f"  {report}")
+        log(f"  {report}")
     return data
 
 
-def load_corpus(
-    config: ConfigDict, dev: TrainingSet | None, tokenizer: TextTokenizer, progress: bool, say: Callable[[str], None]
-) -> Collection | None:
-    """validation.corpus, tokenised now or before, for the queries of the dev set, judged by its judgements; None if the
-    config names no file. Raises DataError for bad records, ValueError if no relevant passage is in it."""
+def load_validation_corpus(
+    config: ConfigDict, dev: TrainingSet | None, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
+) -> DevCollection | None:
+    """Return validation.corpus with the queries and judgements of the dev set; None if the config names no file.
+
+    Args:
+        config: of the run.
+        dev: examples of the dev set.
+        tokenizer: of the run.
+        progress: whether to show progress bars.
+        log: prints a line.
+
+    Raises:
+        DataError: bad records.
+        ValueError: the corpus has no relevant passage.
+    """
     path, source = config.validation.corpus, config.data.dev
     if not path or path == TRAINING_PASSAGES or dev is None:
         return None
     root, policy = store_root(config.data.store), Policy(config.data.on_error)
-    texts = find_corpus(path, policy, tokenizer, root)
-    texts = texts or stored_corpus(path, scan_corpus(path, policy), policy, tokenizer, root, progress, say)
+    corpus = Corpus.open(path)
+    texts = load_tokenized_corpus(corpus, policy, tokenizer, root)
+    texts = texts or load_or_tokenize_corpus(corpus, corpus.scan(policy), policy, tokenizer, root, progress, log)
     first: dict[str, int] = {}  # query -> its first example: there is one for each positive
     for row, query in enumerate(dev.query_ids):
         first.setdefault(query, row)
-    say(f"validation: {len(texts.passages):,} passages from {path}, {len(first):,} queries\n  {texts.truncation}")
+    log(f"validation: {len(texts.passages):,} passages from {path}, {len(first):,} queries\n  {texts.truncation}")
     judged = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
-    wanted = {j.passage_id for j in judged}
-    rows = {key: str(row) for row, key in enumerate(texts.ids) if key in wanted}
+    judged_ids = {j.passage_id for j in judged}
+    rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
     relevant = {j.passage_id for j in judged if j.relevance > 0}
     missing = len(relevant - rows.keys())
     if missing == len(relevant):
         raise ValueError(f"validation.corpus is {path}, which has none of the relevant passages of {source}")
     if missing:
-        say(f"  {missing:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
-    number = {query: str(place) for place, query in enumerate(first)}
+        log(f"  {missing:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
+    number = {query: str(i) for i, query in enumerate(first)}
     judgements = tuple(
         Judgement(number[j.query_id], rows.get(j.passage_id, f"absent {j.passage_id}"), j.relevance) for j in judged
     )
-    return Collection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
+    return DevCollection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
 
 
-def data_record(train: AnyExamples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
-    """What data.json holds: of each set that there is, what it says of itself."""
+def data_record(train: Examples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
+    """Return the contents of data.json: the record of each set."""
     return {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
 
 
-def plan_of(config: ConfigDict, batch_size: int, devices: int, pseudo_length: int = 0) -> BatchPlan:
-    """How a config makes batches of examples."""
+def make_batch_plan(config: ConfigDict, batch_size: int, devices: int, pseudo_length: int = 0) -> BatchPlan:
+    """Return how a config makes batches of examples.
+
+    Args:
+        config: of the run.
+        batch_size: queries of a batch.
+        devices: that share it; their number divides the padded batch.
+        pseudo_length: tokens of a pseudo-query; 0: none are read.
+    """
     return BatchPlan(
         batch_size=batch_size,
         devices=devices,

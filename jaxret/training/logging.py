@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.jsonl (a line per logged step), TensorBoard, and env.json."""
+"""The logs of a run: metrics.jsonl (a line for each logged step), TensorBoard, and env.json."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
-import jaxret
 from jaxret.runs.seal import write_sealed
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import atomic_write, naming
+from jaxret.storage.atomic import atomic_write, storage_errors
+from jaxret.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
 
 
-def environment() -> dict[str, Any]:
-    """Versions and devices: what another machine must match to repeat a run."""
+def environment_record() -> dict[str, Any]:
+    """Return versions and devices, which another machine must match to repeat a run."""
     return {
-        "jaxret": jaxret.__version__,
+        "jaxret": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
@@ -44,34 +44,34 @@ class MetricsLog:
         self._active = jax.process_index() == 0
         if not self._active:
             return
-        kept = []
+        lines = []
         if self._path.exists():
             for line in self._path.read_bytes().splitlines():
                 try:
                     if json.loads(line)["step"] <= resume_step:
-                        kept.append(line + b"\n")
+                        lines.append(line + b"\n")
                 except (ValueError, KeyError, TypeError):
-                    continue  # half written when the machine died, or damaged since; the others stand
+                    continue  # half written when the machine died, or damaged since; the other lines stay
         with atomic_write(self._path, "wb") as file:
-            file.writelines(kept)
-        write_sealed(workdir, {workdir.environment: environment()})
+            file.writelines(lines)
+        write_sealed(workdir, {workdir.environment: environment_record()})
         self._folder = workdir.tensorboard
-        with naming(self._folder):
+        with storage_errors(self._folder):
             self._board = SummaryWriter(str(self._folder), purge_step=resume_step + 1)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
-        """One JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each. What is not finite, as the
-        loss of a step that was skipped, is left out: JSON has no number for it."""
+        """Write a JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each. Values that are not
+        finite, as the loss of a skipped step, are left out: JSON has no number for them."""
         if not self._active:
             return
         named = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
-        with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
+        with storage_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
-        with naming(self._folder):
+        with storage_errors(self._folder):
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._active:
-            with naming(self._folder):
+            with storage_errors(self._folder):
                 self._board.close()

@@ -1,4 +1,33 @@
-"""Training from start to end: config, folder, data, state, steps; the same call resumes what was interrupted."""
+"""Training from start to end; the same call resumes a run that was interrupted.
+
+The parts, in the order in which `train` uses them:
+
+1.  `tasks/` says what to train: `get_task` returns the Task of `config.task`, a value whose functions the loop calls.
+    `tasks/retrieval.py` trains retrievers, `tasks/reranking.py` cross-encoders, `pretraining/` encoders.
+2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Settings that contradict each other, the model, the
+    devices or the run in the folder are errors here, before weights or data are read.
+3.  `examples.py`: files -> tokenised examples, from their store (`Task.read_data` -> TrainingData).
+4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
+5.  The state (`train_state.py`): a new run's from `starting_weights.py`, a resumed one's from its last checkpoint.
+    A folder becomes a run (`runs/`) only after its data and its weights could be read.
+6.  `make_trainer` puts together
+    - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
+    - the plan: how examples become batches, a pure function of the step (`data/tokens/batches.py`);
+    - the training step (`step.py`): one program, batch -> loss -> gradients -> new state;
+    - the recorder (`recorder.py`): validation (`validation.py`, `ranking.py`), checkpoints, metrics (`logging.py`);
+    - the meter (`throughput.py`).
+7.  `Trainer.run`, the loop:
+
+        while step < total:
+            take the batch of this step      prefetch.py makes batches ahead, in a thread
+            state = train_step(state, batch)
+            every log_every steps            is the loss finite (else diagnosis.py finds where it broke)? write a line
+            every checkpoint_every steps     validate and save; the best by `Criterion` is kept, and the last
+            on SIGTERM                       save and stop (signals.py)
+
+A batch, a dropout mask and a learning rate depend on config, data and step alone: a run that was interrupted
+ends with the weights of one that was not.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +37,59 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import AnyExamples, stack
-from jaxret.distributed import Program, any_process, shard_batch
-from jaxret.lockfile import LockedError
-from jaxret.runs.lock import hold
-from jaxret.runs.resume import SCHEDULE, remember
-from jaxret.runs.run import create, open_checkpoints
+from jaxret.data.tokens.batches import Examples, stack_batches
+from jaxret.parallel.mesh import Program, shard_batch
+from jaxret.parallel.processes import any_process
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.resume import SCHEDULE, record_changes
+from jaxret.runs.run import create_run, open_checkpoints
 from jaxret.runs.workdir import Workdir
-from jaxret.training.begin import Job, Texts, prepare, tell_changes
-from jaxret.training.feed import Feed
-from jaxret.training.grad_cache import rounded
+from jaxret.storage.checkpoint import Checkpoints
+from jaxret.storage.lockfile import LockedError
 from jaxret.training.logging import MetricsLog
+from jaxret.training.losses.grad_cache import describe_rounding
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite
+from jaxret.training.prefetch import Prefetcher
+from jaxret.training.prepare import log_changes, prepare_job
+from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite_parameters
 from jaxret.training.signals import stop_on_sigterm
-from jaxret.training.speed import Speed, counted_step, ideal_seconds
-from jaxret.training.state import first_state, restore_state
-from jaxret.training.step import TrainState, make_rule, make_train_step
-from jaxret.training.task import Plan, Task
-from jaxret.training.tasks import task_of
-from jaxret.types import AnyBatch
+from jaxret.training.starting_weights import first_state
+from jaxret.training.step import make_train_step
+from jaxret.training.task import AnyData, AnyJob, Task, TrainingPlan
+from jaxret.training.tasks import get_task
+from jaxret.training.throughput import ThroughputMeter, countable_step, ideal_seconds
+from jaxret.training.train_state import TrainState, make_update_rule, restore_state
+from jaxret.types import TrainingBatch
 
 
 @dataclass
 class TrainResult:
-    """What a call of `train` did."""
+    """Outcome of a call of `train`.
 
-    step: int  # updates made since the run began
+    Attributes:
+        step: updates made since the run began.
+        total_steps: of the run.
+        resumed_from: step of the checkpoint; None: the run is new.
+        programs: compiled for the training step.
+        metrics: of the last validation.
+    """
+
+    step: int
     total_steps: int
     resumed_from: int | None
-    programs: int  # compiled for the training step
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    programs: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def require_finished(self) -> None:
-        """Ends the process with the status of one that SIGTERM ended, if that is what ended training: what comes next
-        must not take a half-trained model for the result."""
+        """End the process, with the status of one that SIGTERM ended, if it ended training: the steps of a script that
+        follow must not take a half-trained model for the result."""
         if self.step < self.total_steps:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -58,211 +98,261 @@ def train(
     config: ConfigDict,
     workdir: str | Path,
     progress: bool = True,
-    given: Iterable[str] = (),
-    task: Task | None = None,
+    explicit_keys: Iterable[str] = (),
+    task: Task[Any, Any, Any] | None = None,
 ) -> TrainResult:
-    """Trains the model that `config` describes, in `workdir`; resumes if the folder holds the same run. given: keys
-    that a sentence-transformers directory may not decide, even where they are the base config's. task: what is trained,
-    if it is none of `config.task`.
+    """Train the model that a config describes, in `workdir`; resume if the folder holds this run already.
 
-    Raises ContractError if it holds another run, DataError for bad records, CheckpointError for a checkpoint that is
-    damaged or could not be saved, NotFiniteError if the loss breaks, LockedError if another job writes to the folder.
+    Args:
+        config: of the run, complete.
+        workdir: its folder, made if need be.
+        progress: whether to show progress bars and print lines.
+        explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
+            the base config.
+        task: the kind of model, if it is none of `config.task`.
+
+    Raises:
+        ContractError: the folder holds another run.
+        DataError: bad records.
+        CheckpointError: a checkpoint is damaged or could not be saved.
+        NotFiniteError: the loss breaks.
+        LockedError: another job writes to the folder.
     """
-    job = prepare(config, Workdir(workdir), progress, given, task or task_of(config))
-    with hold(job.workdir.path, "training"):  # and a folder that cannot be written is told before there is work to lose
-        if not job.begun and any_process(job.workdir.config.exists()):
+    job = prepare_job(config, Workdir(workdir), progress, explicit_keys, task or get_task(config))
+    with hold_folder(job.workdir.path, "training"):  # also fails on a read-only folder before there is work to lose
+        if not job.has_begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
         return _train(job)
 
 
-def _train(job: Job) -> TrainResult:
-    config, texts = job.config, job.task.read(job)
-    length = schedule_steps(config, texts.train)
-    optimizer, schedule = make_optimizer(config.optimizer, length.total)
+def _train(job: AnyJob) -> TrainResult:
+    config, data = job.config, job.task.read_data(job)
+    optimization = make_optimization(config, data.train)
+    total = optimization.length.total
     state = None
-    if not job.begun:  # a folder is no run before its data and its weights could be read
-        state, begin = first_state(job, texts, optimizer)
-        require_finite(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
+    if not job.has_begun:  # a folder becomes a run only after its data and its weights could be read
+        state, start_record = first_state(job, data, optimization.optimizer)
+        require_finite_parameters(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
-            create(job.workdir, config, job.encoder, texts.contract, texts.record | begin, job.stated)
+            create_run(
+                job.workdir, config, job.encoder, data.contract, data.record | start_record, job.encoder_settings
+            )
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         start = checkpoints.last()
         if state is None:
-            state = resume(job, texts, length, optimizer, schedule, checkpoints)
-        with closing(MetricsLog(job.workdir, start or 0)) as log:
-            trainer = make_trainer(job, texts, length, state, optimizer, schedule, checkpoints, log)
+            state = resume_state(job, data, optimization, checkpoints)
+        with closing(MetricsLog(job.workdir, start or 0)) as metrics_log:
+            trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()
-    if step < length.total:
-        job.say(f"stopped by SIGTERM after step {step}; the same command continues")
+    if step < total:
+        job.log(f"stopped by SIGTERM after step {step}; the same command continues")
     programs = trainer.train_step.count
-    if length.total:
-        job.say(f"{step} of {length.total} steps done; the training step was compiled to {programs} program(s)")
-    return TrainResult(step, length.total, start, programs, trainer.recorder.metrics)
+    if total:
+        job.log(f"{step} of {total} steps done; the training step was compiled to {programs} program(s)")
+    return TrainResult(step, total, start, programs, trainer.recorder.metrics)
 
 
 @dataclass(frozen=True)
-class Length:
-    """How long a run is, in steps, each an update from one or more batches."""
+class RunLength:
+    """How long a run is, in steps; a step is an update from one or more batches."""
 
     total: int
     checkpoint_every: int
     epochs_per_batch: float
 
 
-def schedule_steps(config: ConfigDict, data: AnyExamples | None) -> Length:
-    """Steps or epochs of the config -> steps."""
-    batches = len(data) / config.train.batch_size if data else math.inf  # of an epoch
-    an_epoch = batches / config.train.accumulate
-    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * an_epoch)
-    every = config.train.checkpoint_every or (max(math.ceil(an_epoch), 1) if data else 1)
-    return Length(total, every, 1 / batches)
+def schedule_steps(config: ConfigDict, data: Examples | None) -> RunLength:
+    """Return the length of a run whose config counts steps or epochs."""
+    batches_per_epoch = len(data) / config.train.batch_size if data else math.inf
+    steps_per_epoch = batches_per_epoch / config.train.accumulate
+    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * steps_per_epoch)
+    every = config.train.checkpoint_every or (max(math.ceil(steps_per_epoch), 1) if data else 1)
+    return RunLength(total, every, 1 / batches_per_epoch)
 
 
-def resume(
-    job: Job,
-    texts: Texts,
-    length: Length,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    checkpoints: Checkpoints,
-) -> TrainState:
-    """The state of the last checkpoint; the folder then says what the config has changed. Raises ValueError if the run
-    is longer already."""
-    start = checkpoints.last()
-    begin = {key: value for key, value in job.recorded.items() if key == "start"}
-    if start is None:  # interrupted before the first
-        state, begin = first_state(job, texts, optimizer)
-    elif start > length.total:
+@dataclass(frozen=True)
+class Optimization:
+    """The optimizer of a run, its learning rate by step, and the steps that both are made for."""
+
+    length: RunLength
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule
+
+
+def make_optimization(config: ConfigDict, data: Examples | None) -> Optimization:
+    """Return the optimizer of a config for the steps that it makes with these examples."""
+    length = schedule_steps(config, data)
+    return Optimization(length, *make_optimizer(config.optimizer, length.total))
+
+
+def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
+    """Return the state of the last checkpoint, and record in the folder the keys that the config has changed.
+
+    Args:
+        job: whose run has begun.
+        data: of the job.
+        optimization: for the steps of the config now.
+        checkpoints: of the run; of one that was interrupted before the first, the first state is returned.
+
+    Raises:
+        ValueError: the run has made more steps than the config wants.
+        NotFiniteError: the checkpoint holds a NaN or an infinity.
+    """
+    start, total = checkpoints.last(), optimization.length.total
+    start_record = {key: value for key, value in job.data_record.items() if key == "start"}
+    if start is None:
+        state, start_record = first_state(job, data, optimization.optimizer)
+    elif start > total:
         raise ValueError(
-            f"the config asks for {length.total} steps, but the run in {job.workdir} has made {start}; "
+            f"the config asks for {total} steps, but the run in {job.workdir} has made {start}; "
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
         )
     else:
-        state = restore_state(checkpoints, start, job.mesh, job.model, optimizer, make_rule(job.config))
-    require_finite(state, f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights")
+        rule = make_update_rule(job.config)
+        state = restore_state(checkpoints, start, job.mesh, job.model, optimization.optimizer, rule)
+    name = f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights"
+    require_finite_parameters(state, name)
     if checkpoints.half_written:
-        job.say(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
+        job.log(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
     if superseded := checkpoints.prune():
-        job.say(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
-    tell_changes(job)
+        job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
+    log_changes(job)
     if any(key in job.changes for key in SCHEDULE):
-        rate = float(schedule((start or 0) - int(state.skipped or 0)))
-        job.say(f"the learning rate is planned anew over {length.total} steps: it goes on with {rate:.3g}")
-    any_process(False)  # nobody reads the old config any more
+        rate = float(optimization.learning_rate((start or 0) - int(state.skipped or 0)))
+        job.log(f"the learning rate is planned anew over {total} steps: it goes on with {rate:.3g}")
+    any_process(False)  # a barrier: no process reads the old config any more
     if jax.process_index() == 0:
-        remember(job.workdir, job.config, texts.contract, texts.record | begin, job.changes, start or 0)
+        record_changes(job.workdir, job.config, data.contract, data.record | start_record, job.changes, start or 0)
     return state
 
 
 @dataclass
 class Trainer:
-    """The steps, and what happens between them."""
+    """The steps, and everything that happens between them.
 
-    job: Job
-    length: Length
-    data: AnyExamples | None
-    plan: Plan
+    Attributes:
+        job: the run.
+        optimization: its length and learning rate.
+        data: examples to train on; None if there are no steps.
+        plan: makes its batches.
+        train_step: (state, batch) -> (state, metrics).
+        recorder: validates and saves.
+        meter: measures throughput.
+    """
+
+    job: AnyJob
+    optimization: Optimization
+    data: Examples | None
+    plan: TrainingPlan[Any, Any]
     train_step: Program
-    schedule: optax.Schedule
-    inspector: Inspector
     recorder: Recorder
-    speed: Speed
-    checkpoints: Checkpoints
-    log: MetricsLog
+    meter: ThroughputMeter
 
     def run(self, state: TrainState, start: int | None) -> int:
-        """Steps until the end or SIGTERM; the number of the last one. `start`: that of the checkpoint, if there is."""
-        step, total, log_every = start or 0, self.length.total, self.job.config.train.log_every
+        """Make steps until the end or SIGTERM, and return the number of the last one.
+
+        Args:
+            state: before the first of these steps; its memory is reused.
+            start: step of the checkpoint that it is of; None: the run is new.
+        """
+        length, log_every = self.optimization.length, self.job.config.train.log_every
+        step, total, recorder = start or 0, length.total, self.recorder
         if start is None and total == 0:
-            self.recorder.save(state, step, validate=True)
-        stopping, alone = False, jax.process_count() == 1
-        self.speed.restart()
+            recorder.save(state, step, validate=True)
+        stopping, single_process = False, jax.process_count() == 1
+        self.meter.restart()
         bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not (self.job.progress and total))
-        with stop_on_sigterm() as stop, bar, Feed(self.batch, step, total) as feed:
+        with stop_on_sigterm() as stop, bar, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:
-                batch = feed.take(step, state)
+                batch = prefetcher.take(step, state)
                 state, values = self.train_step(state, batch)
-                self.speed.add(batch, values.pop("real_tokens"))
+                self.meter.add(batch, values.pop("real_tokens"))
                 step += 1
-                self.checkpoints.poll()
+                recorder.checkpoints.poll()
                 # Read once a step: a signal in between waits for the next. Several processes agree where they log.
-                stopping = (alone or step % log_every == 0) and any_process(stop.requested)
+                stopping = (single_process or step % log_every == 0) and any_process(stop.requested)
                 bar.update()
                 if step % log_every == 0 or step == total:
-                    self.inspector.require_healthy(state)
-                    found = {name: float(value) for name, value in values.items()} | self.rate(state, step)
-                    self.log.write(step, found | self.speed.read() | {"data_wait": feed.waited()})
-                    bar.set_postfix(loss=f"{float(values['loss']):.4f}")
-                due = step % self.length.checkpoint_every == 0 or step == total
-                if due or stopping:  # there may be little time to stop in, and an extra validation would change `best`
-                    self.recorder.save(state, step, validate=due)
-                    self.speed.restart()  # validation is not training time
-                    feed.waited()
+                    recorder.inspector.require_healthy(state)
+                    metrics = {name: float(value) for name, value in values.items()} | self.rate(state, step)
+                    metrics |= self.meter.read() | {"data_wait": prefetcher.waited()}
+                    recorder.metrics_log.write(step, metrics)
+                    bar.set_postfix(loss=f"{metrics['loss']:.4f}")
+                due = step % length.checkpoint_every == 0 or step == total
+                if due or stopping:  # time to stop may be short, and an extra validation would change `best`
+                    recorder.save(state, step, validate=due)
+                    self.meter.restart()  # validation is not training time
+                    prefetcher.waited()
         return step
 
     def rate(self, state: TrainState, step: int) -> dict[str, float]:
-        """The learning rate of the last update, and how many were skipped if any may be; those do not count for the
-        schedule, whose state they leave alone."""
+        """Return the learning rate of the last update, and the number of skipped ones if any may be. The schedule does
+        not count those: they leave its state unchanged."""
         if state.skipped is None:
-            return {"learning_rate": float(self.schedule(step - 1))}
+            return {"learning_rate": float(self.optimization.learning_rate(step - 1))}
         skipped = int(state.skipped)
-        return {"learning_rate": float(self.schedule(max(step - skipped - 1, 0))), "skipped_steps": skipped}
+        rate = float(self.optimization.learning_rate(max(step - skipped - 1, 0)))
+        return {"learning_rate": rate, "skipped_steps": skipped}
 
-    def batch(self, step: int) -> AnyBatch:
-        """This process's part of a step's batch, on the mesh; of its batches, stacked, if it takes several."""
+    def batch(self, step: int) -> TrainingBatch:
+        """Return this process's part of a step's batch, on the mesh; its batches are stacked if it takes several."""
         assert self.data is not None  # else there are no steps
         part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate
         numbers = range(step * count, (step + 1) * count)
         batches = [self.plan.training_batch(self.data, number, part) for number in numbers]
-        return shard_batch(self.job.mesh, stack(batches, self.data.pad_id), stacked=count > 1)
+        return shard_batch(self.job.mesh, stack_batches(batches, self.data.pad_id), stacked=count > 1)
 
 
 def make_trainer(
-    job: Job,
-    texts: Texts,
-    length: Length,
+    job: AnyJob,
+    data: AnyData,
+    optimization: Optimization,
     state: TrainState,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
     checkpoints: Checkpoints,
-    log: MetricsLog,
+    metrics_log: MetricsLog,
 ) -> Trainer:
-    """Compiles nothing yet."""
-    config, dropout_key = job.config, jax.random.key(job.config.seed.dropout)
-    objective = job.task.objective(config, job.model, job.mesh, length.epochs_per_batch)
-    plan = job.task.plan(job, texts, objective)
-    if plan.places > plan.batch_size:
-        more = f"{plan.places - plan.batch_size} of {plan.places} places in each batch are empty"
-        job.say(f"{plan.batch_size} of a batch on {job.mesh.size} devices: {more}")
-    if told := rounded(plan.places, config.train.chunk_size, job.mesh.size):
-        job.say(told)
+    """Return the trainer of a job. Nothing is compiled yet.
+
+    Args:
+        job: the run.
+        data: of the job.
+        optimization: of the run.
+        state: to begin or resume with, for its shapes and shardings.
+        checkpoints: to save to.
+        metrics_log: to write to.
+    """
+    config, length, dropout_key = job.config, optimization.length, jax.random.key(job.config.seed.dropout)
+    objective = job.task.make_objective(config, job.model, job.mesh, length.epochs_per_batch)
+    plan = job.task.make_plan(job, data, objective)
+    if plan.padded_size > plan.batch_size:
+        empty = f"{plan.padded_size - plan.batch_size} of {plan.padded_size} places in each batch are empty"
+        job.log(f"{plan.batch_size} of a batch on {job.mesh.size} devices: {empty}")
+    if description := describe_rounding(plan.padded_size, config.train.chunk_size, job.mesh.size):
+        job.log(description)
     if plan.packer:
-        job.say(str(plan.packer))
-    rule = make_rule(config)
-    inspector = Inspector(objective, plan, texts.train, dropout_key, checkpoints, rule)
-    validate = job.task.validate(job, texts, objective, state.params)
-    rest = optimizer, state, dropout_key, rule
-    train_step = make_train_step(objective, *rest)
-    counted = counted_step(train_step, objective, *rest)
-    kind = job.mesh.devices.flat[0].device_kind
+        job.log(str(plan.packer))
+    rule = make_update_rule(config)
+    inspector = Inspector(objective, plan, data.train, dropout_key, checkpoints, rule)
+    validator = job.task.make_validator(job, data, objective, state.params)
+    step_arguments = optimization.optimizer, state, dropout_key, rule
+    train_step = make_train_step(objective, *step_arguments)
+    countable = countable_step(train_step, objective, *step_arguments)
+    ideal = ideal_seconds(countable, state, job.mesh.size, job.mesh.devices.flat[0].device_kind)
     return Trainer(
         job=job,
-        length=length,
-        data=texts.train,
+        optimization=optimization,
+        data=data.train,
         plan=plan,
         train_step=train_step,
-        schedule=schedule,
-        inspector=inspector,
-        recorder=Recorder(checkpoints, log, inspector, validate, job.say, criterion(config, length)),
-        speed=Speed(ideal_seconds(counted, state, job.mesh.size, kind), objective.bins(plan.places)),
-        checkpoints=checkpoints,
-        log=log,
+        recorder=Recorder(checkpoints, metrics_log, inspector, validator, job.log, make_criterion(config, length)),
+        meter=ThroughputMeter(ideal, objective.bins(plan.padded_size)),
     )
 
 
-def criterion(config: ConfigDict, length: Length) -> Criterion:
-    """Epochs of the config -> steps. The last step of an epoch may end a little after it: rounded down."""
+def make_criterion(config: ConfigDict, length: RunLength) -> Criterion:
+    """Return how checkpoints of a run are compared: epochs of the config become steps, rounded down, because the last
+    step of an epoch may end a little after it."""
     epochs_per_step = length.epochs_per_batch * config.train.accumulate
     steps = math.floor(config.validation.then_from / epochs_per_step) if epochs_per_step else 0
     return Criterion(config.validation.metric, config.validation.then, steps)

@@ -1,104 +1,130 @@
-"""What the loop trains: the loss of a batch as a function of parameters, and how devices share its computation."""
+"""Objectives: the loss of a batch as a function of parameters, and how devices share its computation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxret.distributed import ROWS, Reader, shardings
 from jaxret.models.model import Model, Params
-from jaxret.training.grad_cache import count_chunks
-from jaxret.training.losses import LossTerms
-from jaxret.types import HiddenStates, Tokens
+from jaxret.parallel.mesh import ROWS, ParameterGatherer, shardings
+from jaxret.training.losses.grad_cache import count_chunks
+from jaxret.training.losses.in_batch import LossTerms
+from jaxret.types import BatchT, HiddenStates, Tokens
 
+ModelT = TypeVar("ModelT", bound=Model)
+Inputs = TypeVar("Inputs")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Objective(ABC):
-    """The loss of a batch as a function of parameters. A batch is a struct of arrays by row, with `texts`, all that
-    encoders compute of it, and `size`, the rows that chunks are counted in."""
+@dataclass(frozen=True, kw_only=True)
+class Objective(ABC, Generic[ModelT, BatchT]):
+    """The loss of a batch as a function of parameters.
 
-    model: Model
-    settings: Any  # of the loss
+    Attributes:
+        model: shapes and computation.
+        mesh: the devices.
+        chunk_size: rows encoded at a time, a query with its documents; 0: all.
+        reduce_dtype: in which gradients are added up over devices.
+        from_copies: whether parameters are those that `copies` returns.
+    """
+
+    model: ModelT
     mesh: Mesh
-    chunk_size: int = 0  # rows encoded at a time, a query with its documents; 0: all
-    reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
-    from_copies: bool = False  # parameters are given as `copies` makes them
+    chunk_size: int = 0
+    reduce_dtype: Any = jnp.float32
+    from_copies: bool = False
 
     @abstractmethod
     def __call__(
-        self, params: Params, batch: Any, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+        self, params: Params, batch: BatchT, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
     ) -> LossTerms:
-        """`step` is for what changes with the epoch. Without `train` there is no dropout and no annealing."""
+        """Return the loss of a batch and its terms.
+
+        Args:
+            params: the model's parameters.
+            batch: of all devices.
+            key: of dropout.
+            step: number of the batch, for terms that change with the epoch; None: without annealing.
+            train: whether there is dropout.
+        """
 
     @abstractmethod
-    def hidden_states(self, params: Params, batch: Any) -> Iterator[tuple[str, HiddenStates]]:
-        """(name of an encoder, all its states), to look for the place where one breaks."""
+    def hidden_states(self, params: Params, batch: BatchT) -> Iterator[tuple[str, HiddenStates]]:
+        """Yield the name and the states of each encoder, to find the layer where one breaks."""
 
     def chunks(self, rows: int) -> int:
-        """How many passes `rows` are encoded in."""
+        """Return in how many passes `rows` are encoded."""
         return count_chunks(rows, self.chunk_size, self.mesh.size)
 
     def bins(self, rows: int) -> int:
-        """How many parts of a batch are encoded on their own: the chunks of all devices."""
+        """Return how many parts of a batch are encoded on their own: the chunks of all devices."""
         return self.mesh.size * self.chunks(rows)
 
-    def padding(self, batch: Any) -> Any:
-        """Tokens that the encoders compute for each real one."""
+    def padding(self, batch: BatchT) -> Any:
+        """Return the tokens that encoders compute for each real one."""
         bins = self.bins(batch.size)
-        return sum(t.computed(bins) for t in batch.texts) / sum(jnp.sum(t.mask) for t in batch.texts)
+        return sum(t.computed_tokens(bins) for t in batch.texts) / sum(jnp.sum(t.mask) for t in batch.texts)
 
     def on_devices(
         self,
-        own: Callable[[Any, Params, Any, jax.Array], Result],
+        compute: Callable[[ModelT, Params, Inputs, jax.Array], Result],
         params: Params,
-        inputs: Any,
+        inputs: Inputs,
         key: jax.Array,
-        often: bool,
+        repeated: bool,
     ) -> Result:
-        """`own(model, params, inputs, key)` on each device, of its own rows; its results are by row. All parameters are
-        read as `Reader` says; often: several times in `own`."""
-        read = self.reader(at_once=often or self.from_copies)
-        model = self.model.reading(read)
+        """Return `compute(model, params, inputs, key)` of each device's rows, by row.
 
-        def body(params: Params, inputs: Any, key: jax.Array) -> Result:
-            whole = jax.tree.map(lambda x: x[0], params) if self.from_copies else read.entry(params)
-            return own(model, whole, inputs, key)
+        Args:
+            compute: computation of one device.
+            params: all parameters, of which `Reader` gathers the parts that other devices hold.
+            inputs: arrays by row.
+            key: of dropout, the same on all devices.
+            repeated: whether `compute` uses layers several times; they are then gathered once.
+        """
+        read = self.reader(at_once=repeated or self.from_copies)
+        model: Any = self.model.reading(read)
 
-        places = P(ROWS) if self.from_copies else self.specs(params)
-        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(places, P(ROWS), P()), out_specs=P(ROWS))
+        def body(params: Params, inputs: Inputs, key: jax.Array) -> Result:
+            whole = jax.tree.map(lambda x: x[0], params) if self.from_copies else read.gather_at_entry(params)
+            return compute(model, whole, inputs, key)
+
+        specs = P(ROWS) if self.from_copies else self.specs(params)
+        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROWS), P()), out_specs=P(ROWS))
         return mapped(params, inputs, key)
 
-    def reader(self, at_once: bool) -> Reader:
-        """at_once: whether layers are used several times, see Reader."""
-        return Reader(self.model.compute.dtype, self.reduce_dtype, at_once, self.mesh.shape["fsdp"] > 1)
+    def reader(self, at_once: bool) -> ParameterGatherer:
+        """Return how layers read their parameters; at_once: all before the first layer, see ParameterGatherer."""
+        return ParameterGatherer(self.model.compute.dtype, self.reduce_dtype, at_once, self.mesh.shape["fsdp"] > 1)
 
     def specs(self, params: Params) -> Any:
-        """Where the parameters lie, for shard_map."""
-        return jax.tree.map(lambda place: place.spec, shardings(self.mesh, params))
+        """Return the partition specs of parameters, for shard_map."""
+        return jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, params))
 
     def copies(self, params: Params) -> Params:
-        """Every parameter whole, [devices, ...]: each device has its own copy, and their gradients are added up when
-        this is differentiated. For an objective with `from_copies`, which can so be called several times while
-        parameters and gradients travel once."""
+        """Return every parameter whole, [devices, ...]: a copy for each device.
+
+        Differentiated, the gradients of the copies are added up. An objective with `from_copies` can so be called
+        several times while parameters and gradients travel once.
+        """
         read = self.reader(at_once=True)
 
-        def own(params: Params) -> Params:
-            return jax.tree.map(lambda x: x[None], read.entry(params))
+        def copy(params: Params) -> Params:
+            return jax.tree.map(lambda x: x[None], read.gather_at_entry(params))
 
-        return jax.shard_map(own, mesh=self.mesh, in_specs=(self.specs(params),), out_specs=P(ROWS))(params)
+        return jax.shard_map(copy, mesh=self.mesh, in_specs=(self.specs(params),), out_specs=P(ROWS))(params)
 
 
-def numbered(tokens: Tokens) -> Tokens:
-    """The texts of a device, inside `on_devices`, with their rows in the whole batch: dropout's masks follow these."""
+def number_rows(tokens: Tokens) -> Tokens:
+    """Return the texts of a device, inside `on_devices`, with their rows in the whole batch: dropout's masks follow
+    these."""
     if tokens.rows is not None:
         return tokens
     count = len(tokens.ids)

@@ -1,4 +1,4 @@
-"""AdamW and LAMB with linear warm-up, a decay, and clipping by global norm."""
+"""Optimizers: AdamW and LAMB with linear warm-up, a decay, and clipping by global norm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from jaxret.checkpoint import path_name
+from jaxret.parallel.mesh import path_name
 
-# What becomes of the learning rate after warm-up, over the steps that are left; all of optimizer.decay.
+# Schedules of the learning rate after warm-up, (peak, steps left) -> schedule, by optimizer.decay.
 DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
     "linear": lambda peak, steps: optax.linear_schedule(peak, 0.0, steps),
     "cosine": optax.cosine_decay_schedule,  # peak (1 + cos(pi t)) / 2, t from 0 to 1 (Loshchilov & Hutter 2017, eq. 5)
@@ -24,18 +24,25 @@ DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
 
 
 def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """0 at the first update, `peak` after `warmup_steps`, and then as DECAYS has it: to 0 at `total_steps`, or `peak`.
-    Raises ValueError for an unknown decay."""
+    """Return the learning rate by update: from 0 at the first to `peak` after the warm-up, and then a decay to 0 at
+    `total_steps`, or none. Raises ValueError for an unknown decay.
+
+    Args:
+        decay: a key of DECAYS.
+        peak: the largest rate.
+        warmup_steps: over which the rate rises linearly.
+        total_steps: of the run.
+    """
     if decay not in DECAYS:
         raise ValueError(f"optimizer.decay is {decay!r}; it must be one of {', '.join(DECAYS)}")
-    down = DECAYS[decay](peak, max(total_steps - warmup_steps, 1))
+    after_warmup = DECAYS[decay](peak, max(total_steps - warmup_steps, 1))
     if not warmup_steps:
-        return down
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), down], [warmup_steps])
+        return after_warmup
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), after_warmup], [warmup_steps])
 
 
 def decay_mask(params: Any) -> Any:
-    """True for kernels and embedding tables; biases, layer norms and mixing weights are never decayed."""
+    """Return True for kernels and embedding tables; biases, layer norms and mixing weights are never decayed."""
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         return path_name(path).endswith(("kernel", "embedding"))
@@ -44,15 +51,15 @@ def decay_mask(params: Any) -> Any:
 
 
 def per_layer_norm(path: str, leaf: jax.Array) -> jax.Array:
-    """The norm of a parameter; of a stack of layers, that of each layer, in a shape that broadcasts. As if the layers
-    were separate tensors, which they are elsewhere."""
+    """Return the norm of a parameter; of a stack of layers, the norm of each layer, in a shape that broadcasts.
+    Reference implementations have a tensor for each layer."""
     axes = tuple(range(1, leaf.ndim)) if "layers/" in path else None
     return jnp.sqrt(jnp.sum(leaf**2, axis=axes, keepdims=True))
 
 
 def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransformation:
-    """LAMB's layer-wise ratio: update * min(|w|, largest_norm) / |update|, and * 1 where either norm is 0 (You et al.
-    2020, algorithm 2)."""
+    """Return LAMB's layer-wise scaling: update * min(|w|, largest_norm) / |update|, and * 1 where either norm is 0 (You
+    et al. 2020, algorithm 2)."""
 
     def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
         def scaled(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
@@ -67,7 +74,8 @@ def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransf
 
 
 def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """m / (sqrt(v) + eps) without bias correction, as in the LAMB that I3 was trained with (torch_optimizer)."""
+    """Return the update m / (sqrt(v) + eps), without bias correction, as in the LAMB that I3 was trained with
+    (torch_optimizer)."""
 
     def init(params: Any) -> optax.ScaleByAdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -82,22 +90,29 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
     return optax.GradientTransformation(init, update)
 
 
-def matching(key: str, pattern: str, params: Any) -> Any:
-    """True for parameters whose path matches the pattern of a config key. Raises ValueError if none does, or all do,
-    or it is no pattern."""
+def matching_parameters(key: str, pattern: str, params: Any) -> Any:
+    """Return True for parameters whose path matches the pattern of a config key. Raises ValueError if none or all do,
+    or if it is no regular expression."""
     try:
-        parameters = re.compile(pattern)
+        regex = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"optimizer.{key} is {pattern!r}, which is no regular expression: {error}") from error
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(parameters.search(path_name(path))), params)
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(regex.search(path_name(path))), params)
     if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
-        what = "all" if all(jax.tree.leaves(mask)) else "none"
-        raise ValueError(f"optimizer.{key} is {pattern!r}, which matches {what} of the parameters")
+        quantity = "all" if all(jax.tree.leaves(mask)) else "none"
+        raise ValueError(f"optimizer.{key} is {pattern!r}, which matches {quantity} of the parameters")
     return mask
 
 
+def check_optimizer(config: ConfigDict) -> None:
+    """Raise ValueError for an unknown optimizer or decay, and for a learning rate that is not positive."""
+    make_optimizer(config, 1)
+    if config.learning_rate <= 0:
+        raise ValueError(f"optimizer.learning_rate is {config.learning_rate}; it must be positive")
+
+
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Config -> (optimizer, learning-rate schedule). Raises ValueError for an unknown name."""
+    """Return the optimizer of `config.optimizer` and its learning rate. Raises ValueError for an unknown name."""
     c = config
     warmup = c.warmup_steps if c.warmup_steps >= 0 else round(c.warmup_fraction * total_steps)
     schedule = make_schedule(c.decay, c.learning_rate, warmup, total_steps)
@@ -112,13 +127,13 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
     direction, ratio = moments[c.name]
     frozen = optax.identity()
     if c.frozen:
-        frozen = optax.masked(optax.set_to_zero(), partial(matching, "frozen", c.frozen))
+        frozen = optax.masked(optax.set_to_zero(), partial(matching_parameters, "frozen", c.frozen))
     heads = optax.identity()
     if c.head_learning_rate:
-        faster = partial(matching, "head_parameters", c.head_parameters)
+        faster = partial(matching_parameters, "head_parameters", c.head_parameters)
         heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), faster)
     return optax.chain(
-        frozen,  # before clipping: what is not trained has no part in the norm
+        frozen,  # before clipping: frozen parameters have no part in the norm
         optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),
         direction,
         optax.add_decayed_weights(c.weight_decay, decay_mask),

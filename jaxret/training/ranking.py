@@ -1,7 +1,7 @@
-"""The best passages of every query, found on the mesh.
+"""Retrieve the best passages of every query on the mesh.
 
-Passages are encoded and scored a batch at a time: what is kept of a corpus is the best so far of each query, on its
-device. No vector of a passage comes to the host, and none stays.
+Passages are encoded and scored a batch at a time; each device merges the scores of its queries into their best so far.
+No passage vector comes to the host, and none stays on a device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from flax import struct
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from jaxret.distributed import Program, by_row, place_rows, replicated, shardings
+from jaxret.models.scoring import late_interaction, similarities
+from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shard_whole_batch, shardings
 from jaxret.runs.embedder import Embedder, plan_batches
-from jaxret.scoring import late_interaction, similarities
 from jaxret.types import Array, Ragged, Tokens
 
-NOBODY = np.iinfo(np.int32).max  # the row of a place that no passage has taken
+NO_PASSAGE = np.iinfo(np.int32).max  # the row of an empty rank
 
 
 @struct.dataclass
-class Best:
-    """Of each query, best first; of equal scores the lower row first. A place that is not taken scores -inf."""
+class BestPassages:
+    """The best passages of each query, best first; of equal scores the lower row first. Empty ranks score -inf."""
 
     scores: Float[Array, "Q k"]
     rows: Int[Array, "Q k"]
@@ -35,7 +35,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Ranker:
-    """Queries and passages -> the `depth` best passages of each query, by float32 scores."""
+    """Ranks passages by float32 scores, `depth` for each query."""
 
     embedder: Embedder
     depth: int
@@ -43,58 +43,67 @@ class Ranker:
     def __call__(
         self, params: Any, queries: Ragged, passages: Ragged, progress: bool = False
     ) -> dict[str, list[tuple[str, float]]]:
-        """Number of the query -> [(row of the passage, score)], as text, best first."""
+        """Return the best passages, best first: number of the query -> [(row of the passage, score)], numbers as text.
+
+        Args:
+            params: of the model.
+            queries: tokens.
+            passages: tokens.
+            progress: whether to show progress bars.
+        """
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
-        asked = self._place(self.embedder.with_params(params)(queries, "query", progress))
-        best = place_rows(mesh, self._nothing(asked[0].shape[0]))
+        placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
+        best = shard_whole_batch(mesh, self._empty_ranks(placed_queries[0].shape[0]))
         with tqdm(total=len(passages), desc="rank passage", unit="text", disable=not progress, delay=1) as bar:
             for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, mesh.size):
                 # Ascending, so that of equal scores the first is the lower row.
                 rows = np.concatenate([np.sort(rows), np.full(size - len(rows), -1)]).astype(np.int32)
                 tokens = Tokens(*passages.padded(rows, min(length, limit), self.embedder.pad_id))
-                best = self._merge(params, place_rows(mesh, tokens), rows, *asked, best)
+                best = self._merge(params, shard_whole_batch(mesh, tokens), rows, *placed_queries, best)
                 bar.update(int((rows >= 0).sum()))
-        found = jax.jit(lambda x: x, out_shardings=replicated(mesh))(best)
-        scores, rows = np.asarray(found.scores), np.asarray(found.rows)
-        taken = [rows[query] != NOBODY for query in range(len(queries))]
+        gathered = jax.jit(lambda x: x, out_shardings=replicated_sharding(mesh))(best)
+        scores, rows = np.asarray(gathered.scores), np.asarray(gathered.rows)
+        masks = [rows[query] != NO_PASSAGE for query in range(len(queries))]
         return {
-            str(query): [(str(row), float(score)) for row, score in zip(rows[query][there], scores[query][there])]
-            for query, there in enumerate(taken)
+            str(query): [(str(row), float(score)) for row, score in zip(rows[query][mask], scores[query][mask])]
+            for query, mask in enumerate(masks)
         }
 
     def _place(self, vectors: Ragged) -> tuple[jax.Array, jax.Array]:
-        """Queries [Q,U,D] and which of their vectors exist [Q,U], split over devices; empty ones fill up."""
+        """Return queries [Q,U,D] and the mask of their vectors [Q,U], split over devices, padded with empty queries."""
         devices = self.embedder.mesh.size
         rows = np.concatenate([np.arange(len(vectors)), np.full(-len(vectors) % devices, -1)])
-        return place_rows(self.embedder.mesh, vectors.padded(rows, int(vectors.lengths.max())))
+        return shard_whole_batch(self.embedder.mesh, vectors.padded(rows, int(vectors.lengths.max())))
 
-    def _nothing(self, queries: int) -> Best:
+    def _empty_ranks(self, queries: int) -> BestPassages:
         shape = queries, self.depth
-        return Best(np.full(shape, -np.inf, np.float32), np.full(shape, NOBODY, np.int32))
+        return BestPassages(np.full(shape, -np.inf, np.float32), np.full(shape, NO_PASSAGE, np.int32))
 
     @cached_property
     def _merge(self) -> Program:
-        """(params, tokens, their rows, queries, which exist, best) -> best; compiled once per shape."""
+        """The program (params, tokens, their rows, queries, query mask, best) -> best; compiled once per shape."""
         late, mesh = self.embedder.retriever.late_interaction, self.embedder.mesh
-        encode = self.embedder.own("passage")
+        encode = self.embedder.sharded_encode("passage")
 
         def merge(
-            params: Any, tokens: Tokens, rows: jax.Array, queries: jax.Array, exist: jax.Array, best: Best
-        ) -> Best:
+            params: Any, tokens: Tokens, rows: jax.Array, queries: jax.Array, exist: jax.Array, best: BestPassages
+        ) -> BestPassages:
             passages = encode(params, tokens)
-            vectors, mask = jax.lax.with_sharding_constraint((passages.vectors, passages.mask), replicated(mesh))
+            vectors, mask = jax.lax.with_sharding_constraint(
+                (passages.vectors, passages.mask), replicated_sharding(mesh)
+            )
             if late:
                 scores = late_interaction(queries, exist, vectors, mask)
             else:
                 scores = jnp.max(similarities(queries[:, 0], vectors, mask), axis=-1)
-            scores = jax.lax.with_sharding_constraint(scores, by_row(mesh))  # each device its own queries
+            scores = jax.lax.with_sharding_constraint(scores, row_sharding(mesh))  # each device its own queries
             scores = jnp.where(rows >= 0, scores, -jnp.inf)
-            top, places = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
-            there = jnp.where(top > -jnp.inf, rows[places], NOBODY)
-            both = -jnp.concatenate([best.scores, top], axis=1), jnp.concatenate([best.rows, there], axis=1)
-            negated, found = jax.lax.sort(both, dimension=1, num_keys=2)
-            return Best(-negated[:, : self.depth], found[:, : self.depth])
+            top, columns = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
+            top_rows = jnp.where(top > -jnp.inf, rows[columns], NO_PASSAGE)
+            both = -jnp.concatenate([best.scores, top], axis=1), jnp.concatenate([best.rows, top_rows], axis=1)
+            negated, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
+            return BestPassages(-negated[:, : self.depth], merged_rows[:, : self.depth])
 
-        own, whole = by_row(mesh), replicated(mesh)
-        places = (shardings(mesh, self.embedder.params), own, whole, own, own, own)
-        return Program(merge, in_shardings=places, out_shardings=own, donate_argnums=5)
+        rows, whole = row_sharding(mesh), replicated_sharding(mesh)
+        in_shardings = (shardings(mesh, self.embedder.params), rows, whole, rows, rows, rows)
+        return Program(merge, in_shardings=in_shardings, out_shardings=rows, donate_argnums=5)

@@ -1,60 +1,68 @@
-"""Between two steps: is the run sound, is it better, and is it saved."""
+"""Between two steps: detect a broken loss, validate, and save a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
-from jaxret.checkpoint import Checkpoints
-from jaxret.data.batches import AnyExamples
-from jaxret.distributed import place_rows
-from jaxret.training.begin import Say
+from jaxret.data.tokens.batches import Examples
+from jaxret.parallel.mesh import shard_whole_batch
+from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
 from jaxret.training.objective import Objective
-from jaxret.training.state import saved
-from jaxret.training.step import Rule, TrainState
-from jaxret.training.task import Plan, Validate
+from jaxret.training.task import Log, TrainingPlan, Validator
+from jaxret.training.train_state import TrainState, UpdateRule, checkpoint_trees
 
 
 class NotFiniteError(ArithmeticError):
     """A parameter, the loss or a gradient is NaN or infinite."""
 
 
-def require_finite(state: TrainState, what: str) -> None:
-    """Raises NotFiniteError naming the first parameter that holds a NaN or an infinity."""
+def require_finite_parameters(state: TrainState, name: str) -> None:
+    """Raise NotFiniteError if a parameter of the state, which the message calls `name`, holds a NaN or an infinity."""
     if bad := not_finite(state.params):
-        raise NotFiniteError(f"{what}: parameter {bad[0]} ({len(bad)} in all) holds a NaN or an infinity")
+        raise NotFiniteError(f"{name}: parameter {bad[0]} ({len(bad)} in all) holds a NaN or an infinity")
 
 
 @dataclass
 class Inspector:
-    """Notices a loss that broke, and looks for the place."""
+    """Detects a loss that is not finite, and finds where it broke.
 
-    objective: Objective
-    plan: Plan
-    data: AnyExamples | None
+    Attributes:
+        objective: computed anew for the batch that broke it.
+        plan: makes that batch.
+        data: examples that are trained on.
+        dropout_key: of the run.
+        checkpoints: of the run, for the message.
+        rule: how updates are made.
+    """
+
+    objective: Objective[Any, Any]
+    plan: TrainingPlan[Any, Any]
+    data: Examples | None
     dropout_key: jax.Array
     checkpoints: Checkpoints
-    rule: Rule
+    rule: UpdateRule
 
     def require_healthy(self, state: TrainState) -> None:
-        """Raises NotFiniteError naming step, queries and place if an update failed; the state is that before it."""
+        """Raise NotFiniteError with step, queries and cause if an update failed; the state is that before it."""
         if bool(state.healthy):
             return
         assert self.data is not None  # there was a step
         step, count = int(state.step), self.rule.accumulate
-        for number in range(step * count, (step + 1) * count):  # the first batch of the update that is to blame
-            batch = place_rows(self.objective.mesh, self.plan.training_batch(self.data, number))
+        for number in range(step * count, (step + 1) * count):  # until the first batch that breaks
+            batch = shard_whole_batch(self.objective.mesh, self.plan.training_batch(self.data, number))
             key = jax.random.fold_in(self.dropout_key, number)
-            where = diagnose(self.objective, state.params, batch, key, number)
-            if where != SOUND:
+            cause = diagnose(self.objective, state.params, batch, key, number)
+            if cause != SOUND:
                 break
         last = self.checkpoints.last()
         good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
-            f"step {step + 1}: {where}. The batch begins with {self.plan.named(self.data, number)}. {good}; "
+            f"step {step + 1}: {cause}. The batch begins with {self.plan.describe_batch(self.data, number)}. {good}; "
             f"a lower optimizer.learning_rate or encoder.dtype=float32 may help{self._skipping(state)}"
         )
 
@@ -66,40 +74,52 @@ class Inspector:
 
 @dataclass(frozen=True)
 class Criterion:
-    """By which metric a checkpoint is compared: `metric`, and from a number of steps on another, if there is one.
+    """The metric that checkpoints are compared by: `metric`, and from step `then_from` on `then`, if it is set.
 
-    So MLR's and DPR's runs chose: by NLL, late by average rank. DPR then forgets the best so far, as is done here;
-    MLR's code goes on comparing, an average rank with an NLL (docs/training.md).
+    MLR's and DPR's runs compare by NLL, and late by average rank. DPR then forgets the best so far, as is done here;
+    MLR's code goes on to compare an average rank with an NLL (docs/training.md).
     """
 
     metric: str
     then: str = ""
-    then_from: int = 0  # steps
+    then_from: int = 0
 
     def at(self, step: int) -> str:
+        """Return the metric of a step."""
         return self.then if self.then and step >= self.then_from else self.metric
 
 
 @dataclass
 class Recorder:
-    """Validates and saves."""
+    """Validates and saves.
+
+    Attributes:
+        checkpoints: of the run.
+        metrics_log: of the run.
+        inspector: refuses to save a broken state.
+        validator: parameters -> metrics; None without a dev set.
+        log: prints a line.
+        criterion: compares checkpoints.
+        metrics: of the last validation.
+    """
 
     checkpoints: Checkpoints
-    log: MetricsLog
+    metrics_log: MetricsLog
     inspector: Inspector
-    validate: Validate | None
-    say: Say
+    validator: Validator | None
+    log: Log
     criterion: Criterion
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
-        """A checkpoint of `state`, never of a broken one; with validation, if asked and there is a dev set."""
+        """Save a checkpoint of a state, with its metrics if `validate` is set and there is a dev set. Raises
+        NotFiniteError for a broken state."""
         self.inspector.require_healthy(state)
-        require_finite(state, f"step {step}")
+        require_finite_parameters(state, f"step {step}")
         metrics = criterion = None
-        if self.validate and validate:
-            metrics = self.metrics = self.validate(state.weights)
+        if self.validator and validate:
+            metrics = self.metrics = self.validator(state.weights)
             criterion = self.criterion.at(step)
-            self.log.write(step, self.metrics, "validation/")
-            self.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
-        self.checkpoints.save(step, *saved(state), metrics, criterion)
+            self.metrics_log.write(step, metrics, "validation/")
+            self.log(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        self.checkpoints.save(step, *checkpoint_trees(state), metrics, criterion)

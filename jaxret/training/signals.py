@@ -1,4 +1,4 @@
-"""SIGTERM: the step under way is finished and saved."""
+"""SIGTERM finishes and saves the step under way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Stop:
+class StopRequest:
+    """Whether SIGTERM has come."""
+
     requested: bool = False
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[Stop]:
-    """Lets the step under way finish and be saved when the machine is taken away. A second signal ends at once."""
-    stop = Stop()
+def stop_on_sigterm() -> Iterator[StopRequest]:
+    """Yield a request that SIGTERM sets, so that the step under way can be saved. A second signal ends the process."""
+    stop = StopRequest()
 
     def handle(*_: object) -> None:
         stop.requested = True

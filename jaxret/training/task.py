@@ -1,66 +1,159 @@
-"""The seam between the loop and what it trains."""
+"""Tasks: the values and functions by which the loop trains a retriever, a reranker or an encoder alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.model import Model, Params
-from jaxret.training.objective import Objective
+from jaxret.data.tokens.batches import Examples, TrainingSet
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.model import Params
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.resume import Changes
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+from jaxret.training.examples import data_record
+from jaxret.training.objective import ModelT, Objective
+from jaxret.training.validation import DevCollection
+from jaxret.types import BatchT, TrainingBatch
 
-if TYPE_CHECKING:  # a job holds its task
-    from jaxret.training.begin import Job, Texts
+ExamplesT = TypeVar("ExamplesT", bound=Examples)
+ReadExamplesT = TypeVar("ReadExamplesT", bound=Examples, contravariant=True)
+MadeBatchT = TypeVar("MadeBatchT", bound=TrainingBatch, covariant=True)
+
+Validator = Callable[[Params], dict[str, float]]  # parameters -> metrics
+Log = Callable[[str], None]  # prints a line, on one process
 
 
 @runtime_checkable
-class Plan(Protocol):
+class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
     """How examples become batches: a pure function of the seeds and the number of the batch."""
 
     @property
     def batch_size(self) -> int: ...
 
     @property
-    def places(self) -> int:
+    def padded_size(self) -> int:
         """Rows of a batch with the empty ones: a multiple of the devices."""
         ...
 
     @property
     def packer(self) -> Any:
-        """How its texts are packed; None: not at all."""
+        """How texts of training batches are packed; None: not at all."""
         ...
 
-    def named(self, data: Any, number: int) -> str:
-        """What a batch begins with, for an error: "queries q1, q2"."""
+    def describe_batch(self, data: ReadExamplesT, number: int) -> str:
+        """Return the beginning of a batch, for an error: "queries q1, q2"."""
         ...
 
-    def training_batch(self, data: Any, step: int, part: tuple[int, int] = (0, 1)) -> Any:
-        """A process's part of a batch, on the host (see Objective)."""
+    def training_batch(self, data: ReadExamplesT, step: int, part: tuple[int, int] = (0, 1)) -> MadeBatchT:
+        """Return the rows of a batch that belong to process `part[0]` of `part[1]`, on the host."""
         ...
-
-
-Validate = Callable[[Params], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the loop trains, in the order in which it asks.
+class Task(Generic[ModelT, ExamplesT, BatchT]):
+    """A kind of model to train. The loop calls the functions in this order.
 
-    name: what `config.task` says. stated: what a model's directory says of the config. build: the model, from a config
-    and the encoder's. check: raises ValueError for settings that the model, or this task, cannot have. read: tokenizer,
-    contract and data. objective: of (config, model, mesh, epochs of a batch). plan: how its batches are made. validate:
-    what measures parameters, or None without a dev set. Each is given the task's own model and objective.
+    Attributes:
+        name: as in `config.task`.
+        encoder_settings: model directory -> keys of the config that the directory decides.
+        build: (config, shapes of the encoder) -> model.
+        check: raises ValueError for settings that this model, or this task, cannot have.
+        read_data: job -> tokenizer, contract and examples.
+        make_objective: (config, model, mesh, epochs of a batch) -> loss of a batch.
+        make_plan: how its batches are made.
+        make_validator: (job, data, objective, parameters to take shapes from) -> metrics; None without a dev set.
     """
 
     name: str
-    stated: Callable[[Path], dict[str, Any]]
-    build: Callable[[ConfigDict, Any], Model]
-    check: Callable[[ConfigDict, Any], None]
-    read: Callable[[Job], Texts]
-    objective: Callable[[ConfigDict, Any, Mesh, float], Objective]
-    plan: Callable[[Job, Texts, Any], Plan]
-    validate: Callable[[Job, Texts, Any, Params], Validate | None]
+    encoder_settings: Callable[[Path], dict[str, Any]]
+    build: Callable[[ConfigDict, EncoderConfig], ModelT]
+    check: Callable[[ConfigDict, ModelT], None]
+    read_data: Callable[[TrainingJob[ModelT, ExamplesT, BatchT]], TrainingData[ExamplesT]]
+    make_objective: Callable[[ConfigDict, ModelT, Mesh, float], Objective[ModelT, BatchT]]
+    make_plan: Callable[
+        [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT]],
+        TrainingPlan[ExamplesT, BatchT],
+    ]
+    make_validator: Callable[
+        [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT], Params],
+        Validator | None,
+    ]
+
+
+@dataclass(frozen=True)
+class TrainingJob(Generic[ModelT, ExamplesT, BatchT]):
+    """A run to begin or to resume, whose config is sound and fits the encoder and the folder.
+
+    Attributes:
+        config: with the keys that the encoder's directory decides.
+        workdir: the run's folder.
+        mesh: the devices.
+        model: built, without parameters.
+        encoder: folder of the encoder's config and tokenizer: the run's own copy, once it has begun.
+        has_begun: whether the folder holds the run already.
+        progress: whether to show progress bars.
+        log: prints a line.
+        encoder_settings: keys of the config that the encoder's directory decides.
+        task: the kind of model.
+        changes: of the config, since the run began.
+    """
+
+    config: ConfigDict
+    workdir: Workdir
+    mesh: Mesh
+    model: ModelT
+    encoder: Path
+    has_begun: bool
+    progress: bool
+    log: Log
+    encoder_settings: dict[str, Any]
+    task: Task[ModelT, ExamplesT, BatchT]
+    changes: Changes = field(default_factory=dict)
+
+    @property
+    def data_record(self) -> dict[str, Any]:
+        """Contents of data.json, {} where there is none yet. Raises ContractError if the file is damaged."""
+        if not self.workdir.data.exists():
+            return {}
+        record = read_json(self.workdir.data)
+        if not isinstance(record, dict):
+            raise ContractError(f"{self.workdir.data} is damaged: it holds no record of the data; restore it")
+        return record
+
+
+AnyJob = TrainingJob[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class TrainingData(Generic[ExamplesT]):
+    """Everything that a job reads.
+
+    Attributes:
+        tokenizer: of the run.
+        contract: of model and tokenizer.
+        train: examples to train on; None if the config names none.
+        dev: examples to validate with; None if the config names none.
+        corpus: collection to validate with, if it is a file's.
+    """
+
+    tokenizer: TextTokenizer
+    contract: dict[str, Any]
+    train: ExamplesT | None
+    dev: TrainingSet | None
+    corpus: DevCollection | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Sizes and digests, for data.json."""
+        return data_record(self.train, self.dev)
+
+
+AnyData = TrainingData[Any]

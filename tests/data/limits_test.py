@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data import files
-from jaxret.data.files import DataError, Policy, read_json_array
+from jaxret.data import lines
+from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, scan_corpus, tables
+from jaxret.data.lines import read_json_array
 from jaxret.data.records import Passage
 from tests.conftest import REPOSITORY
 from tests.pipeline import write_encoder
@@ -40,7 +41,7 @@ def measure(code: str, path: Path) -> tuple[str, float, float]:
     program = f"""
 import re, sys, time
 from jaxret.data.formats import *
-from jaxret.data.tokenizer import TextTokenizer, Truncation
+from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
 
 def peak():  # not ru_maxrss, which begins with the memory of the process that started this one
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024
@@ -122,7 +123,7 @@ def test_the_longest_line_there_may_be_is_held_a_few_times(
 ) -> None:
     """With an emoji, because of which Python takes four bytes for each character."""
     path = tmp_path / name
-    path.write_text(start + "\U0001f600" + "river " * ((files.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
+    path.write_text(start + "\U0001f600" + "river " * ((lines.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
     said, _, peak = measure(f"{code}; print('read')", path)
     assert said == "read"
     assert peak < AIR + 300
@@ -142,7 +143,7 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("name", READERS)
 def test_the_limit_is_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str) -> None:
-    for module in (files, tables):
+    for module in (lines, tables):
         monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
     read, line, what = READERS[name]
     path = tmp_path / f"{name}{suffix}"
@@ -163,7 +164,7 @@ def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: p
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
     (tmp_path / "a.tsv").write_text('1\t"two\n\n\nlines"\tt\n\n\n2\tx\tt\n', encoding="utf-8")
     (tmp_path / "a.json").write_text(f" [\n{rows[0]} ,{rows[1]}\n, {rows[2]}\n] \n", encoding="utf-8-sig")
-    monkeypatch.setattr(files, "_CHUNK", chunk)
+    monkeypatch.setattr(lines, "_CHUNK", chunk)
     assert [p.id for p in read_corpus(tmp_path / "a.jsonl")] == ["0", "1", "2"]
     assert list(read_corpus(tmp_path / "a.tsv")) == [Passage("1", "two\n\n\nlines", "t"), Passage("2", "x", "t")]
     assert [value["_id"] for value in read_json_array(tmp_path / "a.json")] == ["0", "1", "2"]
@@ -177,7 +178,7 @@ def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("chunk", [1, 5, 4096])
 @pytest.mark.parametrize(
-    ("text", "found", "message"),
+    ("text", "values_before", "message"),
     [
         ("[]", [], ""),
         ("[1, 23 ,456]", [1, 23, 456], ""),
@@ -193,12 +194,12 @@ def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_a_json_array_is_read_value_by_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, text: str, found: list, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, text: str, values_before: list, message: str
 ) -> None:
-    monkeypatch.setattr(files, "_CHUNK", chunk)
+    monkeypatch.setattr(lines, "_CHUNK", chunk)
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     values = read_json_array(tmp_path / "a.json")
-    assert [value for _, value in zip(found, values)] == found
+    assert [value for _, value in zip(values_before, values)] == values_before
     if message:
         with pytest.raises(DataError, match=message):
             next(values)
@@ -217,7 +218,7 @@ def test_a_json_file_is_not_held_whole(tmp_path: Path) -> None:
 def test_a_record_that_is_too_long_is_an_error_under_any_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LINE_LIMIT", 2 * MIB)
+    monkeypatch.setattr(lines, "LINE_LIMIT", 2 * MIB)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"question": "a", "positive_ctxs": []}, {"question": "x" * 5 * MIB}], indent=0))
     with pytest.raises(DataError, match=r"a\.json:6: this record, or what is broken in it, has more than 2 MiB"):

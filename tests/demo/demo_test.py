@@ -1,4 +1,4 @@
-"""What the demo says of its rows."""
+"""The tables of the demo and the configs of its systems."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scipy import stats
 
 from jaxret.data.formats import write_run
 from jaxret.data.records import Passage, Query
-from jaxret.demo.demo import MEASURE, SYSTEMS, DemoData, demo_config, show_answers, told_changes
+from jaxret.demo.demo import MEASURE, SYSTEMS, DemoData, change_table, demo_config, show_answers
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.evaluation.table import aligned, piped
-from jaxret.training.check import check
+from jaxret.evaluation.text_table import aligned_table, markdown_table
+from jaxret.training.config_check import check_config
 
 QUERIES = [f"q{number}" for number in range(60)]
 
@@ -35,9 +35,9 @@ def table() -> dict[str, Evaluation]:
     return {"a": evaluation(first), "b": evaluation(better), "c": evaluation(better), "d": evaluation(little)}
 
 
-def test_every_row_is_told_against_the_one_above(table: dict[str, Evaluation]) -> None:
-    told = told_changes(table, ["one", "two", "three"], piped)
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines()[2:5]]
+def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) -> None:
+    text = change_table(table, ["one", "two", "three"], markdown_table)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:5]]
     rows = [np.array(list(one.per_query[MEASURE].values())) for one in table.values()]
     assert [row[:2] for row in cells] == [["b", "one"], ["c", "two"], ["d", "three"]]
     assert [row[2] for row in cells] == [
@@ -47,26 +47,26 @@ def test_every_row_is_told_against_the_one_above(table: dict[str, Evaluation]) -
     alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomisation test on 60 values
     assert 0.05 / 3 < alone < 0.05, "control: without the correction it would be significant"
     assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # the second smallest of three
-    assert "over 60 questions" in told
-    assert "for 3 tests" in told
-    assert "yes" not in told_changes({"a": table["b"], "b": table["c"]}, ["one"], aligned)
+    assert "over 60 questions" in text
+    assert "for 3 tests" in text
+    assert "yes" not in change_table({"a": table["b"], "b": table["c"]}, ["one"], aligned_table)
 
 
 def test_every_system_is_a_config_that_says_what_it_is(tmp_path: Path) -> None:
     for system in SYSTEMS:
         config = demo_config(system.config, tmp_path, {"train.steps": 7})
-        check(config)
+        check_config(config)
         assert config.train.steps == ("{steps}" in system.change or system.config == "mlr") * 7
         assert (config.encoder.layers == 5) == (system.config != "as_it_comes")
         assert "{" not in system.change.format(steps=1, pairs=2)
 
 
 def test_answers_are_of_the_demos_own_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever else was asked of the run since."""
+    """Other searches of the run do not change them."""
     passages = [Passage("a", "a text"), Passage("b", "another text")]
-    asked = Query("q", "which text?")
+    question = Query("q", "which text?")
     (tmp_path / "python-docs").mkdir()
-    for name, found in (("python-docs.test", "b"), ("mine", "a")):
-        write_run(tmp_path / "runs" / f"{name}.trec", {"q": [(found, 0.5)]}, tag="test")
-    show_answers(tmp_path, DemoData(tmp_path / "python-docs", tmp_path, passages, [asked], []), [asked])
+    for name, answer in (("python-docs.test", "b"), ("mine", "a")):
+        write_run(tmp_path / "runs" / f"{name}.trec", {"q": [(answer, 0.5)]}, tag="test")
+    show_answers(tmp_path, DemoData(tmp_path / "python-docs", tmp_path, passages, [question], []), [question])
     assert "another text" in capsys.readouterr().out

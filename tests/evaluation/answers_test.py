@@ -57,8 +57,10 @@ def test_joining_tokens_equals_comparing_lists() -> None:
     """The substring search must agree with the definition, sub-list equality, on texts of few distinct tokens."""
 
     def by_definition(text: str, answer: str) -> bool:
-        words, wanted = tokenize(text), tokenize(answer)
-        return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+        words, answer_tokens = tokenize(text), tokenize(answer)
+        return bool(answer_tokens) and any(
+            words[i : i + len(answer_tokens)] == answer_tokens for i in range(len(words))
+        )
 
     pieces = ["a", "ab", "b", "a b", "b a", "a-b", "ba", "a b a", "-", "ab a"]
     texts = [f"{x} {y}" for x in pieces for y in pieces]
@@ -75,10 +77,10 @@ RUN = {"q1": [("p1", 3.0), ("p2", 2.0)], "q2": [("p3", 1.0)]}  # q3 found nothin
 def test_answer_ranks_and_accuracy_by_hand() -> None:
     assert answer_ranks(RUN, QUERIES, TEXTS, depth=2) == {"q1": 2, "q2": 1, "q3": None}
     assert answer_ranks(RUN, QUERIES, TEXTS, depth=1) == {"q1": None, "q2": 1, "q3": None}
-    found = answer_accuracy(RUN, QUERIES, TEXTS, [1, 2, 100])
-    assert found.mean == {"Accuracy@1": 1 / 3, "Accuracy@2": 2 / 3, "Accuracy@100": 2 / 3}
-    assert found.per_query["Accuracy@1"] == {"q1": 0.0, "q2": 1.0, "q3": 0.0}
-    assert (found.queries_expected, found.queries_found) == (3, 2)
+    ranks = answer_accuracy(RUN, QUERIES, TEXTS, [1, 2, 100])
+    assert ranks.mean == {"Accuracy@1": 1 / 3, "Accuracy@2": 2 / 3, "Accuracy@100": 2 / 3}
+    assert ranks.per_query["Accuracy@1"] == {"q1": 0.0, "q2": 1.0, "q3": 0.0}
+    assert (ranks.queries_expected, ranks.queries_found) == (3, 2)
 
 
 def test_accuracy_refuses_what_it_cannot_measure() -> None:
@@ -97,8 +99,8 @@ def test_answers_that_are_regular_expressions(data_dir: Path) -> None:
     queries = read_queries(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv")
     texts = {"a": "As NANCY she sings.", "b": "by Coco-Chanel, or Jean Patou", "c": "on 18 May 1974", "d": "nothing"}
     ranks = {query.id: [("d", 2.0), (key, 1.0)] for query, key in zip(queries, "adbc", strict=True)}
-    found = answer_ranks(ranks, queries, texts, 2, "regex")
-    assert list(found.values()) == [2, None, 2, 2]
+    first_ranks = answer_ranks(ranks, queries, texts, 2, "regex")
+    assert list(first_ranks.values()) == [2, None, 2, 2]
     assert list(answer_ranks(ranks, queries, texts, 2).values()) == [None] * 4, "control: as strings"
     marks = [Query("q", "?", ("Beyonc\u00e9|\\d{4}", " "))]
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "BEYONCE\u0301"}, 1, "regex") == {"q": 1}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxret.evaluation.diversity import diversity, local_variation, normed, perplexity
+from jaxret.evaluation.diversity import diversity, local_variation, normalized_scores, perplexity
 
 
 def test_local_variation_is_the_best_minus_the_mean_of_the_others() -> None:
@@ -23,11 +23,11 @@ def test_the_paper_s_numbers_fit_softmax() -> None:
 
 def test_norms() -> None:
     queries, vectors = np.array([[3.0, 4.0]], np.float32), np.array([[[3.0, 4.0], [0.0, 2.0]]], np.float32)
-    np.testing.assert_allclose(normed(queries, vectors, "none"), [[25, 8]])
-    np.testing.assert_allclose(normed(queries, vectors, "cosine"), [[1, 0.8]])
-    np.testing.assert_allclose(normed(queries, vectors, "softmax"), [[1, math.exp(-17)] / (1 + np.exp(-17))])
+    np.testing.assert_allclose(normalized_scores(queries, vectors, "none"), [[25, 8]])
+    np.testing.assert_allclose(normalized_scores(queries, vectors, "cosine"), [[1, 0.8]])
+    np.testing.assert_allclose(normalized_scores(queries, vectors, "softmax"), [[1, math.exp(-17)] / (1 + np.exp(-17))])
     with pytest.raises(ValueError, match="norm is 'max'; it must be one of softmax, cosine, none"):
-        normed(queries, vectors, "max")
+        normalized_scores(queries, vectors, "max")
 
 
 def test_perplexity_counts_effective_vectors() -> None:
@@ -45,17 +45,17 @@ def test_all_of_it() -> None:
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((50, 4, 6)).astype(np.float32)
     queries = vectors[np.arange(50), np.arange(50) % 4] * 3  # pair i is won by vector i mod 4
-    found = diversity(queries, vectors, np.arange(50) // 10)
-    assert sum(found.wins) == found.pairs == 50
-    assert max(found.wins) - min(found.wins) <= 6
-    assert found.passages == 5
-    assert found.perplexity is not None
-    assert 2 < found.perplexity <= 4
-    assert 0 < found.local_variation["softmax"] < 1
-    assert not found.equal
+    result = diversity(queries, vectors, np.arange(50) // 10)
+    assert sum(result.wins) == result.pairs == 50
+    assert max(result.wins) - min(result.wins) <= 6
+    assert result.passages == 5
+    assert result.perplexity is not None
+    assert 2 < result.perplexity <= 4
+    assert 0 < result.local_variation["softmax"] < 1
+    assert not result.equal
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     pairs = [1 - (unit[:, i] * unit[:, j]).sum(axis=-1) for i in range(4) for j in range(4) if i != j]
-    assert found.distance == pytest.approx(float(np.mean(pairs)), rel=1e-5)
+    assert result.distance == pytest.approx(float(np.mean(pairs)), rel=1e-5)
     same = diversity(queries, np.repeat(vectors[:, :1], 4, axis=1), np.arange(50) // 10)
     assert same.equal
     assert (same.perplexity, same.wins) == (1.0, (50, 0, 0, 0))

@@ -8,7 +8,7 @@ import pytrec_eval
 
 from jaxret.data.records import Judgement, Rankings
 from jaxret.evaluation.metrics import evaluate
-from jaxret.evaluation.self_matches import found_themselves, of_passages, without_self_matches
+from jaxret.evaluation.self_matches import has_passages_as_queries, self_matching_queries, without_self_matches
 
 K = 5
 
@@ -18,36 +18,38 @@ def rankings() -> Rankings:
     random = np.random.default_rng(0)
     scores = random.random((10, 20))
     scores[:7, :7] += np.eye(7)
-    found = {}
+    result = {}
     for query, row in enumerate(scores):
         order = np.argsort(-row)[: K + 1].tolist()
-        found[f"d{query}"] = [(f"d{place}", float(row[place])) for place in order]
-    return found
+        result[f"d{query}"] = [(f"d{place}", float(row[place])) for place in order]
+    return result
 
 
 def test_measures_are_those_of_beir() -> None:
     """BEIR's evaluation.py pops the query's own id from what was found, and gives the rest to pytrec_eval."""
-    found = rankings()
+    result = rankings()
     random = np.random.default_rng(1)
     pairs = {(f"d{q}", f"d{p}") for q in range(10) for p in random.choice(20, 4, replace=False).tolist() if p != q}
     judgements = [Judgement(query, passage, 1) for query, passage in sorted(pairs)]
     qrels: dict[str, dict[str, int]] = {}
     for judgement in judgements:
         qrels.setdefault(judgement.query_id, {})[judgement.passage_id] = 1
-    theirs = {query: {p: score for p, score in ranking if p != query} for query, ranking in found.items()}
+    theirs = {query: {p: score for p, score in ranking if p != query} for query, ranking in result.items()}
     expected = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_5"}).evaluate(theirs)
-    kept = without_self_matches(found, K)
+    kept = without_self_matches(result, K)
     ours = evaluate(kept, judgements, ["nDCG@5"]).per_query["nDCG@5"]
     assert ours == pytest.approx({query: values["ndcg_cut_5"] for query, values in expected.items()}, abs=1e-9)
-    untouched = evaluate({q: r[:K] for q, r in found.items()}, judgements, ["nDCG@5"]).per_query["nDCG@5"]
+    untouched = evaluate({q: r[:K] for q, r in result.items()}, judgements, ["nDCG@5"]).per_query["nDCG@5"]
     assert untouched != pytest.approx(ours, abs=1e-3)
     assert all(len(ranking) == K for ranking in kept.values()), "one more was searched for"
 
 
 def test_which_queries_found_themselves() -> None:
-    found = rankings()
-    assert set(found_themselves(found)) == {query for query in found if query in dict(found[query])} != set(found)
-    assert not found_themselves(without_self_matches(found, K))
+    result = rankings()
+    assert (
+        set(self_matching_queries(result)) == {query for query in result if query in dict(result[query])} != set(result)
+    )
+    assert not self_matching_queries(without_self_matches(result, K))
 
 
 @pytest.mark.parametrize(
@@ -61,4 +63,4 @@ def test_which_queries_found_themselves() -> None:
     ],
 )
 def test_which_data_sets_are_known(name: str, expected: bool) -> None:
-    assert of_passages(name) == expected
+    assert has_passages_as_queries(name) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.evaluation.significance import compare, holm, over_runs, randomisation
+from jaxret.evaluation.significance import holm, paired_comparison, randomisation, welch_p_value
 
 
 def values(seed: int, n: int, shift: float = 0.0) -> dict[str, float]:
@@ -23,21 +23,21 @@ def test_few_queries_give_the_exact_permutation_p_value() -> None:
     means = (signs * differences).mean(axis=1)
     expected = (np.abs(means) >= abs(differences.mean()) - 1e-12).mean()
     assert 0.01 < expected < 0.9
-    assert compare(baseline, system, seed=0).p_permutation == pytest.approx(expected)
+    assert paired_comparison(baseline, system, seed=0).p_permutation == pytest.approx(expected)
 
 
 def test_t_test_equals_scipy() -> None:
     baseline, system = values(0, 40), values(1, 40, shift=0.1)
     expected = stats.ttest_rel(list(system.values()), list(baseline.values())).pvalue
     unpaired = stats.ttest_ind(list(system.values()), list(baseline.values())).pvalue
-    p_t = compare(baseline, system, seed=0).p_t
+    p_t = paired_comparison(baseline, system, seed=0).p_t
     assert p_t == pytest.approx(expected, rel=1e-12)
     assert p_t != pytest.approx(unpaired, rel=1e-3)
 
 
 def test_many_queries_agree_with_the_t_test() -> None:
     """On well-behaved data the two tests ask nearly the same question."""
-    result = compare(values(0, 500), values(1, 500, shift=0.065), seed=0)
+    result = paired_comparison(values(0, 500), values(1, 500, shift=0.065), seed=0)
     assert result.p_t is not None
     assert 0.01 < result.p_t < 0.3
     assert result.p_permutation == pytest.approx(result.p_t, abs=0.015)
@@ -47,17 +47,17 @@ def test_interval_is_near_the_normal_one() -> None:
     baseline, system = values(0, 500), values(1, 500, shift=0.1)
     differences = np.array([system[query] - baseline[query] for query in baseline])
     half = 1.96 * differences.std(ddof=1) / np.sqrt(500)
-    result = compare(baseline, system, seed=0)
+    result = paired_comparison(baseline, system, seed=0)
     assert result.difference == pytest.approx(differences.mean())
     assert result.low == pytest.approx(differences.mean() - half, abs=0.1 * half)
     assert result.high == pytest.approx(differences.mean() + half, abs=0.1 * half)
-    narrow = compare(baseline, system, seed=0, confidence=0.5)
+    narrow = paired_comparison(baseline, system, seed=0, confidence=0.5)
     assert result.low < narrow.low < narrow.high < result.high
 
 
 def test_sign_and_symmetry() -> None:
     baseline, system = values(0, 9), values(1, 9, shift=0.2)
-    forward, backward = compare(baseline, system, seed=0), compare(system, baseline, seed=0)
+    forward, backward = paired_comparison(baseline, system, seed=0), paired_comparison(system, baseline, seed=0)
     assert forward.difference > 0
     assert backward.difference == pytest.approx(-forward.difference)
     assert backward.p_permutation == pytest.approx(forward.p_permutation)
@@ -66,21 +66,21 @@ def test_sign_and_symmetry() -> None:
 
 def test_the_seed_decides_and_the_order_of_queries_does_not() -> None:
     baseline, system = values(0, 50), values(1, 50, shift=0.05)
-    result = compare(baseline, system, seed=3, resamples=500)
+    result = paired_comparison(baseline, system, seed=3, resamples=500)
     shuffled = dict(sorted(system.items(), reverse=True))
-    assert compare(baseline, shuffled, seed=3, resamples=500) == result
-    assert compare(baseline, system, seed=4, resamples=500) != result
+    assert paired_comparison(baseline, shuffled, seed=3, resamples=500) == result
+    assert paired_comparison(baseline, system, seed=4, resamples=500) != result
 
 
 def test_memory_bound_does_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     baseline, system = values(0, 50), values(1, 50, shift=0.05)
-    result = compare(baseline, system, seed=3, resamples=500)
+    result = paired_comparison(baseline, system, seed=3, resamples=500)
     monkeypatch.setattr("jaxret.evaluation.significance._NUMBERS_AT_ONCE", 50 * 7)
-    assert compare(baseline, system, seed=3, resamples=500) == result
+    assert paired_comparison(baseline, system, seed=3, resamples=500) == result
 
 
 def test_equal_systems_do_not_differ() -> None:
-    result = compare(values(0, 20), values(0, 20), seed=0)
+    result = paired_comparison(values(0, 20), values(0, 20), seed=0)
     assert (result.difference, result.low, result.high) == (0, 0, 0)
     assert (result.p_permutation, result.queries) == (1, 20)
     assert (result.t, result.p_t) == (None, None), "0 / 0"
@@ -88,11 +88,11 @@ def test_equal_systems_do_not_differ() -> None:
 
 def test_bad_input_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"1 queries have a value in one system only \(such as 'q3'\)"):
-        compare(values(0, 3), values(0, 4), seed=0)
+        paired_comparison(values(0, 3), values(0, 4), seed=0)
     with pytest.raises(ValueError, match="two queries or more, and there are 1"):
-        compare(values(0, 1), values(1, 1), seed=0)
+        paired_comparison(values(0, 1), values(1, 1), seed=0)
     with pytest.raises(ValueError, match="not finite"):
-        compare(values(0, 3), values(0, 3) | {"q1": float("nan")}, seed=0)
+        paired_comparison(values(0, 3), values(0, 3) | {"q1": float("nan")}, seed=0)
 
 
 A = dict(zip("abcdefghij", [0.50, 0.30, 0.80, 0.10, 0.60, 0.40, 0.70, 0.20, 0.90, 0.55]))
@@ -101,10 +101,10 @@ B = dict(zip("abcdefghij", [0.60, 0.25, 0.90, 0.30, 0.60, 0.55, 0.75, 0.15, 1.00
 
 def test_golden_values() -> None:
     """Computed apart, by numpy. Eight of the 40 sign vectors reach the sum seen only but for rounding."""
-    found = compare(A, B, seed=0)
-    assert (found.difference, found.t, found.p_t) == pytest.approx((0.08, 2.752989, 0.0223672), rel=1e-5)
-    assert found.p_permutation == 40 / 1024
-    assert (found.wins, found.ties, found.losses) == (7, 1, 2)
+    comparison = paired_comparison(A, B, seed=0)
+    assert (comparison.difference, comparison.t, comparison.p_t) == pytest.approx((0.08, 2.752989, 0.0223672), rel=1e-5)
+    assert comparison.p_permutation == 40 / 1024
+    assert (comparison.wins, comparison.ties, comparison.losses) == (7, 1, 2)
 
 
 def test_drawn_sign_vectors_agree_with_all_of_them() -> None:
@@ -126,8 +126,8 @@ def test_over_runs_is_welchs_test() -> None:
     variances = [np.var(values, ddof=1) / len(values) for values in (before, after)]
     t = (np.mean(after) - np.mean(before)) / np.sqrt(sum(variances))
     degrees = sum(variances) ** 2 / (variances[0] ** 2 / 4 + variances[1] ** 2 / 2)
-    found = over_runs(before, after)
-    assert found == pytest.approx(2 * stats.t.sf(abs(t), degrees))
-    assert found != pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-2)
-    assert over_runs([0.5], after) is None
-    assert over_runs([0.5, 0.5], [0.6, 0.6]) is None
+    p_value = welch_p_value(before, after)
+    assert p_value == pytest.approx(2 * stats.t.sf(abs(t), degrees))
+    assert p_value != pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-2)
+    assert welch_p_value([0.5], after) is None
+    assert welch_p_value([0.5, 0.5], [0.6, 0.6]) is None

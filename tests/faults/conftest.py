@@ -49,8 +49,7 @@ INJECTIONS = {
 
 @dataclass
 class Trials:
-    """What became of each trial: an error that says what is wrong, or the same result as without the fault; anything
-    else is lost."""
+    """Outcomes of trials: an error that names the fault, or the result without it. Anything else is a loss."""
 
     detected: int = 0
     survived: int = 0

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.checkpoint import digests
 from jaxret.data.formats import read_queries
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import Searcher, retrieve
-from jaxret.retrieval.shard_set import open_shards
+from jaxret.index.encode import encode_corpus
+from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_checkpoints, open_run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.checkpoint import leaf_digests
 from jaxret.training import loop
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import vectors
@@ -61,10 +62,10 @@ class Victim:
         """Which checkpoint is the best, which the last, and what the best holds."""
         found = open_run(self.workdir)
         with open_checkpoints(found.workdir, found.config) as checkpoints:
-            return found.checkpoint, checkpoints.last(), digests(found.params)
+            return found.checkpoint, checkpoints.last(), leaf_digests(found.params)
 
     def resume(self) -> Any:
-        """What training would go on with; no step is left to do."""
+        """Resume training and return its parameters; no step is left to do."""
         states: list[Any] = []
         restore = loop.restore_state
 
@@ -76,18 +77,18 @@ class Victim:
             patch.setattr(loop, "restore_state", noted)
             done = loop.train(self.tiny.config(**self.overrides), self.workdir, progress=False)
         (state,) = states
-        return done.step, digests({"params": state.params, "opt_state": state.opt_state, "step": state.step})
+        return done.step, leaf_digests({"params": state.params, "opt_state": state.opt_state, "step": state.step})
 
     def search(self) -> Any:
         """The rankings and scores of all test queries."""
         assert self.opened is not None
         queries = read_queries(self.tiny.data)
-        return retrieve(self.opened, queries, self.workdir / FOLDER, 10, "xla", progress=False).rankings
+        return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).search(queries, 10).rankings
 
     def texts(self) -> Any:
-        """What is shown of some passages."""
+        """Return the texts that are shown for some passages."""
         assert self.opened is not None
-        return Searcher(self.opened, self.workdir / FOLDER, "xla").passages(["p1", "n30", "o5"])
+        return Searcher(self.opened, self.workdir / FOLDER, SearchOptions("xla")).passages(["p1", "n30", "o5"])
 
     def encode(self) -> Any:
         """The folder of vectors after it was encoded again, which repairs what it can."""
@@ -136,7 +137,7 @@ def fixed(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Victim:
 @pytest.fixture(scope="module")
 def ragged(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Victim:
     workdir = tmp_path_factory.mktemp("ragged") / "run"
-    overrides = {"head__name": "all_tokens", "head__all_tokens__late": True, "train__steps": 1}
+    overrides = {"head__name": "colbert", "head__colbert__late": True, "train__steps": 1}
     done = run("train.py", *tiny.training(workdir, **overrides))
     assert done.returncode == 0, done.told
     (workdir / FOLDER).mkdir(parents=True)

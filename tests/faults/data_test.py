@@ -20,11 +20,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.data.records import Query
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import retrieve
-from jaxret.retrieval.shard_set import open_shards
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_run
-from jaxret.storage import read_json, sha256_file, write_json
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json, sha256_file, with_digest, write_json
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import refusal, run
 from tests.pipeline import REPOSITORY, WORDS, command, environment
@@ -53,7 +55,7 @@ def write(folder: Path, lines: Iterable[str | bytes]) -> Path:
 
 def encoded(opened: Run, corpus: Path, name: str, on_error: str = "error") -> tuple[list[str], np.ndarray]:
     """(ids, vectors) of the folder that a corpus becomes."""
-    folder = encode_corpus(opened, corpus, name, on_error, progress=False).folder
+    folder = encode_corpus(opened, corpus, name, EncodeOptions(on_error=on_error), progress=False).folder
     shards = open_shards(folder)
     rows = range(shards.total_rows)
     return shards.ids(rows), shards.rows(rows)
@@ -102,7 +104,7 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
     path = folder / "vectors-00002-of-00003.npy"
     np.save(path, vectors[10:])
     reseal(folder, "00002-of-00003")
-    told = why(lambda: retrieve(opened, [Query("q", "river")], folder, 3, "xla", progress=False))
+    told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], 3))
     trials.count("12" in told and ("NaN" in told or "infinity" in told), f"search: {told}", detected=True)
     assert len(ids) == 13
 
@@ -118,8 +120,7 @@ def reseal(folder: Path, suffix: str, **totals: Any) -> None:
             manifest["shards"][int(suffix[:5])][kind] = described
     manifest |= totals
     for path, value in ((folder / f"shard-{suffix}.json", entry), (folder / "manifest.json", manifest)):
-        value.pop("sha256", None)  # of itself; a file without it is taken as one of an older version
-        write_json(path, value)
+        write_json(path, with_digest({key: entry for key, entry in value.items() if key != "sha256"}))
 
 
 @pytest.mark.faults(10)
@@ -285,13 +286,13 @@ def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
         trials.count(ids == [f"d{i}" for i in range(rows)] and close, f"{rows} rows")
         folder = opened.workdir / "embeddings" / name
         for k in (1, rows, rows + 1, 100_000):
-            found = retrieve(opened, [Query("q", "river stone")], folder, k, "xla", progress=False).rankings["q"]
+            found = Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river stone")], k).rankings["q"]
             trials.count(len({i for i, _ in found}) == min(k, rows), f"{rows} rows, k = {k}: {len(found)}")
     folder = opened.workdir / "embeddings" / "all"
     for k in (0, -3):
-        told = why(lambda: retrieve(opened, [Query("q", "river")], folder, k, "xla", progress=False))  # noqa: B023
+        told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], k))  # noqa: B023
         trials.count(f"k is {k}" in told, told, detected=True)
-    told = why(lambda: retrieve(opened, [], folder, 3, "xla", progress=False))
+    told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([], 3))
     trials.count("no query" in told, told, detected=True)
 
 
@@ -309,7 +310,7 @@ def test_ties(opened: Run, tmp_path: Path, trials: Trials) -> None:
         folder = encode_corpus(sized, corpus, f"ties{rows}", progress=False).folder
         for backend in backends():
             for k in (1, 10, 75, 76, 300):
-                found = retrieve(sized, questions, folder, k, backend, progress=False).rankings
+                found = Searcher(sized, folder, SearchOptions(backend)).search(questions, k).rankings
                 order = {key: [i for i, _ in ranking] for key, ranking in found.items()}
                 by_rule = all(
                     ranking == sorted(ranking, key=lambda pair: (-pair[1], pair[0])) for ranking in found.values()

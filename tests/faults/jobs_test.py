@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.retrieval.shard_set import open_shards
+from jaxret.index.shard_set import open_shards
 from jaxret.training.loop import train
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import leftovers, trained, vectors
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "data.negatives": (1, 2),
     "seed.data": (0, 7),
     "seed.dropout": (0, 7),
-    "head.name": ("last_layer", "layers"),
+    "head.name": ("dual_encoder", "mlr"),
     "loss.temperature": (1.0, 0.5),
     "encoder.tied": (True, False),
 }
@@ -205,7 +205,7 @@ def copied(tiny: Tiny, tmp_path: Path) -> Path:
 
 @pytest.mark.faults(17)
 def test_resumed_with_other_things(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
-    """What changes the result is refused with both values, and the folder stays as it was; what does not is taken."""
+    """A setting that changes the result is refused with both values, the folder unchanged; others are accepted."""
     before = contents(copied)
     for key, (old, new) in REFUSED.items():
         told = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), copied, progress=False))  # noqa: B023
@@ -312,7 +312,7 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 
 @pytest.mark.faults(22)
 def test_read_only(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials) -> None:
-    """What only reads works; the rest is refused in a line that names the folder."""
+    """Verbs that only read work; others are refused in a line that names the folder."""
     workdir = read_only(tiny.run)
     done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
     trials.count(done.returncode == 0 and "1." in done.stdout, done.told)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.retrieval.encoded import open_encoded
+from jaxret.index.encoded_corpus import open_encoded
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import Script, start
 from tests.pipeline import CLOCKS, WORDS, contents, free_address
@@ -25,7 +25,7 @@ Begin = Callable[..., list[Script]]  # (folder, **faults) -> the processes of a 
 
 
 def leftovers(folder: Path) -> list[str]:
-    """What only a job that still runs may have there."""
+    """Return files that only a running job may have in a folder."""
     names = (path.name for path in folder.rglob("*"))
     return [
         name

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Query
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.retrieve import Searcher, retrieve
+from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run, open_run
-from jaxret.storage import read_json, write_json
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json, write_json
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.data_test import reseal
 from tests.faults.scripts import refusal, run
@@ -47,7 +48,7 @@ def victim(tiny: Tiny, tmp_path: Path) -> Path:
 def lists(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose passages are lists of vectors."""
     workdir = tmp_path_factory.mktemp("lists") / "run"
-    overrides = {"head__name": "all_tokens", "head__all_tokens__late": True, "train__steps": 1}
+    overrides = {"head__name": "colbert", "head__colbert__late": True, "train__steps": 1}
     for script, *flags in (
         ("train.py", *tiny.training(workdir, **overrides)),
         ("encode.py", f"--workdir={workdir}", f"--corpus={tiny.data}"),
@@ -58,7 +59,7 @@ def lists(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def search(opened: Run, folder: Path) -> Any:
-    return retrieve(opened, [Query("q", "river stone")], folder, 5, "xla", progress=False)
+    return Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river stone")], 5)
 
 
 def refuses(trials: Trials, what: str, act: Callable[[], object], trace: Path | None = None, names: str = "") -> None:
@@ -192,7 +193,7 @@ def test_json_of_another_kind(victim: Path, trials: Trials) -> None:
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),
-        folder / "corpus.json": lambda: Searcher(opened, folder, "xla").passages(["p1"]),
+        folder / "corpus.json": lambda: Searcher(opened, folder, SearchOptions("xla")).passages(["p1"]),
     }
     for path, look in looks.items():
         whole = path.read_bytes()

@@ -12,7 +12,7 @@ from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import leftovers
 from tests.faults.scripts import Script, start
 
-CONFIG = """from configs.base import get_config, two_stages
+CONFIG = """from jaxret.configs.base import get_config, two_stages
 
 
 def stages():
@@ -32,7 +32,7 @@ def begin(tiny: Tiny, folder: Path) -> Script:
 
 
 def made(folder: Path) -> dict[str, bytes]:
-    """What a recipe is for: the training files, the rankings and the table."""
+    """Return the results of a recipe: the training files, the rankings and the table."""
     files = [*folder.glob("mined/*.jsonl"), *folder.glob("stage*/runs/*.trec"), folder / "results.md"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.exists()}
 

@@ -37,7 +37,7 @@ def _zygote() -> socket.socket:
 
 
 class Output:
-    """What a process writes; a pipe, since a file would be under its limit of a file's size."""
+    """Output of a process, through a pipe, since a file would be under its limit of a file's size."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()

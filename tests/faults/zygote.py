@@ -82,17 +82,17 @@ def install(faults: dict[str, Any]) -> None:
 
         setattr(os, name, slow)
     if "passages" in faults:
-        from jaxret.retrieval import reading
+        from jaxret.data.formats import Corpus
 
         first, seconds = faults["passages"]
-        read = reading.read_corpus
+        read = Corpus.read
 
         def slowly(*args: Any) -> Any:
             for number, passage in enumerate(read(*args), 1):
                 time.sleep(seconds if number >= first else 0)
                 yield passage
 
-        setattr(reading, "read_corpus", slowly)  # noqa: B010
+        setattr(Corpus, "read", slowly)  # noqa: B010
     if "cache" in faults:
         jax.config.update("jax_compilation_cache_dir", faults["cache"])
     if "file_size" in faults:
@@ -149,8 +149,8 @@ def run(script: str) -> int:
 def main() -> None:
     import transformers
 
-    import jaxret.retrieval.encode
-    import jaxret.tools.search_files
+    import jaxret.experiments.search_files
+    import jaxret.index.encode
     import jaxret.training.loop  # noqa: F401
 
     for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "BertTokenizerFast"):

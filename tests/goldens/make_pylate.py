@@ -28,16 +28,16 @@ def vectors(root: Path) -> None:
     from pylate import models, scores
 
     texts = json.loads((root / "texts.json").read_text())
-    found = {"texts": np.array(texts)}  # those of another Python may be others
+    arrays = {"texts": np.array(texts)}  # those of another Python may be others
     for folder in sorted(root.glob("*/")):
         model = models.ColBERT(str(folder), device="cpu")
         queries, passages = model.encode(texts, is_query=True), model.encode(texts, is_query=False)
-        found[f"{folder.name}/query"] = np.concatenate(queries)
-        found[f"{folder.name}/passage"] = np.concatenate(passages)
-        found[f"{folder.name}/counts"] = np.array([[len(q), len(p)] for q, p in zip(queries, passages)])
+        arrays[f"{folder.name}/query"] = np.concatenate(queries)
+        arrays[f"{folder.name}/passage"] = np.concatenate(passages)
+        arrays[f"{folder.name}/counts"] = np.array([[len(q), len(p)] for q, p in zip(queries, passages)])
         each = [[float(scores.colbert_scores([q], [p])[0, 0]) for p in passages] for q in queries]
-        found[f"{folder.name}/scores"] = np.array(each, np.float32)
-    np.savez_compressed(Path(__file__).with_name("pylate.npz"), **found)  # type: ignore[arg-type]
+        arrays[f"{folder.name}/scores"] = np.array(each, np.float32)
+    np.savez_compressed(Path(__file__).with_name("pylate.npz"), **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def folders(root: Path) -> None:
-    from jaxret.tools.original import real_texts
+    from jaxret.export.compare_original import sample_texts
+    from tests.export.import_model_test import STOCK
     from tests.sentence_transformers import write_modules
-    from tests.tools.open_model_test import STOCK
 
     for name, changes in STOCK.items():
         write_modules(root / name, **changes)
-    (root / "texts.json").write_text(json.dumps(real_texts()))
+    (root / "texts.json").write_text(json.dumps(sample_texts()))
 
 
 def vectors(root: Path) -> None:
@@ -28,15 +28,15 @@ def vectors(root: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     texts = json.loads((root / "texts.json").read_text())
-    found = {"texts": np.array(texts)}  # those of another Python may be others
+    arrays = {"texts": np.array(texts)}  # those of another Python may be others
     for folder in sorted(root.glob("*/")):
         model = SentenceTransformer(str(folder), device="cpu")
         cosine = model.similarity_fn_name == "cosine"  # scores are cosines: of vectors of length 1 they are products
         # What encode_document would do if it did not take a "document" prompt for given that nobody gave.
         passage = next((model.prompts[n] for n in ("document", "passage", "corpus") if model.prompts.get(n)), "")
-        found[f"{folder.name}/query"] = model.encode_query(texts, normalize_embeddings=cosine)
-        found[f"{folder.name}/passage"] = model.encode(texts, prompt=passage, normalize_embeddings=cosine)
-    np.savez_compressed(Path(__file__).with_name("sentence_transformers.npz"), **found)  # type: ignore[arg-type]
+        arrays[f"{folder.name}/query"] = model.encode_query(texts, normalize_embeddings=cosine)
+        arrays[f"{folder.name}/passage"] = model.encode(texts, prompt=passage, normalize_embeddings=cosine)
+    np.savez_compressed(Path(__file__).with_name("sentence_transformers.npz"), **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -22,18 +22,18 @@ def start(command: list[str], count: int, folder: str = ".") -> int:
 
 def srun(arguments: list[str]) -> int:
     options = arguments[: arguments.index("launch/step.sh")]
-    known = dict(option.split("=") for option in options)
-    assert known.keys() <= {"--kill-on-bad-exit", "--nodes", "--ntasks"}, known
-    return start(arguments[len(options) :], int(known.get("--ntasks", os.environ["HOSTS"])))
+    flags = dict(option.split("=") for option in options)
+    assert flags.keys() <= {"--kill-on-bad-exit", "--nodes", "--ntasks"}, flags
+    return start(arguments[len(options) :], int(flags.get("--ntasks", os.environ["HOSTS"])))
 
 
 def gcloud(arguments: list[str]) -> int:
     name, *options = arguments[4:]
-    known = dict(option.split("=", 1) for option in options)
+    flags = dict(option.split("=", 1) for option in options)
     assert (arguments[:4], name) == (["compute", "tpus", "tpu-vm", "ssh"], "slice")
-    assert known.keys() == {"--zone", "--worker", "--command"}, known
-    count = {"all": int(os.environ["HOSTS"]), "0": 1}[known["--worker"]]
-    return start(["bash", "-c", known["--command"]], count, os.environ["HOME"])
+    assert flags.keys() == {"--zone", "--worker", "--command"}, flags
+    count = {"all": int(os.environ["HOSTS"]), "0": 1}[flags["--worker"]]
+    return start(["bash", "-c", flags["--command"]], count, os.environ["HOME"])
 
 
 if __name__ == "__main__":

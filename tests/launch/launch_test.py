@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import yaml
 
-from configs.base import get_config
-from jaxret.retrieval.encode import encode_corpus
-from jaxret.retrieval.shard_set import open_shards
+from jaxret.configs.base import get_config
+from jaxret.index.encode import encode_corpus
+from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 from jaxret.training.loop import train
 from tests.pipeline import REPOSITORY, environment, flat_config, free_address, tiny_config, write_data, write_encoder
 
@@ -49,7 +49,7 @@ def test_shellcheck() -> None:
 def manifests(step: str) -> dict[str, Any]:
     """The Kubernetes objects of a step, by kind."""
     text = (LAUNCH / "kubernetes.yaml").read_text().replace("STEP", step)
-    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+    return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(text)}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def runs(tmp_path: Path) -> Runs:
         (tmp_path / name).chmod(0o755)
     (tmp_path / "jaxret").symlink_to(REPOSITORY)
     port = free_address().rpartition(":")[2]
-    given = {
+    variables = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "HOSTS": str(HOSTS),
@@ -80,26 +80,31 @@ def runs(tmp_path: Path) -> Runs:
 
     def run(*command: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=REPOSITORY, env=environment() | given | settings, capture_output=True, text=True, timeout=1200
+            command,
+            cwd=REPOSITORY,
+            env=environment() | variables | settings,
+            capture_output=True,
+            text=True,
+            timeout=1200,
         )
 
     return run
 
 
 def by_kubernetes(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
-    """What the kubelets of the hosts would do, a step after the other."""
+    """Run the steps as the kubelets of the hosts would, one after the other."""
     done = []
     for step in STEPS:
         job, service = manifests(step)["Job"], manifests(step)["Service"]
         pod = job["spec"]["template"]["spec"]
         (container,) = pod["containers"]
-        given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+        variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
         assert pod["subdomain"] == service["metadata"]["name"]
         assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
-        assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(given["NUM_PROCESSES"]) == HOSTS
+        assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(variables["NUM_PROCESSES"]) == HOSTS
         name = f"{job['metadata']['name']}-0.{pod['subdomain']}"
-        assert given["COORDINATOR"].startswith(f"{name}:")
-        here = given | settings | {"COORDINATOR": free_address()}
+        assert variables["COORDINATOR"].startswith(f"{name}:")
+        here = variables | settings | {"COORDINATOR": free_address()}
         one = f"PROCESS_ID=$i {shlex.join(container['command'])} & pods+=($!)"
         start = f"pods=(); for i in {' '.join(map(str, range(HOSTS)))}; do {one}; done"
         end = 'status=0; for pod in "${pods[@]}"; do wait "$pod" || status=$?; done; exit $status'
@@ -139,13 +144,16 @@ def test_commands(file: str, runs: Runs) -> None:
         script = Path(path).name
         assert Path(path).resolve() == REPOSITORY / script
         assert program in (sys.executable, "python")
-        defined = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (REPOSITORY / "jaxret" / "commands" / script).read_text())
-        given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-        for name, value in given.items():
+        help_text = subprocess.run(
+            [sys.executable, str(REPOSITORY / script), "-h"], env=environment(), capture_output=True, text=True
+        ).stdout
+        defined = re.findall(r"^  --(\w+)=", help_text, re.MULTILINE)
+        values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        for name, value in values.items():
             assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)
             if name == "config":
                 assert (REPOSITORY / value).is_file()
-        platform = given["config.mesh.platform" if script == "train.py" else "platform"]
+        platform = values["config.mesh.platform" if script == "train.py" else "platform"]
         assert platform == ("gpu" if file == "kubernetes.yaml" else "cpu"), "the fixture's, where the file lets it"
 
 
@@ -194,7 +202,7 @@ def test_what_is_printed_can_be_pasted(name: str, runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["node.sh", "step.sh"])
 def test_relative_paths_are_the_callers(name: str, runs: Runs, tmp_path: Path) -> None:
-    """As in every other command: not those of the repository."""
+    """Relative paths are the caller's, not relative to the repository, like in every other command."""
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho "$PWD $2"\n')
     program.chmod(0o755)
@@ -224,8 +232,8 @@ def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:
 def test_kubernetes_knows_the_objects() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs: pip install kubernetes-validate (no cluster)")
     for step in STEPS:
-        for found in manifests(step).values():
-            validate.validate(found, validate.latest_version(), strict=True)
+        for manifest in manifests(step).values():
+            validate.validate(manifest, validate.latest_version(), strict=True)
 
 
 def test_the_image_copies_what_there_is() -> None:
@@ -249,7 +257,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     encode_corpus(open_run(folder / "alone"), data, progress=False)
     changed = {key: value for key, value in flat_config(tiny).items() if value != base[key]}
     (folder / "tiny.py").write_text(
-        "from configs.base import get_config as base\n\n\n"
+        "from jaxret.configs.base import get_config as base\n\n\n"
         f"def get_config():\n    c = base()\n    c.update_from_flattened_dict({changed!r})\n    return c\n"
     )
     return Job({"CONFIG": str(folder / "tiny.py"), "DATA": str(data)}, folder / "alone")

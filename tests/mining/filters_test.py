@@ -11,10 +11,11 @@ import pytest
 
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.answers import AnswerMatcher
-from jaxret.mining.asked import Asked
-from jaxret.mining.choose import Chooser
-from jaxret.mining.filters import FILTERS, Case, Settings, kept_by
-from jaxret.mining.pools import Found
+from jaxret.mining.filters import FILTERS, RetrievedPassages, filter_passages
+from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.negative_selection import NegativeSelector
+from jaxret.mining.pools import PoolResult
+from jaxret.mining.training_queries import TrainingQuery
 
 GOLD = Passage("gold", "The Seine runs through Paris.")
 PASSAGES = (
@@ -27,11 +28,11 @@ PASSAGES = (
 )
 SCORES = np.array([0.9, 0.9, 0.88, 0.87, 0.84, 0.2])
 QUERY = Query("q", "which river runs through the capital of France?", ("the Seine", "La Seine"))
-CASE = Case(QUERY, (GOLD,), frozenset(["gold"]), PASSAGES, SCORES, 0.9)
+CASE = RetrievedPassages(QUERY, (GOLD,), frozenset(["gold"]), PASSAGES, SCORES, 0.9)
 
 
-def names(case: Case = CASE, **settings: Any) -> list[str]:
-    kept, _ = kept_by(case, Settings(**settings), AnswerMatcher())
+def names(case: RetrievedPassages = CASE, **settings: Any) -> list[str]:
+    kept, _ = filter_passages(case, MiningSettings(**settings), AnswerMatcher())
     return [passage.id for passage, one in zip(case.passages, kept, strict=True) if one]
 
 
@@ -59,13 +60,15 @@ def test_answers_may_be_regular_expressions() -> None:
     query = replace(QUERY, answers=(r"\bl\w+s on the seine",))
     case = replace(CASE, query=query)
     assert "right" in names(case), "as a string it is nowhere"
-    kept, counts = kept_by(case, Settings(match="regex"), Chooser(Settings(match="regex"))._matcher)
+    kept, counts = filter_passages(
+        case, MiningSettings(match="regex"), NegativeSelector(MiningSettings(match="regex"))._matcher
+    )
     assert counts["an answer string in it"] == 1
     assert [p.id for p, one in zip(PASSAGES, kept, strict=True) if one] == ["near", "far"]
     with pytest.raises(ValueError, match=r"query 'q': the answer '\(' is no regular expression"):
         AnswerMatcher("regex")(["text"], replace(QUERY, answers=("(",)))
-    with pytest.raises(ValueError, match="match is 'glob'; it must be string or regex"):
-        Settings(match="glob")
+    with pytest.raises(ValueError, match="match is 'glob'; it must be one of 'string', 'regex'"):
+        MiningSettings(match="glob")
 
 
 def test_a_share_of_a_negative_score_is_below_it() -> None:
@@ -84,66 +87,66 @@ def test_nothing_is_below_a_positive_that_nobody_scored(unknown: float) -> None:
 
 
 def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> None:
-    _, counts = kept_by(CASE, Settings(margin=0.07), AnswerMatcher())
+    _, counts = filter_passages(CASE, MiningSettings(margin=0.07), AnswerMatcher())
     assert list(counts) == list(FILTERS)
     assert [count for count in counts.values() if count] == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"depth": 10, "skip": 10}, "ranks 11 to 10: there are none"),
         ({"keep": 0}, "keep is 0"),
-        ({"draw": "best"}, "draw is 'best'; it must be top or sample"),
+        ({"draw": "best"}, "draw is 'best'; it must be one of 'sample', 'top'"),
         ({"share": 1.5}, "share is 1.5"),
         ({"margin": -0.1}, "margin is -0.1"),
         ({"positives_from_retrieval": True, "answers": False}, "goes by answer strings"),
     ],
 )
-def test_settings_that_mean_nothing(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Settings(**settings)
+def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MiningSettings(**settings)
 
 
 # Choosing
 
 TEXTS = {passage.id: passage for passage in PASSAGES}
 RANKING = [(passage.id, score) for passage, score in zip(PASSAGES, SCORES.tolist())]
-FOUND = Found(RANKING, {"gold": 0.9})
-ASKED = Asked(QUERY, (GOLD,))
+FOUND = PoolResult(RANKING, {"gold": 0.9})
+ASKED = TrainingQuery(QUERY, (GOLD,))
 
 
 def test_one_pool_keeps_its_scores() -> None:
-    chooser = Chooser(Settings(keep=1, draw="top"))
-    example = chooser.example(ASKED, [FOUND], TEXTS)
+    chooser = NegativeSelector(MiningSettings(keep=1, draw="top"))
+    example = chooser.make_example(ASKED, [FOUND], TEXTS)
     assert example is not None
     assert ([p.id for p in example.negatives], example.negative_scores) == (["near"], (0.84,))
     assert (example.positives, example.positive_scores) == ((GOLD,), (0.9,))
-    assert (chooser.tally.found, chooser.tally.left, chooser.tally.kept) == (6, 2, 1)
+    assert (chooser.tally.retrieved, chooser.tally.eligible, chooser.tally.selected) == (6, 2, 1)
 
 
 def test_two_pools_are_one_record_without_scores() -> None:
-    other = Found([("far", 12.0), ("near", 3.0)], {"gold": 14.0})
-    example = Chooser(Settings(keep=1, draw="top")).example(ASKED, [FOUND, other], TEXTS)
+    other = PoolResult([("far", 12.0), ("near", 3.0)], {"gold": 14.0})
+    example = NegativeSelector(MiningSettings(keep=1, draw="top")).make_example(ASKED, [FOUND, other], TEXTS)
     assert example is not None
     assert [p.id for p in example.negatives] == ["near", "far"]
     assert example.positive_scores == example.negative_scores == ()
 
 
 def test_a_window_of_ranks() -> None:
-    example = Chooser(Settings(depth=5, skip=4, answers=False)).example(ASKED, [FOUND], TEXTS)
+    example = NegativeSelector(MiningSettings(depth=5, skip=4, answers=False)).make_example(ASKED, [FOUND], TEXTS)
     assert example is not None
     assert [p.id for p in example.negatives] == ["near"], "rank 5, before any filter"
 
 
 def test_a_sample_depends_on_seed_and_query_alone() -> None:
     many = {f"p{i}": Passage(f"p{i}", f"text {i}") for i in range(50)}
-    found = Found([(key, 1 - i / 100) for i, key in enumerate(many)], {})
+    result = PoolResult([(key, 1 - i / 100) for i, key in enumerate(many)], {})
 
     def drawn(seed: int, query: str = "q") -> list[str]:
-        chooser = Chooser(Settings(keep=5, seed=seed))
-        chooser.example(ASKED, [FOUND], TEXTS)  # what came before changes nothing
-        example = chooser.example(Asked(Query(query, "a"), (GOLD,)), [found], many)
+        chooser = NegativeSelector(MiningSettings(keep=5, seed=seed))
+        chooser.make_example(ASKED, [FOUND], TEXTS)  # what came before changes nothing
+        example = chooser.make_example(TrainingQuery(Query(query, "a"), (GOLD,)), [result], many)
         assert example is not None
         return [p.id for p in example.negatives]
 
@@ -153,23 +156,25 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
 
 
 def test_a_positive_is_known_by_its_text_where_it_has_no_id() -> None:
-    asked = Asked(QUERY, (Passage("a1b2", GOLD.text),))  # of a file without ids
-    example = Chooser(Settings(margin=0.05, keep=9)).example(asked, [Found(RANKING, {})], TEXTS)
+    training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # of a file without ids
+    example = NegativeSelector(MiningSettings(margin=0.05, keep=9)).make_example(
+        training_query, [PoolResult(RANKING, {})], TEXTS
+    )
     assert example is not None
     assert example.positive_scores == (0.9,)
     assert [p.id for p in example.negatives] == ["near", "far"]
 
 
 def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> None:
-    chooser = Chooser(Settings(positives_from_retrieval=True, draw="top"))
-    example = chooser.example(Asked(QUERY), [FOUND], TEXTS)
+    chooser = NegativeSelector(MiningSettings(positives_from_retrieval=True, draw="top"))
+    example = chooser.make_example(TrainingQuery(QUERY), [FOUND], TEXTS)
     assert example is not None
     assert [p.id for p in example.positives] == ["gold", "copy", "right"]
     assert example.positive_scores == (0.9, 0.9, 0.87)
     assert [p.id for p in example.negatives] == ["near", "far"], "the echo of the question is none either"
-    nobody = Asked(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
-    assert chooser.example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
+    nobody = TrainingQuery(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
+    assert chooser.make_example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
     assert chooser.tally.queries["found no passage with an answer, and are left out"] == 1
-    assert chooser.tally.found == chooser.tally.left + sum(chooser.tally.left_out.values()), (
-        "every candidate is told of"
+    assert chooser.tally.retrieved == chooser.tally.eligible + sum(chooser.tally.left_out.values()), (
+        "every candidate is counted"
     )

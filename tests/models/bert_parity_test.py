@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from configs import base
+from jaxret.configs import base
 from jaxret.models.encoders.architectures import read_config
 from jaxret.models.encoders.bert import Bert, BertConfig
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, stores_mlm_head
+from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -27,7 +27,7 @@ TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", 
 IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 TINY_TOLERANCE = 1e-5  # also of one float32 program against another compiled otherwise
 BASE_TOLERANCE = 5e-5
-ALL = Keep()
+ALL = Selection()
 
 
 def load(name: str) -> tuple[Any, Any, Tokens, np.ndarray]:
@@ -38,17 +38,19 @@ def load(name: str) -> tuple[Any, Any, Tokens, np.ndarray]:
         return config, params, tokens, file["states"]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep", "dtype"))
-def encode(config: BertConfig, params: Any, tokens: Tokens, keep: Keep = ALL, dtype: Any = jnp.float32) -> HiddenStates:
-    return Bert(config, Compute(dtype)).apply({"params": params}, tokens, keep=keep)
+@functools.partial(jax.jit, static_argnames=("config", "selection", "dtype"))
+def encode(
+    config: BertConfig, params: Any, tokens: Tokens, selection: Selection = ALL, dtype: Any = jnp.float32
+) -> HiddenStates:
+    return Bert(config, Compute(dtype)).apply({"params": params}, tokens, selection=selection)
 
 
 def distance(states: Any, expected: Any, mask: Any) -> float:
     """Largest absolute difference over layers and real positions."""
-    found = np.asarray(states, np.float32)
-    assert found.shape == expected.shape
-    assert np.isfinite(found).all()
-    return float(np.abs(found - np.asarray(expected))[:, np.asarray(mask)].max())
+    actual = np.asarray(states, np.float32)
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return float(np.abs(actual - np.asarray(expected))[:, np.asarray(mask)].max())
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -102,11 +104,11 @@ def minilm_kept(config: Any, params: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def test_minilm_equals_torch_and_flax_norm_epsilon_does_not(minilm_dir: Path) -> None:
     config, params = load_pretrained(minilm_dir)
-    found, expected = minilm_kept(config, params)
-    assert found.shape == expected.shape == (7, 6, 4, 384)
-    assert np.abs(found - expected).max() <= BASE_TOLERANCE
-    found, expected = minilm_kept(dataclasses.replace(config, layer_norm_eps=1e-6), params)
-    assert np.abs(found - expected).max() > BASE_TOLERANCE
+    actual, expected = minilm_kept(config, params)
+    assert actual.shape == expected.shape == (7, 6, 4, 384)
+    assert np.abs(actual - expected).max() <= BASE_TOLERANCE
+    actual, expected = minilm_kept(dataclasses.replace(config, layer_norm_eps=1e-6), params)
+    assert np.abs(actual - expected).max() > BASE_TOLERANCE
 
 
 def test_more_padding_changes_nothing() -> None:
@@ -126,7 +128,10 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
     empty = Tokens(tokens.ids.at[2].set(0), tokens.mask.at[2].set(False))
 
     def loss(p: Any) -> tuple[jax.Array, list[HiddenStates]]:
-        kept = [Bert(config).apply({"params": p}, empty, keep=keep) for keep in (ALL, Keep(2), Keep(0, mean=True))]
+        kept = [
+            Bert(config).apply({"params": p}, empty, selection=selection)
+            for selection in (ALL, Selection(2), Selection(0, mean=True))
+        ]
         return sum((jnp.sum(k.states**2) for k in kept), jnp.zeros(())), kept
 
     gradients, kept = jax.jit(jax.grad(loss, has_aux=True))(params)
@@ -139,7 +144,7 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_keep_first_is_a_slice_of_all(count: int) -> None:
     config, params, tokens, _ = load("tiny_bert")
-    everything, first = encode(config, params, tokens), encode(config, params, tokens, Keep(count))
+    everything, first = encode(config, params, tokens), encode(config, params, tokens, Selection(count))
     np.testing.assert_allclose(first.states, everything.states[:, :, :count], atol=TINY_TOLERANCE, rtol=0)
     np.testing.assert_array_equal(first.mask, tokens.mask[:, :count])
     assert first.states.shape[2] == count
@@ -147,7 +152,7 @@ def test_keep_first_is_a_slice_of_all(count: int) -> None:
 
 def test_keep_mean_is_the_mean_of_the_real_positions() -> None:
     config, params, tokens, expected = load("tiny_bert")
-    mean = encode(config, params, tokens, Keep(0, mean=True))
+    mean = encode(config, params, tokens, Selection(0, mean=True))
     mask = np.asarray(tokens.mask)
     by_hand = np.stack([expected[:, row, real].mean(axis=1) for row, real in enumerate(mask)], axis=1)
     assert mean.states.shape == (config.num_layers + 1, len(mask), 1, config.hidden_size)
@@ -156,11 +161,11 @@ def test_keep_mean_is_the_mean_of_the_real_positions() -> None:
     assert np.abs(by_hand - expected.mean(axis=2)).max() > TINY_TOLERANCE  # control: padding counted in
 
 
-@pytest.mark.parametrize("keep", [ALL, Keep(3), Keep(0, mean=True)])
-def test_keep_last_layer_is_a_slice_of_all_layers(keep: Keep) -> None:
+@pytest.mark.parametrize("selection", [ALL, Selection(3), Selection(0, mean=True)])
+def test_keep_last_layer_is_a_slice_of_all_layers(selection: Selection) -> None:
     config, params, tokens, _ = load("tiny_bert")
-    layers = encode(config, params, tokens, keep)
-    last = encode(config, params, tokens, dataclasses.replace(keep, layers="last"))
+    layers = encode(config, params, tokens, selection)
+    last = encode(config, params, tokens, dataclasses.replace(selection, layers="last"))
     np.testing.assert_allclose(last.states, layers.states[-1:], atol=TINY_TOLERANCE, rtol=0)
     np.testing.assert_array_equal(last.mask, layers.mask)
 
@@ -170,8 +175,8 @@ def test_bfloat16_stays_near_float32() -> None:
     states = encode(config, params, tokens, dtype=jnp.bfloat16).states
     assert states.dtype == jnp.float32, "the stream of hidden states"
     mask = np.asarray(tokens.mask)
-    for found, exact in zip(np.asarray(states, np.float32), expected):
-        error = np.linalg.norm((found - exact)[mask]) / np.linalg.norm(exact[mask])
+    for rounded, exact in zip(np.asarray(states, np.float32), expected):
+        error = np.linalg.norm((rounded - exact)[mask]) / np.linalg.norm(exact[mask])
         assert error <= 3e-2
     for dtype, wide in ((jnp.bfloat16, False), (jnp.float32, True)):  # no product has float32 operands
         traced = encode.trace(config, params, tokens, dtype=dtype)
@@ -188,15 +193,15 @@ def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: fl
     weights = jnp.asarray(np.random.default_rng(0).normal(size=config.hidden_size), jnp.float32)
 
     def loss(p: Any, policy: str, tokens: Tokens = tokens) -> jax.Array:
-        states = Bert(config, Compute(recompute=policy)).apply({"params": p}, tokens, keep=Keep(1)).states
+        states = Bert(config, Compute(recompute=policy)).apply({"params": p}, tokens, selection=Selection(1)).states
         return jnp.sum(jnp.tanh(states) @ weights)
 
     both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
     (value, plain), (value_again, again) = both(params, "none"), both(params, policy)
     np.testing.assert_allclose(value_again, value, rtol=TINY_TOLERANCE)
-    for found, expected in zip(jax.tree.leaves(again), jax.tree.leaves(plain)):
+    for leaf, expected in zip(jax.tree.leaves(again), jax.tree.leaves(plain)):
         scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TINY_TOLERANCE * scale)
+        np.testing.assert_allclose(leaf, expected, rtol=0, atol=TINY_TOLERANCE * scale)
 
     def held(policy: str) -> int:
         """Bytes, of a batch that is larger than the model."""
@@ -303,12 +308,12 @@ def test_mlm_logits_equal_torch(name: str) -> None:
         expected = file["mlm_logits"]
 
     def logits(module: Bert) -> jax.Array:
-        return module.mlm_head(module(tokens, Keep(layers="last")).states[-1], module.word_table)
+        return module.mlm_head(module(tokens, Selection(layers="last")).states[-1], module.word_table)
 
-    found = np.asarray(jax.jit(lambda p: Bert(config).apply({"params": p}, method=logits))(params))
-    assert found.shape == expected.shape
+    actual = np.asarray(jax.jit(lambda p: Bert(config).apply({"params": p}, method=logits))(params))
+    assert actual.shape == expected.shape
     real = np.asarray(tokens.mask)
-    assert np.abs(found - expected)[real].max() <= 1e-4
+    assert np.abs(actual - expected)[real].max() <= 1e-4
     params["mlm_head"]["bias"] = params["mlm_head"]["bias"] * 0
     other = np.asarray(jax.jit(lambda p: Bert(config).apply({"params": p}, method=logits))(params))
     assert np.abs(other - expected)[real].max() > 1e-2, "control: the bias matters"
@@ -358,8 +363,8 @@ def test_what_condenser_and_retromae_store_beside_bert_is_ignored_by_default(tmp
     beside |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}
     ignore = base.get_config().encoder.ignore
     _, expected = load_pretrained(GOLDENS / "tiny_bert_mlm", ignore)
-    _, found = load_pretrained(with_tensors(tmp_path / "known", "tiny_bert_mlm", beside), ignore)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    _, loaded = load_pretrained(with_tensors(tmp_path / "known", "tiny_bert_mlm", beside), ignore)
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
     other = with_tensors(tmp_path / "other", "tiny_bert_mlm", {"adapter.weight": np.zeros(4, np.float32)})
     with pytest.raises(ValueError, match=r"unused adapter\.weight"):
         load_pretrained(other, ignore)

@@ -14,16 +14,16 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from jaxret.data.pairs import Joiner
 from jaxret.data.records import Passage
-from jaxret.data.tokenizer import TextTokenizer
+from jaxret.data.tokens.pairs import PairJoiner
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.cross_encoder import (
-    CrossEncoder,
+    CrossEncoderModel,
     CrossEncoderModule,
-    head_names,
-    load_head,
+    load_score_head,
     read_cross_encoder,
     save_cross_encoder,
+    score_head_names,
 )
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config, stored_tensors
 from jaxret.models.encoders.layers import Compute
@@ -57,7 +57,7 @@ def write_model(folder: Path, raw: dict[str, Any]) -> Path:
     prefix = ARCHITECTURES[config.model_type].prefix
     shapes = {prefix + name: one.shape for one in stored_tensors(config).values() for name in one.names}
     size = config.hidden_size
-    for path, name in head_names(config).items():
+    for path, name in score_head_names(config).items():
         whole = prefix + name if name.startswith("pooler") else name
         shapes[whole] = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}.get(path, (size,))
     tensors = {}
@@ -69,10 +69,13 @@ def write_model(folder: Path, raw: dict[str, Any]) -> Path:
     return folder
 
 
-def opened(folder: Path) -> tuple[CrossEncoder, Any]:
+def opened(folder: Path) -> tuple[CrossEncoderModel, Any]:
     config = read_cross_encoder(folder)
     _, encoder = load_pretrained(folder, ("pooler", "classifier"), config)
-    return CrossEncoder(CrossEncoderModule(config, Compute())), {"encoder": encoder, "head": load_head(folder, config)}
+    return CrossEncoderModel(CrossEncoderModule(config, Compute())), {
+        "encoder": encoder,
+        "head": load_score_head(folder, config),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +83,14 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "bert", BERT)
 
 
-def tokens_of(joiner: Joiner, length: int = 16) -> Any:
+def tokens_of(joiner: PairJoiner, length: int = 16) -> Any:
     queries, passages = Ragged.from_lists([QUERY]), Ragged.from_lists(PASSAGES)
     return jax.tree.map(jnp.asarray, joiner.tokens(queries, passages, np.zeros(3, int), np.arange(3), length))
 
 
 def test_scores_are_torchs(bert: Path) -> None:
     model, params = opened(bert)
-    pairs = tokens_of(Joiner((), 32, 0))
+    pairs = tokens_of(PairJoiner((), 32, 0))
     score = jax.jit(model.score)
     np.testing.assert_allclose(score(params, pairs), LOGITS, atol=2e-7)
     of_one_type = score(params, pairs.replace(first=jnp.full(3, 16)))
@@ -136,7 +139,7 @@ def two_labels(tensors: dict[str, Any]) -> None:
             two_labels,
             r"weight has shape \(2, 16\), a classifier of 2 labels; \(1, 16\) is needed",
         ),
-        (lambda t: t.pop("classifier.bias"), "has no classifier.bias, the other half of what it has"),
+        (lambda t: t.pop("classifier.bias"), "has no classifier.bias, although it has the rest of the layer"),
         (lambda t: t["classifier.bias"].fill(np.nan), "classifier.bias holds NaN or infinity"),
         (lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")], "is no cross-encoder: it lacks classifier"),
     ],
@@ -148,7 +151,7 @@ def test_a_head_that_is_not_whole_is_refused(bert: Path, tmp_path: Path, change:
 
 def test_a_pooler_alone_is_kept_and_the_classifier_is_drawn(bert: Path, tmp_path: Path) -> None:
     folder = damaged(bert, tmp_path / "bare", lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")])
-    head = load_head(folder, read_config(folder))
+    head = load_score_head(folder, read_config(folder))
     assert head.keys() == {"dense"}
     assert head["dense"].keys() == {"kernel", "bias"}
 
@@ -157,7 +160,7 @@ def test_an_encoder_without_such_a_head_is_refused(tmp_path: Path) -> None:
     raw = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "distilbert"}))
     with pytest.raises(ValueError, match="there is no cross-encoder on distilbert here; use one of bert, modern"):
-        load_head(tmp_path, read_config(tmp_path))
+        load_score_head(tmp_path, read_config(tmp_path))
 
 
 TEMPLATES = {  # what a tokenizer of the kind makes of a pair, and the markers between beside the first
@@ -176,20 +179,20 @@ def test_pairs_are_those_of_a_tokenizer(kind: str, tmp_path: Path) -> None:
     oracle = Tokenizer.from_file(str(folder / "tokenizer.json"))
     oracle.post_processor = TemplateProcessing(pair=template, special_tokens=special)  # type: ignore[assignment]
     oracle.enable_truncation(limit, strategy="only_second")
-    asked, texts = ["river stone", "light"], ["music paper", "stone " * 20, "river"]
-    queries = tokenizer.queries(asked)
+    query_texts, texts = ["river stone", "light"], ["music paper", "stone " * 20, "river"]
+    queries = tokenizer.queries(query_texts)
     passages = tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)])
-    joiner = Joiner((tokenizer.sep_id,) * more, limit, tokenizer.pad_id)
+    joiner = PairJoiner((tokenizer.sep_id,) * more, limit, tokenizer.pad_id)
     rows = [(q, p) for q in range(2) for p in range(3)]
     both = np.array(rows).T
-    found: Any = joiner.tokens(queries, passages, both[0], both[1], limit + 2)
+    pairs: Any = joiner.tokens(queries, passages, both[0], both[1], limit + 2)
     lengths = joiner.lengths(queries, passages, both[0], both[1])
     for row, (q, p) in enumerate(rows):
-        expected = oracle.encode(asked[q], texts[p])
-        assert found.ids[row][found.mask[row]].tolist() == expected.ids
+        expected = oracle.encode(query_texts[q], texts[p])
+        assert pairs.ids[row][pairs.mask[row]].tolist() == expected.ids
         assert lengths[row] == len(expected.ids) <= limit
-        assert (np.arange(len(expected.ids)) >= found.first[row]).astype(int).tolist() == (
-            expected.type_ids if kind == "bert" else [int(i >= found.first[row]) for i in range(len(expected.ids))]
+        assert (np.arange(len(expected.ids)) >= pairs.first[row]).astype(int).tolist() == (
+            expected.type_ids if kind == "bert" else [int(i >= pairs.first[row]) for i in range(len(expected.ids))]
         )
     nothing = joiner.tokens(queries, passages, np.array([0, -1]), np.array([-1, 0]), 4)
     assert not nothing.mask.any()

@@ -1,4 +1,4 @@
-"""What every encoder has in common, and the encoders against values computed elsewhere from weights without files."""
+"""Properties of every encoder, and encoders against transformers' values for weights without files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxret.data.records import Passage
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import make_mesh, replicated, shard_batch
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, make_encoder, read_config, stored_tensors
 from jaxret.models.encoders.attention import attend, rotate
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
+from jaxret.models.encoders.selection import Selection
+from jaxret.parallel.mesh import make_mesh, replicated_sharding, shard_batch
 from jaxret.types import HiddenStates, Tokens
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -89,16 +89,16 @@ def rows(texts: list[list[int]], pad: int, length: int | None = None) -> Tokens:
     return Tokens(jnp.asarray(ids), jnp.asarray(mask))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep", "compute"))
+@functools.partial(jax.jit, static_argnames=("config", "selection", "compute"))
 def encode(
     config: Any,
     params: Any,
     tokens: Tokens,
-    keep: Keep = Keep(),
+    selection: Selection = Selection(),
     compute: Compute = Compute(),
-    leading: Any = None,
+    prefix: Any = None,
 ) -> HiddenStates:
-    return make_encoder(config, compute).apply({"params": params}, tokens, keep=keep, leading=leading)
+    return make_encoder(config, compute).apply({"params": params}, tokens, selection=selection, prefix=prefix)
 
 
 MODERNBERT_TEXTS = [[1, *(3 + 7 * i % 37 for i in range(12)), 2], [1, *(3 + 5 * i % 37 for i in range(5)), 2]]
@@ -123,12 +123,12 @@ def test_modernbert_states_below_the_last_are_raw_unless_normalised(tmp_path: Pa
     assert isinstance(config, ModernBertConfig)
     tokens = rows(MODERNBERT_TEXTS, 0)
     raw = np.asarray(encode(config, params, tokens).states, np.float64)
-    found = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
+    normalised = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
     centred = raw - raw.mean(-1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_eps)
     normed = normed * np.asarray(params["final_norm"])
     normed[0], normed[-1] = raw[0], raw[-1]
-    np.testing.assert_allclose(found, normed, atol=1e-5)
+    np.testing.assert_allclose(normalised, normed, atol=1e-5)
     assert np.abs(normed - raw)[1:-1].max() > 0.1, "control"
 
 
@@ -148,11 +148,11 @@ def test_roberta_counts_positions_by_ids_not_by_the_mask(tmp_path: Path, kind: s
     """A text that spells <pad> in its middle: that token has the position of padding, and the next one its number."""
     config, params = load(write(tmp_path, XLM_ROBERTA | {"model_type": kind}))
     encoder = make_encoder(config)
-    found = encoder.apply({"params": params}, row(0, 5, 1, 9, 2), method="embed", train=False)
+    embedded = encoder.apply({"params": params}, row(0, 5, 1, 9, 2), method="embed", train=False)
     straight = encoder.apply({"params": params}, row(0, 5, 9, 2), method="embed", train=False)
-    np.testing.assert_allclose(found[:, [0, 1, 3, 4]], straight, atol=1e-6)
+    np.testing.assert_allclose(embedded[:, [0, 1, 3, 4]], straight, atol=1e-6)
     alone = encoder.apply({"params": params}, row(1), method="embed", train=False)
-    np.testing.assert_allclose(found[:, 2], alone[:, 0], atol=1e-6)
+    np.testing.assert_allclose(embedded[:, 2], alone[:, 0], atol=1e-6)
 
 
 def row(*ids: int) -> Tokens:
@@ -179,9 +179,9 @@ def test_every_encoder_keeps_the_protocol(kind: str) -> None:
     assert hash(config) == hash(dataclasses.replace(config))
     assert config == type(config)(**json.loads(json.dumps(dataclasses.asdict(config))))  # as a contract holds it
     encoder = make_encoder(config)
-    embedded = encoder.apply({"params": params}, tokens, False, method="embed")
-    states = encode(config, params, tokens).states
-    np.testing.assert_allclose(embedded, states[0], atol=1e-6)
+    if "positioned_masks" not in config.lacks:
+        embedded = encoder.apply({"params": params}, tokens, False, method="embed")
+        np.testing.assert_allclose(embedded, encode(config, params, tokens).states[0], atol=1e-6)
     table = encoder.apply({"params": params}, method=lambda module: module.word_table)
     assert table.shape == (config.vocab_size, config.hidden_size)
     if "mlm_head" not in config.lacks:
@@ -192,9 +192,9 @@ def test_every_encoder_keeps_the_protocol(kind: str) -> None:
         logits = encoder.apply({"params": params}, method=lambda module: module.mlm_head(hidden, module.word_table))
         assert logits.shape == (3, config.vocab_size)
     slots = tokens.ids[0, :1]
-    if "leading" in config.lacks:
-        with pytest.raises(ValueError, match=r"leading slots cannot be had: .*no \[CLS\]"):
-            encode(config, params, tokens, leading=slots)
+    if "prefix_tokens" in config.lacks:
+        with pytest.raises(ValueError, match=r"prefix tokens are not supported: .*no \[CLS\]"):
+            encode(config, params, tokens, prefix=slots)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind != "t5"])
@@ -202,15 +202,15 @@ def test_leading_slots_stand_at_the_first_position(kind: str) -> None:
     config, params, tokens = loaded(kind)
     tokens = jax.tree.map(lambda x: x[:1], tokens)  # the full row
     plain = encode(config, params, tokens).states
-    same = encode(config, params, tokens, leading=tokens.ids[0, :1])
+    same = encode(config, params, tokens, prefix=tokens.ids[0, :1])
     np.testing.assert_allclose(same.states, plain, atol=1e-5)  # one slot with the first token's own id
-    twice = encode(config, params, tokens, leading=jnp.repeat(tokens.ids[0, :1], 2))
+    twice = encode(config, params, tokens, prefix=jnp.repeat(tokens.ids[0, :1], 2))
     assert twice.states.shape[2] == twice.mask.shape[1] == plain.shape[2] + 1
     np.testing.assert_allclose(twice.states[:, :, 0], twice.states[:, :, 1], atol=1e-5)  # nothing tells them apart
     np.testing.assert_allclose(twice.states[0, :, 2:], plain[0, :, 1:], atol=1e-5)  # the text has not moved
     assert np.abs(twice.states[-1, :, 2:] - plain[-1, :, 1:]).max() > 1e-4  # but sees both
     words = make_encoder(config).apply({"params": params}, method=lambda module: module.word_table)
-    by_vector = encode(config, params, tokens, leading=words[tokens.ids[0, :1]])
+    by_vector = encode(config, params, tokens, prefix=words[tokens.ids[0, :1]])
     np.testing.assert_allclose(by_vector.states, plain, atol=1e-5)
 
 
@@ -224,7 +224,7 @@ def test_modernbert_windows_follow_positions_not_places(tmp_path: Path) -> None:
     tokens = rows([MODERNBERT_TEXTS[0]], 0)
 
     def states(slots: jax.Array) -> jax.Array:
-        return make_encoder(config).apply({"params": params}, tokens, leading=slots).states[-1, 0].sum(axis=-1)
+        return make_encoder(config).apply({"params": params}, tokens, prefix=slots).states[-1, 0].sum(axis=-1)
 
     slots = jax.random.normal(jax.random.key(0), (3, 16))
     gradient = np.abs(jax.jacobian(states)(slots)).max(axis=-1)  # [places, slots]
@@ -248,10 +248,10 @@ def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
     for layers in (1, config.num_layers - 1):
         fewer = dataclasses.replace(config, num_layers=layers)
         _, first = load(GOLDENS / FOLDERS[kind], config=fewer)
-        found = np.asarray(encode(fewer, first, tokens).states)[:, mask]
-        assert found.shape[0] == layers + 1
+        states = np.asarray(encode(fewer, first, tokens).states)[:, mask]
+        assert states.shape[0] == layers + 1
         scale = max(1, np.abs(expected).max())
-        np.testing.assert_allclose(found[:layers], expected[:layers], atol=1e-5 * scale)  # the last one is normed
+        np.testing.assert_allclose(states[:layers], expected[:layers], atol=1e-5 * scale)  # the last one is normed
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "xlm-roberta"])
@@ -279,7 +279,7 @@ def test_gradients_on_eight_devices(kind: str) -> None:
 
     def loss(p: Any, tokens: Tokens) -> jax.Array:
         def value(module: Any) -> jax.Array:
-            kept = module(tokens, Keep(2, mean=True))
+            kept = module(tokens, Selection(2, mean=True))
             total = jnp.einsum("lbkh,lh->", kept.states, weights, precision="highest")
             if "mlm_head" in config.lacks:
                 return total
@@ -290,9 +290,9 @@ def test_gradients_on_eight_devices(kind: str) -> None:
     mesh = make_mesh()
     assert mesh.size == 8
     gradient = jax.jit(jax.grad(loss))
-    found = gradient(jax.device_put(params, replicated(mesh)), shard_batch(mesh, Tokens(ids, mask)))  # type: ignore[arg-type]
+    actual = gradient(jax.device_put(params, replicated_sharding(mesh)), shard_batch(mesh, Tokens(ids, mask)))  # type: ignore[arg-type]
     expected = gradient(params, tokens)
-    leaves = jax.tree_util.tree_leaves_with_path(found)
+    leaves = jax.tree_util.tree_leaves_with_path(actual)
     largest = max(float(jnp.abs(leaf).max()) for _, leaf in leaves)
     for (path, leaf), one in zip(leaves, jax.tree.leaves(expected), strict=True):
         name = jax.tree_util.keystr(path)
@@ -342,7 +342,7 @@ def test_modernbert_drops_where_transformers_does() -> None:
     alone = Tokens(tokens.ids[:, :1], tokens.mask[:, :1])  # one key, so the weights are ones, or dropped
 
     def written(**options: Any) -> np.ndarray:
-        """What attention adds in layer 0."""
+        """Return the sum that attention adds in layer 0."""
         states = encoder.apply({"params": silent}, alone, **options).states
         return np.asarray(states[1] - states[0])
 
@@ -394,8 +394,8 @@ def test_their_directories_tokenize(tmp_path: Path, kind: str, tokenizer: Any, m
     cls, sep, pad, mask = (backend.token_to_id(marker) for marker in markers)
     assert (loaded.cls_id, loaded.sep_id, loaded.pad_id, loaded.mask_id) == (cls, sep, pad, mask)
     title, text = (backend.encode(words, add_special_tokens=False).ids for words in ("a title", "the river"))
-    found = loaded.passages([Passage("p", "the river", "a title")])
-    assert found.flat.tolist() == [cls, *title, sep, *text, sep]
+    ids = loaded.passages([Passage("p", "the river", "a title")])
+    assert ids.flat.tolist() == [cls, *title, sep, *text, sep]
 
 
 def test_a_mask_for_each_query() -> None:

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.distributed import by_row, make_mesh, shardings
 from jaxret.models.encoders import flash
 from jaxret.models.encoders.attention import attend
 from jaxret.models.encoders.flash import block_rows, heads_at_a_time, threefry
-from jaxret.models.encoders.fused import fused
-from jaxret.models.encoders.layers import Compute, Drop, Dropout
+from jaxret.models.encoders.fused import fused_attention
+from jaxret.models.encoders.layers import Compute, Dropout
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder
 from tests import tiny
 
@@ -24,9 +25,10 @@ HEADS, WIDTH = 4, 8
 FLASH = Compute(attention="flash", interpret=True)
 
 
-def dropped(rate: float, rows: int) -> Drop:
-    """A module's dropout with a key of its own."""
-    return Drop(Dropout(rate).bind({}, rngs={"dropout": jax.random.key(1)}), jnp.arange(rows))
+def dropout(rate: float, rows: int | None) -> Dropout:
+    """A bound module, of texts of one token; rows: how many, None: outside of training."""
+    layout = TokenLayout(jnp.ones((rows or 1, 1), bool), None if rows is None else jnp.arange(rows))
+    return Dropout(rate, layout).bind({}, rngs={"dropout": jax.random.key(1)})
 
 
 def value_and_gradients(compute: Compute, dtype: Any, length: int, mask: jax.Array, rate: float) -> Any:
@@ -37,7 +39,7 @@ def value_and_gradients(compute: Compute, dtype: Any, length: int, mask: jax.Arr
     weights = jnp.asarray(random.normal(size=(len(mask), length, HEADS * WIDTH)), jnp.float32)
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mixed = attend(query, key, value, mask, dropped(rate, len(mask)), compute=compute)
+        mixed = attend(query, key, value, mask, dropout(rate, len(mask)), compute=compute)
         return jnp.sum(mixed.astype(jnp.float32) * weights), mixed
 
     gradients, mixed = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*inputs)
@@ -63,9 +65,9 @@ def test_flash_is_plain(
     """Values and gradients, with padding, a text that is nothing but padding, and the weights that dropout takes."""
     monkeypatch.setattr(flash, "BLOCK", 64)
     mask = lengths_mask(length, length, 7, 1, 0)
-    found = value_and_gradients(FLASH, dtype, length, mask, rate)
+    actual = value_and_gradients(FLASH, dtype, length, mask, rate)
     expected = value_and_gradients(Compute(), dtype, length, mask, rate)
-    assert tiny.distance(found, expected) <= tolerance
+    assert tiny.distance(actual, expected) <= tolerance
     for wrong, other in ((jnp.ones_like(mask), rate), (mask, rate + 0.1)):
         control = value_and_gradients(FLASH, dtype, length, wrong, other)
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
@@ -76,8 +78,8 @@ def test_random_bits_are_those_of_jax() -> None:
     raw = jax.lax.bitcast_convert_type(jax.random.key_data(keys), jnp.int32)
     drawn = jax.vmap(lambda key: jax.random.bits(key, (3, 7)))(keys)
     place = jnp.arange(21, dtype=jnp.int32).reshape(3, 7)
-    found = jax.vmap(lambda key: threefry(key[0], key[1], place))(raw)
-    np.testing.assert_array_equal(jax.lax.bitcast_convert_type(found, jnp.uint32), drawn)
+    bits = jax.vmap(lambda key: threefry(key[0], key[1], place))(raw)
+    np.testing.assert_array_equal(jax.lax.bitcast_convert_type(bits, jnp.uint32), drawn)
 
 
 def test_blocks() -> None:
@@ -91,13 +93,13 @@ def gradient(overrides: dict[str, Any], attention: str, devices: int, fsdp: int)
     mesh = make_mesh(fsdp, jax.devices()[:devices])
     encoder = dataclasses.replace(tiny.BERT, num_layers=3)
     objective = tiny.make_objective(overrides, mesh, encoder)
-    module = objective.retriever.module
+    module = objective.model.module
     compute = dataclasses.replace(module.compute, attention=attention, interpret=True)
-    retriever = dataclasses.replace(objective.retriever, module=module.clone(compute=compute))
+    retriever = dataclasses.replace(objective.model, module=module.clone(compute=compute))
     objective = dataclasses.replace(objective, model=retriever)
-    params = tiny.make_params(objective.retriever)
+    params = tiny.make_params(objective.model)
     params = jax.device_put(params, shardings(mesh, params))
-    batch = jax.device_put(tiny.make_batch(8, pseudo_queries="pseudo" in str(overrides)), by_row(mesh))
+    batch = jax.device_put(tiny.make_batch(8, pseudo_queries="pseudo" in str(overrides)), row_sharding(mesh))
     loss = jax.value_and_grad(lambda p, b: objective(p, b, jax.random.key(3)).loss)
     return jax.device_get(jax.jit(loss)(params, batch))
 
@@ -117,10 +119,10 @@ def test_a_step_on_eight_devices(
     monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
     overrides = family | {"encoder.recompute": recompute}
     value, expected = gradient(overrides, "plain", 8, fsdp)
-    found_value, found = gradient(overrides, "flash", 8, fsdp)
-    assert abs(found_value - one) <= 2e-6 * max(abs(one), 1)
-    assert abs(found_value - value) <= 2e-6 * max(abs(value), 1)
-    assert tiny.relative_error(found, expected) <= 2e-6
+    actual_value, actual = gradient(overrides, "flash", 8, fsdp)
+    assert abs(actual_value - one) <= 2e-6 * max(abs(one), 1)
+    assert abs(actual_value - value) <= 2e-6 * max(abs(value), 1)
+    assert tiny.relative_error(actual, expected) <= 2e-6
     other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", 8, fsdp)
     assert abs(other - value) > 1e-5, "control: other rounding, another loss"
 
@@ -137,13 +139,14 @@ def test_encoding_and_validation_run_on_several_tpus() -> None:
 
 def test_cudnn_drops_no_weights() -> None:
     query = jnp.zeros((2, 4, 2, 8), jnp.bfloat16)
-    drop = Drop(Dropout(0.1), jnp.arange(2))
     with pytest.raises(ValueError, match=r"'cudnn', which has no dropout of attention weights, and the"):
-        fused(query, query, query, jnp.ones((2, 4), bool), drop, Compute(jnp.bfloat16, attention="cudnn"))
+        fused_attention(
+            query, query, query, jnp.ones((2, 4), bool), dropout(0.1, 2), Compute(jnp.bfloat16, attention="cudnn")
+        )
 
 
 def test_kernels_have_no_mask_for_each_query_and_no_bias() -> None:
-    query, mask, drop = jnp.zeros((1, 4, 2, 8)), jnp.ones((1, 4, 4), bool), Drop(Dropout(0.1), None)
+    query, mask, drop = jnp.zeros((1, 4, 2, 8)), jnp.ones((1, 4, 4), bool), dropout(0.1, None)
     for of, bias in ((mask, None), (mask[:, 0], jnp.zeros((2, 4, 4)))):
         with pytest.raises(ValueError, match=r"encoder\.attention='flash' has no mask for each query, and no bias"):
             attend(query, query, query, of, drop, bias, FLASH)

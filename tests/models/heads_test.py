@@ -14,13 +14,13 @@ import pytest
 
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import Bert
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.pretrained import load_pretrained
-from jaxret.models.heads.first_tokens import FirstTokens
-from jaxret.models.heads.head import Text
-from jaxret.models.heads.last_layer import LastLayer
-from jaxret.models.heads.layers import Layers
-from jaxret.models.heads.viewers import Viewers
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads.dual_encoder import DualEncoderHead
+from jaxret.models.heads.head import HeadInput
+from jaxret.models.heads.me_bert import MeBertHead
+from jaxret.models.heads.mlr import MlrHead
+from jaxret.models.heads.mvr import MvrHead
 from jaxret.types import Embeddings, HiddenStates, Tokens
 from tests.tiny import BERT, make_params, make_retriever, make_tokens
 
@@ -33,9 +33,9 @@ SHAPES: dict[str, Any] = {
 ROWS = 4
 
 
-@functools.partial(jax.jit, static_argnames="keep")
-def encode(params: Any, tokens: Tokens, keep: Keep) -> HiddenStates:
-    return Bert(DEEP).apply({"params": params}, tokens, keep)
+@functools.partial(jax.jit, static_argnames="selection")
+def encode(params: Any, tokens: Tokens, selection: Selection) -> HiddenStates:
+    return Bert(DEEP).apply({"params": params}, tokens, selection)
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def encoder() -> tuple[Any, Tokens, HiddenStates]:
     """(parameters, tokens, every hidden state [4,B,T,H]) of a BERT with three layers."""
     tokens = make_tokens(ROWS, 6)
     params = make_params(make_retriever({"encoder.tied": True}, DEEP))["encoder"]
-    return params, tokens, encode(params, tokens, Keep())
+    return params, tokens, encode(params, tokens, Selection())
 
 
 def embed(head: Any, side: Any, encoder: tuple[Any, Tokens, HiddenStates]) -> Embeddings:
     params, tokens, _ = encoder
-    hidden = encode(params, tokens, head.keep(side))
-    return head.apply({}, hidden, Text(side, tokens))
+    hidden = encode(params, tokens, head.selection(side))
+    return head.apply({}, hidden, HeadInput(side, tokens))
 
 
 def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) -> np.ndarray:
@@ -63,12 +63,12 @@ def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_last_layer(token: str, side: str, encoder: Any) -> None:
-    found = embed(LastLayer(**SHAPES, token=token), side, encoder)
-    assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
-    assert found.mask.all()
-    np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
+    embeddings = embed(DualEncoderHead(**SHAPES, token=token), side, encoder)
+    assert embeddings.vectors.shape == (ROWS, 1, DEEP.hidden_size)
+    assert embeddings.mask.all()
+    np.testing.assert_allclose(embeddings.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
     other = expected(3, "mean" if token == "cls" else "cls", encoder)
-    assert np.abs(np.asarray(found.vectors[:, 0]) - other).max() > 0.1, "control: the two choices of token differ"
+    assert np.abs(np.asarray(embeddings.vectors[:, 0]) - other).max() > 0.1, "control: the two choices of token differ"
 
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
@@ -76,38 +76,40 @@ def test_last_layer(token: str, side: str, encoder: Any) -> None:
 def test_layers_come_last_first_whatever_their_order_in_the_config(
     token: str, layers: tuple[int, ...], encoder: Any
 ) -> None:
-    head = Layers(**SHAPES, chosen=layers, token=token)
-    found = embed(head, "passage", encoder)
-    assert head.vectors_per_passage() == len(layers) == found.vectors.shape[1]
-    assert found.mask.shape == (ROWS, len(layers))
-    assert found.mask.all()
+    head = MlrHead(**SHAPES, chosen=layers, token=token)
+    embeddings = embed(head, "passage", encoder)
+    assert head.vectors_per_passage() == len(layers) == embeddings.vectors.shape[1]
+    assert embeddings.mask.shape == (ROWS, len(layers))
+    assert embeddings.mask.all()
     for index, layer in enumerate(sorted(layers, reverse=True)):
-        np.testing.assert_allclose(found.vectors[:, index], expected(layer, token, encoder), atol=1e-6)
+        np.testing.assert_allclose(embeddings.vectors[:, index], expected(layer, token, encoder), atol=1e-6)
         for other in set(range(4)) - {layer}:
-            assert np.abs(np.asarray(found.vectors[:, index]) - expected(other, token, encoder)).max() > 0.1, "control"
+            assert np.abs(np.asarray(embeddings.vectors[:, index]) - expected(other, token, encoder)).max() > 0.1, (
+                "control"
+            )
 
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 def test_a_query_has_one_vector_of_the_last_layer(token: str, encoder: Any) -> None:
-    found = embed(Layers(**SHAPES, chosen=(0, 1, 3), token=token), "query", encoder)
-    assert found.vectors.shape == (ROWS, 1, DEEP.hidden_size)
-    np.testing.assert_allclose(found.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
+    embeddings = embed(MlrHead(**SHAPES, chosen=(0, 1, 3), token=token), "query", encoder)
+    assert embeddings.vectors.shape == (ROWS, 1, DEEP.hidden_size)
+    np.testing.assert_allclose(embeddings.vectors[:, 0], expected(3, token, encoder), atol=1e-6)
 
 
 def test_an_empty_text_has_no_vector(encoder: Any) -> None:
     params, tokens, _ = encoder
     empty = (params, Tokens(tokens.ids, tokens.mask.at[1].set(False)), encoder[2])
     for token in ("cls", "mean"):
-        found = embed(Layers(**SHAPES, chosen=(1, 3), token=token), "passage", empty)
-        np.testing.assert_array_equal(found.mask, [[True] * 2, [False] * 2, [True] * 2, [True] * 2])
-        assert bool(jnp.isfinite(found.vectors).all())
+        embeddings = embed(MlrHead(**SHAPES, chosen=(1, 3), token=token), "passage", empty)
+        np.testing.assert_array_equal(embeddings.mask, [[True] * 2, [False] * 2, [True] * 2, [True] * 2])
+        assert bool(jnp.isfinite(embeddings.vectors).all())
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((), r"head.layers.chosen is \(\); it must name different layers"),
-        ((3, 3), r"head.layers.chosen is \(3, 3\); it must name different layers"),
+        ((), r"head.mlr.chosen is \(\); it must name different layers"),
+        ((3, 3), r"head.mlr.chosen is \(3, 3\); it must name different layers"),
         (
             (1, 2),
             r"chosen is \(1, 2\); layers are 0 \(embeddings\) to 3, and the last one, 3, must be among them",
@@ -118,11 +120,11 @@ def test_an_empty_text_has_no_vector(encoder: Any) -> None:
 )
 def test_impossible_layers(layers: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Layers(**SHAPES, chosen=layers)
+        MlrHead(**SHAPES, chosen=layers)
 
 
 @pytest.mark.parametrize(
-    ("head", "keys"), [(LastLayer, {}), (Layers, {"chosen": (3,)}), (FirstTokens, {"count": 2})], ids=str
+    ("head", "keys"), [(DualEncoderHead, {}), (MlrHead, {"chosen": (3,)}), (MeBertHead, {"count": 2})], ids=str
 )
 def test_unknown_token(head: Any, keys: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'max'; it must be one of cls, mean"):
@@ -133,14 +135,14 @@ def test_unknown_token(head: Any, keys: dict[str, Any]) -> None:
 def test_first_tokens(token: str, encoder: Any) -> None:
     """ME-BERT's vectors are those of the first tokens; T5's first is the mean."""
     states, mask = np.asarray(encoder[2].states)[-1], np.asarray(encoder[1].mask)
-    found = embed(FirstTokens(**SHAPES, count=3, token=token), "passage", encoder)
+    embeddings = embed(MeBertHead(**SHAPES, count=3, token=token), "passage", encoder)
     if token == "cls":
-        np.testing.assert_allclose(found.vectors, states[:, :3], atol=1e-6)
-        np.testing.assert_array_equal(found.mask, mask[:, :3])
+        np.testing.assert_allclose(embeddings.vectors, states[:, :3], atol=1e-6)
+        np.testing.assert_array_equal(embeddings.mask, mask[:, :3])
     else:
-        np.testing.assert_allclose(found.vectors[:, 0], expected(3, "mean", encoder), atol=1e-6)
-        np.testing.assert_allclose(found.vectors[:, 1:], states[:, :2], atol=1e-6)
-    assert embed(FirstTokens(**SHAPES, count=3, token=token), "query", encoder).vectors.shape == (
+        np.testing.assert_allclose(embeddings.vectors[:, 0], expected(3, "mean", encoder), atol=1e-6)
+        np.testing.assert_allclose(embeddings.vectors[:, 1:], states[:, :2], atol=1e-6)
+    assert embed(MeBertHead(**SHAPES, count=3, token=token), "query", encoder).vectors.shape == (
         ROWS,
         1,
         DEEP.hidden_size,
@@ -150,34 +152,34 @@ def test_first_tokens(token: str, encoder: Any) -> None:
 def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
     """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
     params, tokens, _ = encoder
-    head = Viewers(**SHAPES, count=3, first_id=5)
-    hidden = jax.jit(lambda p: Bert(DEEP).apply({"params": p}, tokens, head.keep("passage"), leading=jnp.arange(5, 8)))(
-        params
-    )
+    head = MvrHead(**SHAPES, count=3, first_id=5)
+    hidden = jax.jit(
+        lambda p: Bert(DEEP).apply({"params": p}, tokens, head.selection("passage"), prefix=jnp.arange(5, 8))
+    )(params)
     ids = np.concatenate([np.tile([5, 6, 7], (ROWS, 1)), np.asarray(tokens.ids)[:, 1:]], axis=1)
     positions = np.array([0, 0, 0, 1, 2, 3, 4, 5])
     words = np.asarray(params["embeddings"]["word"]["embedding"])[ids]
     table = np.array(params["embeddings"]["position"]["embedding"])
-    np.testing.assert_array_equal(head.apply({}, "passage", method=head.leading), [5, 6, 7])
-    np.testing.assert_array_equal(head.apply({}, "query", method=head.leading), [5])
+    np.testing.assert_array_equal(head.apply({}, "passage", method=head.prefix_tokens), [5, 6, 7])
+    np.testing.assert_array_equal(head.apply({}, "query", method=head.prefix_tokens), [5])
     # the same sum of embeddings from a model whose position table lists position 0 three times
     other = jax.tree.map(lambda x: x, params)
     other["embeddings"]["position"]["embedding"] = table[np.append(positions, range(8, 16))]
     mask = np.concatenate([np.ones((ROWS, 3), bool), np.asarray(tokens.mask)[:, 1:]], axis=1)
-    by_hand = encode(other, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Keep(3))
+    by_hand = encode(other, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Selection(3))
     assert words.shape == (ROWS, 8, DEEP.hidden_size)
     np.testing.assert_allclose(hidden.states[0], by_hand.states[-1], atol=1e-5)
-    running = encode(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Keep(3))
+    running = encode(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask)), Selection(3))
     assert np.abs(np.asarray(running.states[-1]) - hidden.states[0]).max() > 0.01, "control: running positions differ"
 
 
 @pytest.mark.parametrize("deviation", [1.0, 0.5])
 def test_a_table_of_viewers_is_drawn_with_its_deviation(deviation: float) -> None:
-    head = Viewers(**SHAPES | {"hidden_size": 64}, count=8, deviation=deviation)
-    params = head.init(jax.random.key(0), "passage", method=head.leading)["params"]
+    head = MvrHead(**SHAPES | {"hidden_size": 64}, count=8, deviation=deviation)
+    params = head.init(jax.random.key(0), "passage", method=head.prefix_tokens)["params"]
     assert params["table"].shape == (8, 64)
     assert 0.9 * deviation < float(params["table"].std()) < 1.1 * deviation
-    query = head.apply({"params": params}, "query", method=head.leading)
+    query = head.apply({"params": params}, "query", method=head.prefix_tokens)
     np.testing.assert_array_equal(query, params["table"][:1])
 
 
@@ -185,12 +187,12 @@ def spread(minilm_dir: Path, **keys: Any) -> float:
     """The smallest 1 - cos between two of a passage's eight viewers at MiniLM's last layer, before any training."""
     config, params = load_pretrained(minilm_dir, ("pooler",))
     shapes = {"num_layers": config.num_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
-    head = Viewers(**shapes, **keys)
-    drawn = head.init(jax.random.key(1), "passage", method=head.leading)
-    leading = head.apply(drawn, "passage", method=head.leading)
+    head = MvrHead(**shapes, **keys)
+    drawn = head.init(jax.random.key(1), "passage", method=head.prefix_tokens)
+    prefix = head.apply(drawn, "passage", method=head.prefix_tokens)
     ids = np.random.default_rng(0).integers(2000, 20000, (2, 24))
     tokens = Tokens(jnp.asarray(ids, jnp.int32), jnp.ones(ids.shape, bool))
-    states = make_encoder(config).apply({"params": params}, tokens, head.keep("passage"), False, leading).states[-1]
+    states = make_encoder(config).apply({"params": params}, tokens, head.selection("passage"), False, prefix).states[-1]
     unit = np.asarray(states, np.float64)
     unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
     cosines = np.einsum("bvh,bwh->bvw", unit, unit)
@@ -199,7 +201,7 @@ def spread(minilm_dir: Path, **keys: Any) -> float:
 
 @pytest.mark.exhaustive
 def test_viewers_of_a_pretrained_encoder_differ(minilm_dir: Path) -> None:
-    """What the deviation is there for: several vectors, not one several times."""
+    """The purpose of the deviation: different vectors, not copies of one."""
     assert spread(minilm_dir) > 0.01
     assert spread(minilm_dir, deviation=0.02) < 1e-5, "control: viewers as small as the encoder's words are one vector"
     assert spread(minilm_dir, first_id=1) < 1e-5, "control: so are unused words"

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder, read_config
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, stores_mlm_head
+from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "tiny_modernbert"
@@ -34,17 +34,17 @@ def load() -> tuple[ModernBertConfig, Any, Tokens, np.ndarray]:
         return config, params, Tokens(jnp.asarray(file["ids"]), jnp.asarray(file["mask"])), file["states"]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep"))
-def encode(config: ModernBertConfig, params: Any, tokens: Tokens, keep: Keep = Keep()) -> HiddenStates:
-    return make_encoder(config).apply({"params": params}, tokens, keep=keep)
+@functools.partial(jax.jit, static_argnames=("config", "selection"))
+def encode(config: ModernBertConfig, params: Any, tokens: Tokens, selection: Selection = Selection()) -> HiddenStates:
+    return make_encoder(config).apply({"params": params}, tokens, selection=selection)
 
 
 def distance(states: Any, expected: np.ndarray, mask: Any) -> float:
     """Of all layers, the largest difference at real positions over the layer's largest expected number."""
-    found, real = np.asarray(states), np.asarray(mask)
-    assert found.shape == expected.shape
-    assert np.isfinite(found).all()
-    return float((np.abs(found - expected)[:, real].max((1, 2)) / np.abs(expected)[:, real].max((1, 2))).max())
+    actual, real = np.asarray(states), np.asarray(mask)
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return float((np.abs(actual - expected)[:, real].max((1, 2)) / np.abs(expected)[:, real].max((1, 2))).max())
 
 
 def test_every_hidden_state_equals_torch() -> None:
@@ -90,11 +90,11 @@ def test_more_padding_changes_nothing() -> None:
 
 def test_keep_is_a_slice_of_all() -> None:
     config, params, tokens, expected = load()
-    first = encode(config, params, tokens, Keep(2))
+    first = encode(config, params, tokens, Selection(2))
     assert distance(first.states, expected[:, :, :2], first.mask) <= TOLERANCE
     mask = np.asarray(tokens.mask)
     mean = np.stack([expected[-1:, row, real].mean(axis=1) for row, real in enumerate(mask)], axis=1)[:, :, None]
-    last = encode(config, params, tokens, Keep(0, mean=True, layers="last"))
+    last = encode(config, params, tokens, Selection(0, mean=True, layers="last"))
     assert distance(last.states, mean, last.mask) <= TOLERANCE
 
 
@@ -103,7 +103,7 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
     empty = Tokens(tokens.ids, tokens.mask.at[1].set(False))
 
     def loss(p: Any) -> jax.Array:
-        return jnp.sum(make_encoder(config).apply({"params": p}, empty, Keep(1, mean=True)).states ** 2)
+        return jnp.sum(make_encoder(config).apply({"params": p}, empty, Selection(1, mean=True)).states ** 2)
 
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
 
@@ -123,10 +123,10 @@ def test_mlm_logits_equal_torch() -> None:
         expected = file["mlm_logits"]
 
     def logits(module: Any) -> jax.Array:
-        return module.mlm_head(module(tokens, Keep(layers="last")).states[-1], module.word_table)
+        return module.mlm_head(module(tokens, Selection(layers="last")).states[-1], module.word_table)
 
-    found = np.asarray(jax.jit(lambda p: make_encoder(config).apply({"params": p}, method=logits))(params))
-    assert np.abs(found - expected)[np.asarray(tokens.mask)].max() <= 1e-4
+    actual = np.asarray(jax.jit(lambda p: make_encoder(config).apply({"params": p}, method=logits))(params))
+    assert np.abs(actual - expected)[np.asarray(tokens.mask)].max() <= 1e-4
 
 
 @pytest.mark.parametrize("with_head", [False, True])

@@ -28,19 +28,19 @@ def pool(name: str, embeddings: Embeddings, train: bool, params: Any = None) -> 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_none_keeps_everything(train: bool, embeddings: Embeddings) -> None:
-    found = pool("none", embeddings, train)
-    np.testing.assert_array_equal(found.vectors, embeddings.vectors)
-    np.testing.assert_array_equal(found.mask, embeddings.mask)
+    pooled = pool("none", embeddings, train)
+    np.testing.assert_array_equal(pooled.vectors, embeddings.vectors)
+    np.testing.assert_array_equal(pooled.mask, embeddings.mask)
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: Embeddings) -> None:
-    found = pool("average", embeddings, train)
+    pooled = pool("average", embeddings, train)
     vectors = np.asarray(embeddings.vectors, np.float64)
     expected = np.stack([vectors[b, :n].mean(0) if n else np.zeros(D) for b, n in enumerate(LENGTHS)])
-    np.testing.assert_allclose(found.vectors[:, 0], expected, atol=1e-6)
-    np.testing.assert_array_equal(found.mask, [[True], [True], [False]])
-    assert np.abs(np.asarray(found.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, "control: the unmasked mean"
+    np.testing.assert_allclose(pooled.vectors[:, 0], expected, atol=1e-6)
+    np.testing.assert_array_equal(pooled.mask, [[True], [True], [False]])
+    assert np.abs(np.asarray(pooled.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, "control: the unmasked mean"
 
 
 def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
@@ -67,13 +67,13 @@ def test_scalar_mix_and_the_gradient_of_its_weights(train: bool, embeddings: Emb
     toward = np.random.default_rng(1).standard_normal((B, D))
 
     def loss(alpha: jax.Array) -> jax.Array:
-        found = pool("scalar_mix", embeddings, train, {"alpha": alpha})
-        assert found.vectors.shape == (B, 1, D)
-        return jnp.sum(found.vectors[:, 0] * jnp.asarray(toward, jnp.float32))
+        mixed = pool("scalar_mix", embeddings, train, {"alpha": alpha})
+        assert mixed.vectors.shape == (B, 1, D)
+        return jnp.sum(mixed.vectors[:, 0] * jnp.asarray(toward, jnp.float32))
 
-    found = pool("scalar_mix", embeddings, train, {"alpha": jnp.asarray(alpha, jnp.float32)})
-    np.testing.assert_allclose(found.vectors[:, 0], scalar_mix(vectors, alpha), atol=1e-6)
-    np.testing.assert_array_equal(found.mask, [[True], [True], [False]])
+    pooled = pool("scalar_mix", embeddings, train, {"alpha": jnp.asarray(alpha, jnp.float32)})
+    np.testing.assert_allclose(pooled.vectors[:, 0], scalar_mix(vectors, alpha), atol=1e-6)
+    np.testing.assert_array_equal(pooled.mask, [[True], [True], [False]])
     # d/d alpha_k = w_k (v_k - mix) . toward, by hand
     centred = vectors - scalar_mix(vectors, alpha)[:, None]
     exists = np.array(LENGTHS)[:, None] > 0
@@ -87,11 +87,11 @@ def test_scalar_mix_starts_as_the_mean_of_all_vectors(embeddings: Embeddings) ->
     module = POOLINGS["scalar_mix"](num_vectors=V)
     params = module.init(jax.random.key(0), embeddings, True)["params"]
     np.testing.assert_array_equal(params["alpha"], np.zeros(V))
-    found = module.apply({"params": params}, embeddings, True)
+    pooled = module.apply({"params": params}, embeddings, True)
     whole = np.asarray(embeddings.vectors).mean(axis=1)
-    np.testing.assert_allclose(found.vectors[0, 0], whole[0], atol=1e-6)
+    np.testing.assert_allclose(pooled.vectors[0, 0], whole[0], atol=1e-6)
     short = np.asarray(embeddings.vectors)[1, : LENGTHS[1]].mean(axis=0)
-    np.testing.assert_allclose(found.vectors[1, 0], short, atol=1e-6)
+    np.testing.assert_allclose(pooled.vectors[1, 0], short, atol=1e-6)
     assert np.abs(short - whole[1]).max() > 0.1, "control: vectors that do not exist have no weight"
 
 

@@ -1,4 +1,4 @@
-"""What is refused in a Hugging Face directory, and how it is said."""
+"""Errors of Hugging Face directories and their messages."""
 
 from __future__ import annotations
 

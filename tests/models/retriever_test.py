@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.retriever import BiEncoder, with_pretrained
+from jaxret.models.retriever import RetrieverModel, with_pretrained
 from tests.tiny import (
     BERT,
     DUAL_ENCODER,
@@ -42,11 +42,13 @@ def test_untied_and_tied_parameter_trees() -> None:
 
 
 @functools.partial(jax.jit, static_argnames=("retriever", "side", "train"))
-def _encode(retriever: BiEncoder, params: Any, side: Any, train: bool, dropout_key: Any) -> jax.Array:
+def _encode(retriever: RetrieverModel, params: Any, side: Any, train: bool, dropout_key: Any) -> jax.Array:
     return retriever.encode(params, make_tokens(ROWS, LENGTH), side, train, dropout_key).vectors
 
 
-def encode(retriever: BiEncoder, params: Any, side: Any, train: bool = False, dropout_key: Any = None) -> np.ndarray:
+def encode(
+    retriever: RetrieverModel, params: Any, side: Any, train: bool = False, dropout_key: Any = None
+) -> np.ndarray:
     return np.asarray(_encode(retriever, params, side, train, dropout_key))
 
 
@@ -81,14 +83,14 @@ def test_shapes(family: dict[str, Any], training: int, inference: int) -> None:
     assert retriever.dimension == BERT.hidden_size
     expected = {("query", True): 1, ("query", False): 1, ("passage", True): training, ("passage", False): inference}
     for (side, train), vectors in expected.items():
-        found = jax.eval_shape(
+        embeddings = jax.eval_shape(
             lambda p, k, side=side, train=train: retriever.encode(p, make_tokens(ROWS, LENGTH), side, train, k),
             shapes,
             jax.random.key(0),
         )
-        assert found.vectors.shape == (ROWS, vectors, BERT.hidden_size)
-        assert found.vectors.dtype == jnp.float32
-        assert found.mask.shape == (ROWS, vectors)
+        assert embeddings.vectors.shape == (ROWS, vectors, BERT.hidden_size)
+        assert embeddings.vectors.dtype == jnp.float32
+        assert embeddings.mask.shape == (ROWS, vectors)
 
 
 def test_self_contrastive_and_scalar_mix_pool_what_mlr_keeps() -> None:
@@ -107,10 +109,10 @@ def test_self_contrastive_and_scalar_mix_pool_what_mlr_keeps() -> None:
 def test_normalize_gives_vectors_of_length_one(side: Any) -> None:
     retriever = make_retriever(MLR | {"normalize": True})
     params = make_params(retriever)
-    found, plain = encode(retriever, params, side), encode(make_retriever(MLR), params, side)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1.0, atol=1e-6)
+    normalized, plain = encode(retriever, params, side), encode(make_retriever(MLR), params, side)
+    np.testing.assert_allclose(np.linalg.norm(normalized, axis=-1), 1.0, atol=1e-6)
     lengths = np.linalg.norm(plain, axis=-1, keepdims=True)
-    np.testing.assert_allclose(found, plain / lengths, atol=1e-6)
+    np.testing.assert_allclose(normalized, plain / lengths, atol=1e-6)
     assert np.abs(lengths - 1).max() > 0.1, "control"
 
 
@@ -146,14 +148,14 @@ def test_bfloat16_gives_float32_that_is_near() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"head.name": "colbert"}, r"head.name is 'colbert'; it must be one of last_layer, layers"),
+        ({"head.name": "last_layer"}, r"head.name is 'last_layer'; it must be one of dual_encoder, mlr"),
         ({"pooling": "max"}, r"pooling is 'max'; it must be one of none, average, scalar_mix, self_contrastive"),
         ({"encoder.dtype": "float16"}, r"encoder.dtype is 'float16'; it must be one of float32, bfloat16"),
         ({"encoder.attention": "fused"}, r"encoder.attention is 'fused'; it must be one of plain, cudnn, flash"),
         ({"encoder.attention": "cudnn"}, r"encoder.attention is 'cudnn', which multiplies bfloat16"),
-        ({"pooling": "average"}, r"pooling is 'average', but head 'last_layer' gives one vector: use 'none'"),
-        (MLR | {"head.layers.chosen": (2,), "pooling": "scalar_mix"}, r"head 'layers' gives one vector"),
-        (MLR | {"head.layers.chosen": (0, 1)}, r"the last one, 2, must be among them"),
+        ({"pooling": "average"}, r"pooling is 'average', but head 'dual_encoder' gives one vector: use 'none'"),
+        (MLR | {"head.mlr.chosen": (2,), "pooling": "scalar_mix"}, r"head 'mlr' gives one vector"),
+        (MLR | {"head.mlr.chosen": (0, 1)}, r"the last one, 2, must be among them"),
         ({"head.token": "max"}, r"head.token is 'max'; it must be one of cls, mean"),
     ],
 )
@@ -182,26 +184,26 @@ def test_a_kernel_runs_where_it_runs() -> None:
 
 def shapes_in(jaxpr: Any) -> set[tuple[int, ...]]:
     """The shapes of every intermediate value, inner programs included."""
-    found = {tuple(v.aval.shape) for equation in jaxpr.eqns for v in equation.outvars if hasattr(v.aval, "shape")}
+    shapes = {tuple(v.aval.shape) for equation in jaxpr.eqns for v in equation.outvars if hasattr(v.aval, "shape")}
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                found |= shapes_in(inner)
-    return found
+                shapes |= shapes_in(inner)
+    return shapes
 
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_multi_layer_encoding_never_holds_every_hidden_state(token: str, side: Any) -> None:
     bert = dataclasses.replace(BERT, num_layers=4)
-    retriever = make_retriever(MLR | {"head.layers.chosen": (0, 2, 3, 4), "head.token": token}, bert)
+    retriever = make_retriever(MLR | {"head.mlr.chosen": (0, 2, 3, 4), "head.token": token}, bert)
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
     tokens = make_tokens(ROWS, LENGTH)
     H = bert.hidden_size
 
-    def whole(found: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-        return found & {(layers, ROWS, LENGTH, H) for layers in (bert.num_layers, bert.num_layers + 1)}
+    def whole(shapes: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+        return shapes & {(layers, ROWS, LENGTH, H) for layers in (bert.num_layers, bert.num_layers + 1)}
 
     encoding = jax.make_jaxpr(lambda p: retriever.encode(p, tokens, side))(shapes)
     assert not whole(shapes_in(encoding.jaxpr))
@@ -214,10 +216,10 @@ def test_pretrained_weights_go_into_every_encoder() -> None:
     retriever = make_retriever(SCALAR_MIX)
     params = make_params(retriever)
     loaded = make_params(make_retriever({"encoder.tied": True}), seed=1)["encoder"]
-    found = with_pretrained(params, loaded)
-    assert found["query_encoder"] is loaded
-    assert found["passage_encoder"] is loaded
-    assert found["pooling"] is params["pooling"]
+    replaced = with_pretrained(params, loaded)
+    assert replaced["query_encoder"] is loaded
+    assert replaced["passage_encoder"] is loaded
+    assert replaced["pooling"] is params["pooling"]
 
 
 def test_pretrained_weights_of_another_shape_are_named() -> None:

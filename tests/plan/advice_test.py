@@ -6,9 +6,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs.base import get_config
-from jaxret.chips import GIB, parse_topology
-from jaxret.plan.advice import advise, candidates, changed
+from jaxret.configs.base import get_config
+from jaxret.parallel.chips import GIB, parse_topology
+from jaxret.plan.advice import advise, memory_changes, with_changes
 
 ONE, FOUR = parse_topology("v5e:1x1"), parse_topology("v5e:2x2")
 
@@ -22,20 +22,20 @@ def plain() -> ConfigDict:
 
 def test_what_changes_no_result_comes_first() -> None:
     config = plain()
-    tried = list(candidates(config, FOUR))
+    tried = list(memory_changes(config, FOUR))
     kinds = [sorted(key.rpartition(".")[2] for key in change) for change in tried]
     together = sorted(["recompute", "chunk_size", "fsdp"])
     alone = [["recompute"], ["recompute"], ["chunk_size"], ["fsdp"]]
     assert kinds == [*alone, together, ["dtype"], sorted([*together, "dtype"])]
     for change in tried:
-        changed(config, change)  # every key is one of the config's
+        with_changes(config, change)  # every key is one of the config's
 
 
 def test_what_is_set_or_means_nothing_is_not_tried() -> None:
     config = get_config()
     config.encoder.dtype = "bfloat16"
     config.train.chunk_size = 4
-    keys = {key for change in candidates(config, ONE) for key in change}
+    keys = {key for change in memory_changes(config, ONE) for key in change}
     assert keys == {"encoder.recompute"}
 
 
@@ -48,10 +48,10 @@ def test_trying_ends_with_what_fits() -> None:
             return 10 * GIB
         return 20 * GIB
 
-    found = list(advise(plain(), FOUR, bytes_of))
-    assert [tried.fits for tried in found] == [False] * (len(found) - 1) + [True]
-    assert found[-1].change == {"train.chunk_size": 16}
-    assert len(needs) == len(found)
+    changes = list(advise(plain(), FOUR, bytes_of))
+    assert [tried.fits for tried in changes] == [False] * (len(changes) - 1) + [True]
+    assert changes[-1].change == {"train.chunk_size": 16}
+    assert len(needs) == len(changes)
 
 
 def test_a_change_that_cannot_be_had_is_passed_over() -> None:

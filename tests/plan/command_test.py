@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jaxret.plan.plan_report import duration, number, plan_report
 from jaxret.plan.programs import ENCODERS
-from jaxret.plan.report import duration, number, report
 from tests.pipeline import run_script
 
 BASE = ("plan", "--config=configs/base.py")
@@ -18,8 +18,8 @@ LARGE = {"hidden_size": 4096, "num_hidden_layers": 48, "num_attention_heads": 32
 
 
 def write_large(folder: Path) -> str:
-    known = json.loads((ENCODERS / "bert-base-uncased" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(known | LARGE))
+    shapes = json.loads((ENCODERS / "bert-base-uncased" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(shapes | LARGE))
     return f"--config.encoder.checkpoint={folder}"
 
 
@@ -96,25 +96,29 @@ def values(fits: bool | None) -> dict[str, Any]:
 
 
 def test_the_text_says_what_the_values_do() -> None:
-    from jaxret.chips import parse_topology
+    from jaxret.parallel.chips import parse_topology
 
     chips = parse_topology("v5e:1x1")
-    assert "c.py on v5e:1x1: fits, 1.00 GiB of 2.00 GiB, 1.00 GiB to spare" in report(values(True), chips)
-    assert "whether it fits was not computed" in report(values(None), chips)
+    assert "c.py on v5e:1x1: fits, 1.00 GiB of 2.00 GiB, 1.00 GiB to spare" in plan_report(values(True), chips)
+    assert "whether it fits was not computed" in plan_report(values(None), chips)
     rows = {"packed_queries": (2, 32), "packed_passages": (3, 256)}
     packed = values(True)
     packed["batch"] |= rows
-    assert "into rows: 2 x 32 and 3 x 256 tokens" in report(packed, chips)
-    text = report(values(False), chips)
+    assert "into rows: 2 x 32 and 3 x 256 tokens" in plan_report(packed, chips)
+    text = plan_report(values(False), chips)
     assert "does not fit" in text
     assert "1 queries of 2 tokens, 3 passages of 4" in text
     assert "queries     forward 1.23 M" in text
     assert "lower bound of the time of a step: 500 ms (arithmetic 500 ms, memory 250 ms)" in text
     assert "fits with --config.train.chunk_size=8: 0.50 GiB" in text
     moved = values(True) | {"traffic": {"bytes": 3e6, "products": 2e6}}
-    assert "main memory of each device: 3 MB read and written, 1.50 times the products' own" in report(moved, chips)
+    assert "main memory of each device: 3 MB read and written, 1.50 times the products' own" in plan_report(
+        moved, chips
+    )
     moved["traffic"]["bytes"] = None
-    assert "main memory of each device: unknown, because the compiled program does not say how" in report(moved, chips)
+    assert "main memory of each device: unknown, because the compiled program does not say how" in plan_report(
+        moved, chips
+    )
 
 
 def test_numbers_and_times_are_short() -> None:

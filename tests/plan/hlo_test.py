@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxret.plan import hlo
-from jaxret.plan.compiled import SPLIT, memory, read, reason, warning
+from jaxret.plan.compilation import SPLIT, allocated_memory, failure_reason, partition_warning, read_dump
 
 EXCERPTS = Path(__file__).with_name("excerpts")
 PROGRAM = (EXCERPTS / "tpu_after_optimizations.txt").read_text()
@@ -21,7 +21,7 @@ ROWS, ALL_ROWS, SIZE, LAYERS = 16, 64, 128, 3
 
 
 def test_collectives_are_counted_as_often_as_their_loop_runs() -> None:
-    gather, reduce = sorted(hlo.collectives(hlo.parse(PROGRAM), 4), key=lambda c: c.kind)
+    gather, reduce = sorted(hlo.collectives(hlo.parse_hlo(PROGRAM), 4), key=lambda c: c.kind)
     assert (gather.kind, gather.dtypes, gather.times, gather.group) == ("all-gather", ("bf16",), 1, 4)
     assert gather.bytes == ALL_ROWS * SIZE * 2
     assert gather.sent == gather.bytes * 3 / 4
@@ -34,7 +34,9 @@ def test_collectives_are_counted_as_often_as_their_loop_runs() -> None:
 def test_products_are_those_of_the_mathematics() -> None:
     layer = 2 * ROWS * SIZE * SIZE
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
-    assert hlo.product_flops(hlo.parse(PROGRAM)) == LAYERS * 3 * layer + 2 * loss  # the value of the loss is not asked
+    assert (
+        hlo.hlo_product_flops(hlo.parse_hlo(PROGRAM)) == LAYERS * 3 * layer + 2 * loss
+    )  # the value of the loss is not asked
 
 
 def test_products_of_a_gpu_are_calls_of_a_library() -> None:
@@ -43,14 +45,14 @@ def test_products_of_a_gpu_are_calls_of_a_library() -> None:
     texts, tokens, size = 4, 32, 128
     attention = 2 * 2 * texts * tokens * tokens * size
     layers = 3 * (attention + 2 * texts * tokens * size * size)
-    assert hlo.product_flops(hlo.parse(GPU)) == layers
+    assert hlo.hlo_product_flops(hlo.parse_hlo(GPU)) == layers
     other = GPU.replace("__cublas$", "another$")
     assert other != GPU
-    assert hlo.product_flops(hlo.parse(other)) == 0
+    assert hlo.hlo_product_flops(hlo.parse_hlo(other)) == 0
     unknown = GPU.replace("known_trip_count", "something").replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="how often the loop while"):
-        hlo.parse(unknown)
-    hlo.parse(unknown.replace("__cublas$", "another$"))
+        hlo.parse_hlo(unknown)
+    hlo.parse_hlo(unknown.replace("__cublas$", "another$"))
 
 
 @pytest.mark.parametrize(
@@ -77,18 +79,18 @@ def test_products_of_a_gpu_are_calls_of_a_library() -> None:
 )
 def test_a_kernel_says_how_much_it_computes(call: str, flops: int) -> None:
     text = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  ROOT %r = {call}\n}}\n"
-    assert hlo.product_flops(hlo.parse(text)) == flops
+    assert hlo.hlo_product_flops(hlo.parse_hlo(text)) == flops
     if "Softmax" in call:
         backward = text.replace("fmhaSoftmax", "fmhaSoftmaxBackward")
-        assert hlo.product_flops(hlo.parse(backward)) == 2 * flops
+        assert hlo.hlo_product_flops(hlo.parse_hlo(backward)) == 2 * flops
 
 
 def test_memory_goes_by_the_names_of_arguments_and_adds_up() -> None:
-    found = memory(BUFFERS, hlo.parse(PROGRAM))
+    sizes = allocated_memory(BUFFERS, hlo.parse_hlo(PROGRAM))
     weights = LAYERS * SIZE * SIZE * 4
-    assert found["parameters"] == found["moments"] == weights
-    assert found["inputs"] == ROWS * SIZE * 4
-    assert sum(found.values()) == 572_928  # XLA's own report of the main memory: "Total bytes: 572928 (559.5KiB)"
+    assert sizes["parameters"] == sizes["moments"] == weights
+    assert sizes["inputs"] == ROWS * SIZE * 4
+    assert sum(sizes.values()) == 572_928  # XLA's own report of the main memory: "Total bytes: 572928 (559.5KiB)"
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,15 @@ def test_memory_goes_by_the_names_of_arguments_and_adds_up() -> None:
 )
 def test_a_group_is_read_in_every_form(rest: str, group: int) -> None:
     text = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  ROOT %r = f32[2]{{0}} all-reduce(%p), {rest}\n}}\n"
-    (found,) = hlo.collectives(hlo.parse(text), 6)
-    assert found.group == group
+    (parsed,) = hlo.collectives(hlo.parse_hlo(text), 6)
+    assert parsed.group == group
 
 
 def collective(line: str) -> hlo.Collective:
-    (found,) = hlo.collectives(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  {line}\n}}\n"), 4)
-    return found
+    (parsed,) = hlo.collectives(
+        hlo.parse_hlo(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  {line}\n}}\n"), 4
+    )
+    return parsed
 
 
 def test_started_collectives_count_their_results() -> None:
@@ -127,9 +131,9 @@ def test_an_asynchronous_gather_counts_once() -> None:
     text = (
         f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[8] {{\n  %a = f32[8]{{0}} {line}\n  %b = f32[8]{{0}} {line}\n"
     )
-    assert len(hlo.collectives(hlo.parse(text + "}\n"), 4)) == 1
+    assert len(hlo.collectives(hlo.parse_hlo(text + "}\n"), 4)) == 1
     other = text.replace("channel_id=7", "channel_id=8", 1)
-    assert len(hlo.collectives(hlo.parse(other + "}\n"), 4)) == 2
+    assert len(hlo.collectives(hlo.parse_hlo(other + "}\n"), 4)) == 2
 
 
 def test_a_gather_that_a_loop_overlaps_with_counts_as_often_as_it_begins() -> None:
@@ -153,9 +157,11 @@ ENTRY %main (p: f32[2]) -> f32[8] {{
   %end = {gather}
 }}
 """
-    (found,) = hlo.collectives(hlo.parse(text), 4)
-    assert found.times == 1
-    (inside,) = hlo.collectives(hlo.parse(text.replace(f"%begin = {gather}", "").replace(f"%end = {gather}", "")), 4)
+    (gathered,) = hlo.collectives(hlo.parse_hlo(text), 4)
+    assert gathered.times == 1
+    (inside,) = hlo.collectives(
+        hlo.parse_hlo(text.replace(f"%begin = {gather}", "").replace(f"%end = {gather}", "")), 4
+    )
     assert inside.times == 12
 
 
@@ -191,7 +197,10 @@ def test_flops_of_products(product: str, left: str, right: str, flops: int) -> N
     if product.startswith("f32[6,7]"):
         product = product.replace("f32[6,7]{1,0}", "f32[6,7,1]{2,1,0}")
     lines = f"  %a = f32[{left}]{{0}} parameter(0)\n  %b = f32[{right}]{{0}} parameter(1)\n  ROOT %c = {product}\n"
-    assert hlo.product_flops(hlo.parse(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n")) == flops
+    assert (
+        hlo.hlo_product_flops(hlo.parse_hlo(f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n"))
+        == flops
+    )
 
 
 @pytest.mark.parametrize("branches", [2, 3])
@@ -201,18 +210,18 @@ def test_products_of_all_branches_count(branches: int) -> None:
 
     text = jax.jit(program).lower(jnp.int32(0), jnp.ones((32, 32))).compile().as_text()
     assert "conditional(" in str(text)
-    assert hlo.product_flops(hlo.parse(str(text))) == {2: 1, 3: 3}[branches] * 2 * 32**3
+    assert hlo.hlo_product_flops(hlo.parse_hlo(str(text))) == {2: 1, 3: 3}[branches] * 2 * 32**3
 
 
 def test_a_loop_of_unknown_length_is_an_error() -> None:
     """Unless nothing in it is counted."""
     harmless = re.sub(r"(convolution|dot|all-reduce|all-gather)\(", "add(", PROGRAM)
-    assert not hlo.collectives(hlo.parse(harmless.replace("direction=LT", "direction=NE")), 4)
+    assert not hlo.collectives(hlo.parse_hlo(harmless.replace("direction=LT", "direction=NE")), 4)
     unknown = PROGRAM.replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="how often the loop while"):
-        hlo.parse(unknown)
+        hlo.parse_hlo(unknown)
     with pytest.raises(ValueError, match="no HLO module"):
-        hlo.parse("nothing")
+        hlo.parse_hlo("nothing")
 
 
 def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
@@ -223,11 +232,11 @@ def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
     line = (
         f'W1122 05:11:09 spmd.cc:1] [SPMD] {SPLIT.capitalize()}. for op: %x = f32[8], metadata={{op_name="jit(f)/y"}}'
     )
-    found = read(tmp_path, 4, f"other\n{line}\n{line}\n")
-    assert found.warnings == (f"{SPLIT} at jit(f)/y",)
-    assert warning(f"  {SPLIT}: no name ") == f"{SPLIT}: no name"
-    assert found.total == 572_928
-    assert found.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
+    compiled = read_dump(tmp_path, 4, f"other\n{line}\n{line}\n")
+    assert compiled.warnings == (f"{SPLIT} at jit(f)/y",)
+    assert partition_warning(f"  {SPLIT}: no name ") == f"{SPLIT}: no name"
+    assert compiled.total == 572_928
+    assert compiled.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
 
 
 def test_what_the_compiler_says_is_told_in_one_line() -> None:
@@ -237,5 +246,5 @@ jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Topology layout "v5e:3x3" is not d
 --------------------
 For simplicity, JAX has removed its internal frames.
 """
-    assert reason(log) == 'INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"'
-    assert reason("killed") == "the compiler ended without a word ('killed')"
+    assert failure_reason(log) == 'INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"'
+    assert failure_reason("killed") == "the compiler ended without a word ('killed')"

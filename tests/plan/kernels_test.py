@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from jaxret.chips import parse_topology
-from jaxret.plan.compiled import ENVIRONMENT, missing
+from jaxret.parallel.chips import parse_topology
+from jaxret.plan.compilation import ENVIRONMENT, missing_compiler
 from tests.pipeline import REPOSITORY, environment
 
 PROGRAM = """
@@ -18,8 +18,9 @@ import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jaxret.models.encoders.attention import attend
-from jaxret.models.encoders.layers import Compute, Drop, Dropout
-from jaxret.chips import parse_topology
+from jaxret.models.encoders.layers import Compute, Dropout
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.parallel.chips import parse_topology
 
 name, attention, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 description = parse_topology(name).description()
@@ -29,7 +30,8 @@ place = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(**descrip
 
 def temporaries(attention, length, heads, width, dtype, rate):
     def loss(query, key, value, mask, random):
-        drop = Drop(Dropout(rate).bind({}, rngs={"dropout": jax.random.wrap_key_data(random)}), jnp.arange(len(query)))
+        layout = TokenLayout(mask, jnp.arange(len(query)))
+        drop = Dropout(rate, layout).bind({}, rngs={"dropout": jax.random.wrap_key_data(random)})
         compute = Compute(jnp.dtype(dtype), attention=attention)
         return jnp.sum(attend(query, key, value, mask, drop, compute=compute).astype(jnp.float32) ** 2)
 
@@ -48,7 +50,7 @@ SHAPES = [(512, 12, 64, "bfloat16", 0.1), (256, 12, 32, "bfloat16", 0.0), (40, 1
 
 def temporaries(chips: str, attention: str, cases: list[tuple[int, int, int, str, float]]) -> list[list[int]]:
     """Of plain attention and of the kernel, in bytes, for each case (length, heads, width, type, dropout)."""
-    if problem := missing(parse_topology(chips)):
+    if problem := missing_compiler(parse_topology(chips)):
         pytest.skip(problem)
     arguments = [sys.executable, "-c", PROGRAM, chips, attention, json.dumps(cases)]
     variables = {**environment(), **ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}

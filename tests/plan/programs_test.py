@@ -1,4 +1,4 @@
-"""What is planned: shapes without weights, bytes of a device, the largest batch, and what the data makes of a run."""
+"""Shapes without weights, bytes of a device, the largest batch, and the work that the data makes of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from configs.base import get_config
-from jaxret.chips import parse_topology
-from jaxret.data.batches import BatchPlan, TrainingSet
-from jaxret.flops import count
+from jaxret.configs.base import get_config
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.parallel.chips import parse_topology
+from jaxret.parallel.flops import count_flops
 from jaxret.plan import programs
-from jaxret.plan.data import Texts, look, read_texts
-from jaxret.plan.plan import corpus_bytes, parameters, plan_searching, work
+from jaxret.plan.estimates import corpus_bytes, parameter_counts, plan_searching, program_work
+from jaxret.plan.workload import PlanTexts, measure_workload, read_plan_texts
 from jaxret.types import Ragged
 
 # Of the published checkpoints, as transformers counts them: their encoders without poolers and heads.
@@ -36,7 +36,7 @@ def test_known_shapes_have_as_many_parameters_as_was_published(name: str) -> Non
     if name == "t5-base":
         config.head.token = "mean"
     retriever = programs.retriever_of(config, programs.ENCODERS / name)
-    assert parameters(retriever) == {"encoder": PUBLISHED[name], "total": PUBLISHED[name]}
+    assert parameter_counts(retriever) == {"encoder": PUBLISHED[name], "total": PUBLISHED[name]}
 
 
 def test_every_checkpoint_that_a_config_names_can_be_planned() -> None:
@@ -53,10 +53,10 @@ def test_every_checkpoint_that_a_config_names_can_be_planned() -> None:
 
 
 def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
-    known = (programs.ENCODERS / "bert-base-uncased" / "config.json").read_text()
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(known) | {"num_hidden_layers": 2}))
-    directory, told = programs.encoder_directory(str(tmp_path))
-    assert (directory, told) == (tmp_path, str(tmp_path / "config.json"))
+    shapes = (programs.ENCODERS / "bert-base-uncased" / "config.json").read_text()
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(shapes) | {"num_hidden_layers": 2}))
+    directory, description = programs.encoder_directory(str(tmp_path))
+    assert (directory, description) == (tmp_path, str(tmp_path / "config.json"))
     with pytest.raises(FileNotFoundError, match=r"A plan needs no weights: a folder with its config.json is enough"):
         programs.encoder_directory("nobody/knows-this")
 
@@ -68,7 +68,7 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     directory = programs.ENCODERS / "bert-base-uncased"
     shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
     assert (shapes.queries, shapes.documents, shapes.query_length, shapes.passage_length) == (128, 256, 256, 256)
-    state = programs.training(config, directory, shapes, jax.devices()).state
+    state = programs.training_program(config, directory, shapes, jax.devices()).state
     whole = 2 * 4 * PUBLISHED["bert-base-uncased"]
     split = 2 * 4 * (12 * (4 * 768**2 + 2 * 768 * 3072) + (30522 + 512 + 2) * 768)  # kernels and tables
     assert state["parameters"] == whole - split + split // share
@@ -80,11 +80,11 @@ def test_an_average_takes_its_bytes_and_several_batches_their_products() -> None
     config = get_config()
     directory = programs.ENCODERS / "bert-base-uncased"
     shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
-    plain = programs.training(config, directory, shapes, jax.devices())
+    plain = programs.training_program(config, directory, shapes, jax.devices())
     config.optimizer.ema, config.train.accumulate = 0.999, 3
-    planned = programs.training(config, directory, shapes, jax.devices())
+    planned = programs.training_program(config, directory, shapes, jax.devices())
     assert planned.state == {**plain.state, "moving average": plain.state["parameters"]}
-    once, thrice = (sum(count(p.program.trace(*p.arguments)).values()) for p in (plain, planned))
+    once, thrice = (sum(count_flops(p.program.trace(*p.arguments)).values()) for p in (plain, planned))
     assert thrice == 3 * once
 
 
@@ -94,15 +94,15 @@ def test_a_plan_is_refused_as_training_would_be() -> None:
     directory = programs.ENCODERS / "bert-base-uncased"
     shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
     with pytest.raises(ValueError, match=r"tokens.passage_length is 1024; the encoder has 512 positions"):
-        programs.training(config, directory, shapes, jax.devices())
+        programs.training_program(config, directory, shapes, jax.devices())
 
 
 def test_a_batch_has_places_for_all_devices() -> None:
     config = get_config()
     config.train.batch_size = 12
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
-    found = [programs.longest_batch(config, retriever, devices) for devices in (1, 8, 16)]
-    assert [(shapes.queries, shapes.documents) for shapes in found] == [(12, 24), (16, 32), (16, 32)]
+    batches = [programs.longest_batch(config, retriever, devices) for devices in (1, 8, 16)]
+    assert [(shapes.queries, shapes.documents) for shapes in batches] == [(12, 24), (16, 32), (16, 32)]
 
 
 def test_a_corpus_takes_what_its_vectors_do() -> None:
@@ -110,8 +110,8 @@ def test_a_corpus_takes_what_its_vectors_do() -> None:
     directory = programs.ENCODERS / "bert-base-uncased"
     retriever = programs.retriever_of(config, directory)
     assert corpus_bytes(config, retriever, 1000) == 1000 * 768 * 4
-    config.head.name, config.encode.dtype, config.tokens.passage_length = "all_tokens", "float16", 100
-    config.head.all_tokens.projection = 128
+    config.head.name, config.encode.dtype, config.tokens.passage_length = "colbert", "float16", 100
+    config.head.colbert.projection = 128
     assert corpus_bytes(config, programs.retriever_of(config, directory), 10) == 10 * 100 * 128 * 2
 
 
@@ -119,7 +119,7 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     """Every batch of a short run is looked at, so the averages are exact."""
     random = np.random.default_rng(0)
     lengths = {"queries": random.integers(3, 20, 24), "passages": random.integers(3, 90, 48)}
-    texts = {name: Ragged.from_lists([[1] * int(n) for n in found]) for name, found in lengths.items()}
+    texts = {name: Ragged.from_lists([[1] * int(n) for n in numbers]) for name, numbers in lengths.items()}
     data = TrainingSet(
         queries=texts["queries"],
         passages=texts["passages"],
@@ -136,36 +136,38 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
     config.tokens.query_length, config.tokens.passage_length = 16, 64
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
     plan = BatchPlan(8, 1, 32, 16, 64, data_seed=config.seed.data, negatives_seed=config.seed.negatives)
-    found = look(config, retriever, Texts(data, data), devices=2)
-    assert (found.steps, found.examples) == (6, 24)
-    assert found.real is not None
-    assert found.padded is not None
-    assert found.shapes == programs.Shapes(8, 16, 16, 64, positives=2)
+    workload = measure_workload(config, retriever, PlanTexts(data, data), devices=2)
+    assert (workload.steps, workload.examples) == (6, 24)
+    assert workload.real is not None
+    assert workload.padded is not None
+    assert workload.shapes == programs.Shapes(8, 16, 16, 64, positives=2)
     real = np.minimum(lengths["queries"], 16).sum() + np.minimum(lengths["passages"], 64).sum()
-    assert found.real == pytest.approx(2 * real / 6)  # each text twice, over six batches
+    assert workload.real == pytest.approx(2 * real / 6)  # each text twice, over six batches
     batches = [plan.training_batch(data, step) for step in range(6)]
     padded = [batch.queries.ids.size + batch.documents.ids.size for batch in batches]
-    assert found.padded == pytest.approx(np.mean(padded))
-    assert found.packed is not None
-    assert found.padded > found.real
-    assert found.share == pytest.approx(found.padded / (8 * 16 + 16 * 64))
+    assert workload.padded == pytest.approx(np.mean(padded))
+    assert workload.packed is not None
+    assert workload.padded > workload.real
+    assert workload.share == pytest.approx(workload.padded / (8 * 16 + 16 * 64))
 
     config.train.accumulate = 2
-    several = look(config, retriever, Texts(data, data), devices=2)
+    several = measure_workload(config, retriever, PlanTexts(data, data), devices=2)
     assert several.steps == 3
-    assert (several.real, several.padded) == pytest.approx((2 * found.real, 2 * found.padded)), "of two batches a step"
-    assert several.share == pytest.approx(found.share)
+    assert (several.real, several.padded) == pytest.approx((2 * workload.real, 2 * workload.padded)), (
+        "of two batches a step"
+    )
+    assert several.share == pytest.approx(workload.share)
 
     config.train.accumulate, config.tokens.packing = 1, True
-    packed = look(config, retriever, Texts(data, data), devices=2)
-    packer = plan.packed(data, 2, (1, 1), 768).packer
+    packed = measure_workload(config, retriever, PlanTexts(data, data), devices=2)
+    packer = plan.with_packer(data, 2, (1, 1), 768).packer
     assert packer is not None
     rows = [packer(*(tokens.mask.sum(axis=1) for tokens in (b.queries, b.documents))) for b in batches]
     width = packer.queries.width, packer.passages.width
     assert packed.packed is not None
     assert packed.packed == pytest.approx(np.mean([2 * (q.rows * width[0] + p.rows * width[1]) for q, p in rows]))
-    assert packed.packed == found.packed
-    assert found.real < packed.packed < found.padded
+    assert packed.packed == workload.packed
+    assert workload.real < packed.packed < workload.padded
     assert packed.shapes.packed_passages == (max(p.rows for _, p in rows), width[1])
     assert packed.share == pytest.approx(packed.packed / packed.shapes.computed(2))
 
@@ -174,9 +176,9 @@ def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
     config = get_config()
     config.tokens.query_length, config.tokens.packing, config.train.chunk_size = 30, True, 32
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
-    found = look(config, retriever, Texts(None), devices=4).shapes
-    assert (found.packed_queries, found.packed_passages) == ((8, 32), (16, 256)), "of each of 16 parts"
-    assert found.computed(16) == 128 * 32 + 256 * 256
+    shapes = measure_workload(config, retriever, PlanTexts(None), devices=4).shapes
+    assert (shapes.packed_queries, shapes.packed_passages) == ((8, 32), (16, 256)), "of each of 16 parts"
+    assert shapes.computed(16) == 128 * 32 + 256 * 256
 
 
 def test_lengths_may_be_given_instead_of_data() -> None:
@@ -184,18 +186,18 @@ def test_lengths_may_be_given_instead_of_data() -> None:
     config.tokens.query_length = 32
     directory = programs.ENCODERS / "bert-base-uncased"
     retriever = programs.retriever_of(config, directory)
-    texts = read_texts(config, directory, retriever, print, (10, 80))
+    texts = read_plan_texts(config, directory, retriever, print, (10, 80))
     assert texts.data is not None
     assert texts.data.passages.lengths.mean() == pytest.approx(80, rel=0.03)
     assert "80 tokens on average" in texts.note
-    found = look(config, retriever, texts, devices=16)
-    assert found.examples is None
-    assert found.real is not None
-    assert found.real == pytest.approx(128 * 10 + 256 * 80, rel=0.05)
-    assert found.padded is not None
-    assert found.packed is not None
-    assert found.packed < 1.3 * found.real < 0.6 * found.padded
-    assert read_texts(config, directory, retriever, print).data is None
+    workload = measure_workload(config, retriever, texts, devices=16)
+    assert workload.examples is None
+    assert workload.real is not None
+    assert workload.real == pytest.approx(128 * 10 + 256 * 80, rel=0.05)
+    assert workload.padded is not None
+    assert workload.packed is not None
+    assert workload.packed < 1.3 * workload.real < 0.6 * workload.padded
+    assert read_plan_texts(config, directory, retriever, print).data is None
 
 
 def test_a_packed_program_has_the_rows_and_does_the_work_of_them() -> None:
@@ -208,8 +210,8 @@ def test_a_packed_program_has_the_rows_and_does_the_work_of_them() -> None:
     packed = dataclasses.replace(padded, packed_queries=(3, 64), packed_passages=(12, 256))
     flops = []
     for shapes in (padded, packed):
-        planned = programs.training(config, directory, shapes, jax.devices()[:1])
-        flops.append(sum(kind["flops"] for kind in work(planned) if kind["part"] in ("queries", "passages")))
+        planned = programs.training_program(config, directory, shapes, jax.devices()[:1])
+        flops.append(sum(kind["flops"] for kind in program_work(planned) if kind["part"] in ("queries", "passages")))
     assert planned.arguments[1].documents.packing.rows == 12
     assert flops[1] / flops[0] == pytest.approx(packed.computed(1) / padded.computed(1), rel=0.03)
 
@@ -219,8 +221,8 @@ def test_a_search_is_of_what_all_chips_hold(topology: str, precision: str, piece
     """MS MARCO: 27 GB in float32, a quarter of it in int8; products of places that stay empty are a few per cent."""
     config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
     chips = parse_topology(topology)
-    asked = programs.Asked(8_841_823, 6_980, 1000, precision).on(programs.retriever_of(config, directory), chips)
-    values = plan_searching(config, directory, asked, chips)
+    load = programs.SearchLoad(8_841_823, 6_980, 1000, precision).on(programs.retriever_of(config, directory), chips)
+    values = plan_searching(config, directory, load, chips)
     assert values["pieces"] == pieces
     whole = 2 * 7 * 1024 * 8_841_823 * 768
     assert whole <= values["flops_total"] <= 1.07 * whole

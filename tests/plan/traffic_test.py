@@ -1,4 +1,4 @@
-"""What a program moves through main memory, counted by hand."""
+"""Traffic of main memory of programs, counted by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxret.plan.hlo import parse
+from jaxret.plan.hlo import parse_hlo
 from jaxret.plan.traffic import traffic
 
 PARTS = """HloModule m
@@ -63,13 +63,13 @@ INDEX, QUERIES, CELL, SCORES = 4, 6 * 4 * 4, 10 * 4 * 4, 6 * 10 * 4
 
 def test_a_loop_reads_a_part_each_time_and_changes_in_place() -> None:
     each = (INDEX + QUERIES + CELL + SCORES) + (SCORES + INDEX + SCORES)
-    assert traffic(parse(PARTS)) == 5 * each
+    assert traffic(parse_hlo(PARTS)) == 5 * each
 
 
 def test_what_stays_on_the_chip_counts_nothing() -> None:
     on_chip = PARTS.replace("%scores = f32[6,10]{1,0} fusion", "%scores = f32[6,10]{1,0:T(8,128)S(1)} fusion")
     assert on_chip != PARTS
-    assert traffic(parse(on_chip)) == 5 * ((INDEX + QUERIES + CELL) + (INDEX + SCORES))
+    assert traffic(parse_hlo(on_chip)) == 5 * ((INDEX + QUERIES + CELL) + (INDEX + SCORES))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_stays_on_the_chip_counts_nothing() -> None:
 def test_an_instruction_moves_what_it_needs_and_gives(line: str, moved: int) -> None:
     parameter = "%p = f32[8]{0} parameter(0)"
     text = f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n  {parameter}\n  ROOT %r = {line}\n}}\n"
-    assert traffic(parse(text)) == moved
+    assert traffic(parse_hlo(text)) == moved
 
 
 SIDE = 64
@@ -100,8 +100,8 @@ ARRAY = SIDE * SIDE * 4
 
 def compiled(program: Callable[..., Any], *numbers: float) -> float | None:
     """The traffic of a program of some numbers and an array, compiled for this machine."""
-    found = jax.jit(program).lower(*numbers, jnp.ones((SIDE, SIDE))).compile()
-    return traffic(parse(found.as_text() or ""))
+    executable = jax.jit(program).lower(*numbers, jnp.ones((SIDE, SIDE))).compile()
+    return traffic(parse_hlo(executable.as_text() or ""))
 
 
 def ordered(x: jax.Array) -> jax.Array:
@@ -113,22 +113,22 @@ def test_a_loop_that_runs_while_something_holds_has_unknown_traffic() -> None:
     def until(most: float, x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda x: x[0, 0] < most, ordered, x)
 
-    def known(x: jax.Array) -> jax.Array:
+    def counted(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 7, lambda _, x: ordered(x), x)
 
     assert compiled(until, 3.0) is None
-    moved = compiled(known)  # control: of the same body
+    moved = compiled(counted)  # control: of the same body
     assert moved is not None
     assert moved >= 7 * 2 * ARRAY
 
 
 def test_what_asks_whether_a_loop_goes_on_moves_something_too() -> None:
     """Once more than the loop runs."""
-    asked = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
-    asking = PARTS.replace("ROOT %less = pred[] constant(true)", asked)
-    before = traffic(parse(PARTS))
+    comparison = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
+    asking = PARTS.replace("ROOT %less = pred[] constant(true)", comparison)
+    before = traffic(parse_hlo(PARTS))
     assert before is not None
-    assert traffic(parse(asking)) == before + 6 * (INDEX + INDEX + 1)
+    assert traffic(parse_hlo(asking)) == before + 6 * (INDEX + INDEX + 1)
 
 
 @pytest.mark.parametrize("branches", [2, 3])
@@ -163,7 +163,7 @@ ENTRY %main (p: f32[8], b: pred[]) -> f32[8] {
   ROOT %r = f32[8]{0} conditional(%b, %p, %p), true_computation=%none, false_computation=%one
 }
 """
-    assert traffic(parse(text)) == 64
+    assert traffic(parse_hlo(text)) == 64
 
 
 def test_values_that_are_used_twice_are_looked_at_once() -> None:
@@ -185,4 +185,4 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
   ROOT %r = f32[8]{{0}} fusion(%p), kind=kLoop, calls=%fused
 }}
 """
-    assert traffic(parse(text)) == 2 * 8 * 4
+    assert traffic(parse_hlo(text)) == 2 * 8 * 4

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import make_mesh
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import Params, load_pretrained
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import BiEncoder, build_retriever, with_pretrained
+from jaxret.models.retriever import RetrieverModel, build_retriever_model, with_pretrained
+from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder
 from jaxret.types import Ragged, Tokens
@@ -80,14 +80,14 @@ def test_padded_lengths() -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> tuple[BiEncoder, Params]:
+def model() -> tuple[RetrieverModel, Params]:
     bert, encoder = load_pretrained(TINY_BERT)
-    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), normalize=True)
-    retriever = build_retriever(config, bert)
+    config = tiny_config(Path("unused"), "unused", head__name="mlr", head__mlr__chosen=(1, 3), normalize=True)
+    retriever = build_retriever_model(config, bert)
     return retriever, with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
 
 
-def embedder(model: tuple[BiEncoder, Params]) -> Embedder:
+def embedder(model: tuple[RetrieverModel, Params]) -> Embedder:
     retriever, params = model
     return Embedder(retriever, params, make_mesh(), PAD, {"query": LIMIT, "passage": LIMIT}, tokens_per_batch=512)
 
@@ -98,22 +98,22 @@ def some_texts(count: int = 45) -> Ragged:
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[BiEncoder, Params], side: Side) -> None:
+def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[RetrieverModel, Params], side: Side) -> None:
     retriever, params = model
     texts = some_texts()
-    found = embedder(model)(texts, side).stacked()
+    actual = embedder(model)(texts, side).stacked()
     encode = jax.jit(lambda tokens: retriever.encode(params, tokens, side).vectors)
     for i in range(len(texts)):
         ids = np.zeros((1, LIMIT), np.int32)
         ids[0, : texts.lengths[i]] = texts[i]
         alone = encode(Tokens(jnp.asarray(ids), jnp.arange(LIMIT)[None] < int(texts.lengths[i])))[0]
-        np.testing.assert_allclose(found[i], alone, atol=1e-6, rtol=0)  # of vectors of length 1
-    assert found.dtype == np.float32
-    assert found.shape == (45, retriever.vectors_per_passage if side == "passage" else 1, 32)
-    assert np.abs(found[1:] - found[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
+        np.testing.assert_allclose(actual[i], alone, atol=1e-6, rtol=0)  # of vectors of length 1
+    assert actual.dtype == np.float32
+    assert actual.shape == (45, retriever.vectors_per_passage if side == "passage" else 1, 32)
+    assert np.abs(actual[1:] - actual[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
 
 
-def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[BiEncoder, Params]) -> None:
+def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[RetrieverModel, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     first = once(texts, "passage").stacked()
     programs = once.programs
@@ -126,7 +126,7 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[BiEncoder, 
     assert once.programs > programs  # control
 
 
-def test_other_parameters_use_the_same_programs(model: tuple[BiEncoder, Params]) -> None:
+def test_other_parameters_use_the_same_programs(model: tuple[RetrieverModel, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     first = once(texts, "passage").stacked()
     programs = once.programs
@@ -138,18 +138,20 @@ def test_other_parameters_use_the_same_programs(model: tuple[BiEncoder, Params])
     np.testing.assert_array_equal(embedder((model[0], moved))(texts, "passage").stacked(), other)
 
 
-def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(model: tuple[BiEncoder, Params]) -> None:
+def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(
+    model: tuple[RetrieverModel, Params],
+) -> None:
     once = embedder(model)
     with pytest.raises(FrozenInstanceError):
         once.retriever = model[0].unpooled()  # type: ignore[misc]
-    config = tiny_config(Path("unused"), "unused", head__name="layers", head__layers__chosen=(1, 3), pooling="average")
-    pooled = build_retriever(config, load_pretrained(TINY_BERT)[0])
+    config = tiny_config(Path("unused"), "unused", head__name="mlr", head__mlr__chosen=(1, 3), pooling="average")
+    pooled = build_retriever_model(config, load_pretrained(TINY_BERT)[0])
     texts, first = some_texts(), replace(once, retriever=pooled)
     assert first(texts, "passage").stacked().shape == (45, 1, 32)
     assert replace(first, retriever=pooled.unpooled())(texts, "passage").stacked().shape == (45, 2, 32)
 
 
-def test_padding_is_counted(model: tuple[BiEncoder, Params]) -> None:
+def test_padding_is_counted(model: tuple[RetrieverModel, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     assert once(Ragged.from_lists([]), "passage").stacked().shape == (0, 1, 32)
     once(texts, "passage")
@@ -161,8 +163,8 @@ def test_padding_is_counted(model: tuple[BiEncoder, Params]) -> None:
 def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     """ME-BERT: what does not exist must not win a maximum."""
     encoder_config, encoder = load_pretrained(TINY_BERT)
-    config = tiny_config(Path("unused"), "unused", head__name="first_tokens", head__first_tokens__count=6)
-    retriever = build_retriever(config, encoder_config)
+    config = tiny_config(Path("unused"), "unused", head__name="me_bert", head__me_bert__count=6)
+    retriever = build_retriever_model(config, encoder_config)
     params = with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
     texts = Ragged.from_lists([[5, 9, 7], list(range(10, 20))])
     short, whole = embedder((retriever, params))(texts, "passage").stacked()
@@ -175,13 +177,13 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
 def test_padding_is_the_tokenizer_s() -> None:
     """RoBERTa pads with 1, others with 0; a run's embedder must ask, not know."""
     config = tiny_config(Path("unused"), "unused")
-    retriever = build_retriever(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
+    retriever = build_retriever_model(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
     tokenizer = TextTokenizer(None, cls_id=2, sep_id=3, pad_id=7, query_length=8, passage_length=8)
     mesh = make_mesh(devices=jax.devices()[:1])
     assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7
 
 
-def test_a_stream_of_parts(model: tuple[BiEncoder, Params]) -> None:
+def test_a_stream_of_parts(model: tuple[RetrieverModel, Params]) -> None:
     """The vectors of each part are those of the part alone; the next is on the device before they are there."""
     ours, texts = embedder(model), some_texts()
     parts = [texts.part(0, 20), texts.part(20, 21), texts.part(21, 45)]
@@ -193,11 +195,11 @@ def test_a_stream_of_parts(model: tuple[BiEncoder, Params]) -> None:
             order.append(f"asked {number}")
             yield part
 
-    for number, found in enumerate(ours.stream(asked(), "passage")):
+    for number, actual in enumerate(ours.encode_stream(asked(), "passage")):
         order.append(f"got {number}")
-        np.testing.assert_array_equal(found.flat, alone[number].flat)
-        np.testing.assert_array_equal(found.offsets, alone[number].offsets)
-        assert not np.array_equal(found.flat[:1], alone[number - 1].flat[:1])  # control
+        np.testing.assert_array_equal(actual.flat, alone[number].flat)
+        np.testing.assert_array_equal(actual.offsets, alone[number].offsets)
+        assert not np.array_equal(actual.flat[:1], alone[number - 1].flat[:1])  # control
     assert all(order.index(f"asked {number + 1}") < order.index(f"got {number}") for number in range(2))
     assert len(ours(texts.part(3, 3), "passage")) == 0
-    assert list(ours.stream(iter([]), "passage")) == []
+    assert list(ours.encode_stream(iter([]), "passage")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,20 +16,19 @@ from typing import Any
 
 import pytest
 
-from jaxret import lockfile
-from jaxret.lockfile import LockedError
-from jaxret.runs.lock import hold
-from jaxret.storage import StorageError
+from jaxret.runs.lock import hold_folder
+from jaxret.storage.atomic import StorageError
+from jaxret.storage.lockfile import HOLDER, LOCK, LockedError
 from tests.pipeline import REPOSITORY, environment, free_address, together
 
 # Takes the lock, says so, keeps it until a line comes in, and ends in the way that the line names.
-HOLDER = """
+HOLDING = """
 import os, sys
 from pathlib import Path
-from jaxret.lockfile import LockedError
-from jaxret.runs.lock import hold
+from jaxret.storage.lockfile import LockedError
+from jaxret.runs.lock import hold_folder
 try:
-    with hold(Path(sys.argv[1]), "holding"):
+    with hold_folder(Path(sys.argv[1]), "holding"):
         print("held", flush=True)
         how = sys.stdin.readline().strip()
         if how == "exit":
@@ -44,7 +44,7 @@ except LockedError:
 
 def start(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)],
+        [sys.executable, "-c", HOLDING, str(folder)],
         cwd=REPOSITORY,
         env=environment(),
         stdin=subprocess.PIPE,
@@ -59,31 +59,29 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def write_lock(folder: Path, **changes: Any) -> Path:
-    """The lock file of a process that runs no more, with changes."""
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    owner = {"host": socket.gethostname(), "process": dead.pid, "started": "boot 1", "job": "train", "since": "then"}
-    (folder / ".lock").write_text(json.dumps({**owner, **changes}))
-    return folder / ".lock"
+def write_holder(folder: Path, **changes: Any) -> Path:
+    """Write the record that a killed process leaves, with changes."""
+    record = {"host": socket.gethostname(), "process": 1234567, "job": "train", "since": "then"}
+    (folder / HOLDER).write_text(json.dumps({**record, **changes}))
+    return folder / HOLDER
 
 
 def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "run"
-    with hold(folder, "train"):
-        written = json.loads((folder / ".lock").read_text())
+    with hold_folder(folder, "train"):
+        written = json.loads((folder / HOLDER).read_text())
         assert (written["host"], written["process"], written["job"]) == (socket.gethostname(), os.getpid(), "train")
-        with pytest.raises(LockedError) as refused, hold(folder, "train"):
+        with pytest.raises(LockedError) as refused, hold_folder(folder, "train"):
             pass
         assert str(refused.value) == (
             f"{folder} is in use: train, process {os.getpid()} on {socket.gethostname()}, since {written['since']}; "
             "wait for it, or stop it"
         )
-        with hold(folder / "embeddings" / "x", "encode"):  # another job, another folder
+        with hold_folder(folder / "embeddings" / "x", "encode"):  # another job, another folder
             pass
-        assert (folder / ".lock").exists()
+        assert (folder / LOCK).exists()
     assert not (folder / ".lock").exists()
-    with hold(folder, "train"):
+    with hold_folder(folder, "train"):
         pass
 
 
@@ -91,7 +89,7 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
 def test_it_is_released_however_the_holder_ends(tmp_path: Path, how: str, status: int) -> None:
     process = start(tmp_path)
     assert said(process) == "held"
-    with pytest.raises(LockedError, match=rf"holding, process {process.pid} on"), hold(tmp_path, "train"):
+    with pytest.raises(LockedError, match=rf"holding, process {process.pid} on"), hold_folder(tmp_path, "train"):
         pass
     process.communicate(f"{how}\n", timeout=60)
     assert process.returncode == status
@@ -102,86 +100,72 @@ def test_a_killed_holders_lock_is_taken_over_with_a_line(tmp_path: Path, capfd: 
     process = start(tmp_path)
     assert said(process) == "held"
     process.communicate("kill\n", timeout=60)
-    assert (tmp_path / ".lock").exists()
-    with hold(tmp_path, "train"):
-        assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
-        with pytest.raises(LockedError, match=f"train, process {os.getpid()}"), hold(tmp_path, "train"):
+    assert (tmp_path / LOCK).exists()
+    with hold_folder(tmp_path, "train"):
+        assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
+        with pytest.raises(LockedError, match=f"train, process {os.getpid()}"), hold_folder(tmp_path, "train"):
             pass
     (line,) = capfd.readouterr().err.splitlines()
     assert f"holding, process {process.pid} on" in line
     assert "that process is gone: taken over" in line
 
 
-def test_a_process_number_that_is_anothers_by_now(tmp_path: Path) -> None:
-    mine = lockfile._started(os.getpid())
-    write_lock(tmp_path, process=os.getpid(), started=mine)
-    with pytest.raises(LockedError, match="wait for it, or stop it"), hold(tmp_path, "train"):
-        pass
-    write_lock(tmp_path, process=os.getpid(), started=f"{mine}0")
-    with hold(tmp_path, "train"):
-        pass
-
-
-def test_another_hosts_lock_stays_and_the_remedy_is_told(tmp_path: Path) -> None:
-    path = write_lock(tmp_path, host="elsewhere")
+def test_another_hosts_record_stays_and_the_remedy_is_named(tmp_path: Path) -> None:
+    path = write_holder(tmp_path, host="elsewhere")
     before = path.read_bytes()
-    with pytest.raises(LockedError, match=rf"on elsewhere, since then; .* remove {path}"), hold(tmp_path, "train"):
-        pass
+    with pytest.raises(LockedError, match=rf"on elsewhere, since then; .* remove .* and {path}"):
+        hold_folder(tmp_path, "train").__enter__()
     assert path.read_bytes() == before
+    path.unlink()
+    with hold_folder(tmp_path, "train"):
+        pass
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"host": 1}', "\0" * 512, '{"host": ' * 100_000])
-def test_a_lock_that_nobody_can_read(tmp_path: Path, text: str) -> None:
-    path = tmp_path / ".lock"
+def test_a_record_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / HOLDER
     path.write_text(text)
-    with pytest.raises(LockedError, match=rf"remove {path}"), hold(tmp_path, "train"):
-        pass
+    with pytest.raises(LockedError, match=rf"a job, process 0 on an unknown host, .* remove .* and {path}"):
+        hold_folder(tmp_path, "train").__enter__()
 
 
-def test_killed_before_it_could_write_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockfile, "_PATIENCE", 0.05)
-    (tmp_path / ".lock").touch()
-    with hold(tmp_path, "train"):
-        assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
+def test_killed_before_it_could_write_its_record(tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    with hold_folder(tmp_path, "train"):
+        assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
+        (tmp_path / HOLDER).unlink()
+        with (
+            pytest.raises(LockedError, match="in use by a job that has just begun; wait"),
+            hold_folder(tmp_path, "train"),
+        ):
+            pass
 
 
 def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process can make the file; a dead one's is not fought for."""
-
     def unsupported(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
+        raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(lockfile.fcntl, "flock", unsupported)
-    with hold(tmp_path, "train"), pytest.raises(LockedError, match="wait for it, or stop it"), hold(tmp_path, "train"):
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    refused = pytest.raises(LockedError, match="wait for it, or stop it")
+    with (
+        pytest.warns(UserWarning, match="flock not supported"),
+        hold_folder(tmp_path, "a"),
+        refused,
+        hold_folder(tmp_path, "b"),
+    ):
         pass
-    path = write_lock(tmp_path)
-    with pytest.raises(LockedError, match=f"gone: remove {path}"), hold(tmp_path, "train"):
-        pass
-
-
-def test_a_lock_that_is_given_back_just_when_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is locked then is a file that has no name any more; it must not count."""
-    path, flock = write_lock(tmp_path), fcntl.flock
-
-    def late(descriptor: int, how: int) -> None:
-        monkeypatch.undo()
-        path.unlink()
-        flock(descriptor, how)
-
-    monkeypatch.setattr(lockfile.fcntl, "flock", late)
-    with hold(tmp_path, "train"):
-        assert json.loads(path.read_text())["process"] == os.getpid()
+    assert not list(tmp_path.iterdir())
 
 
 def test_leftovers_are_swept_under_the_lock(tmp_path: Path) -> None:
     leftover, other = tmp_path / f".ids.txt.{'0f' * 8}.tmp", tmp_path / ".mine.tmp"
     leftover.touch()
     other.touch()
-    with hold(tmp_path, "encode"):
+    with hold_folder(tmp_path, "encode"):
         assert not leftover.exists()
         assert other.exists()
         leftover.touch()
-        with pytest.raises(LockedError), hold(tmp_path, "encode"):
+        with pytest.raises(LockedError), hold_folder(tmp_path, "encode"):
             pass
         assert leftover.exists(), "who is refused removes nothing"
 
@@ -190,21 +174,21 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     def read_only(path: str, flags: int, *_: object) -> int:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(lockfile.os, "open", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(StorageError, match=r"\.lock cannot be written: the file system is read-only"):
-        hold(tmp_path, "train").__enter__()
+        hold_folder(tmp_path, "train").__enter__()
 
 
 RACER = """
 import os, sys, time
 from pathlib import Path
-from jaxret.lockfile import LockedError
-from jaxret.runs.lock import hold
+from jaxret.storage.lockfile import LockedError
+from jaxret.runs.lock import hold_folder
 for line in sys.stdin:
     folder, at = line.split()
     while time.time() < float(at): pass
     try:
-        with hold(Path(folder), "race"):
+        with hold_folder(Path(folder), "race"):
             with open(Path(folder) / "winners", "a") as file: file.write(f"{os.getpid()}\\n")
             print("won", flush=True)
             sys.stdin.readline()
@@ -236,7 +220,7 @@ def test_of_many_that_come_at_once_one_wins(tmp_path: Path, dead: bool) -> None:
             folder = tmp_path / str(trial)
             folder.mkdir()
             if dead:
-                write_lock(folder)
+                write_holder(folder)
             at = time.time() + (3.0 if trial == 0 else 0.01)  # the first waits for imports
             for racer in racers:
                 assert racer.stdin
@@ -257,7 +241,7 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     def work(gate: threading.Barrier) -> None:
         gate.wait()
         try:
-            with hold(tmp_path, "train"):
+            with hold_folder(tmp_path, "train"):
                 outcomes.append("won")
                 gate.wait()
         except LockedError:
@@ -276,20 +260,20 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
 JOB = """
 import json, sys, time
 from pathlib import Path
-from jaxret.distributed import initialize
-from jaxret.lockfile import LockedError
-from jaxret.runs.lock import hold
+from jaxret.parallel.processes import initialize_distributed
+from jaxret.storage.lockfile import LockedError
+from jaxret.runs.lock import hold_folder
 rank, coordinator, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-initialize(coordinator, 2, rank)
+initialize_distributed(coordinator, 2, rank)
 found = []
 if rank == 0: time.sleep(1)  # the other comes first
-with hold(folder, "encode"):
-    found.append(json.loads((folder / ".lock").read_text())["id"])
+with hold_folder(folder, "encode"):
+    found.append((folder / ".lock.json").read_text())
     if rank == 1:
         time.sleep(1)  # the other is done first
         found.append((folder / ".lock").exists())
 try:
-    with hold(folder / "taken", "encode"):
+    with hold_folder(folder / "taken", "encode"):
         found.append("held")
 except LockedError as error:
     found.append(str(error))
@@ -300,7 +284,7 @@ print(json.dumps(found))
 @pytest.mark.exhaustive
 def test_the_processes_of_one_job_are_one_owner(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    write_lock(tmp_path / "taken", host="elsewhere")
+    write_holder(tmp_path / "taken", host="elsewhere")
     address = free_address()
     done = together(*([sys.executable, "-c", JOB, str(rank), address, str(tmp_path)] for rank in range(2)))
     assert [status for status, _, _ in done] == [0, 0], done
@@ -309,4 +293,4 @@ def test_the_processes_of_one_job_are_one_owner(tmp_path: Path) -> None:
     assert second[1] is True, "it is there until the last process is done"
     assert first[-1] == second[-1]
     assert "on elsewhere" in first[-1]
-    assert not (tmp_path / ".lock").exists()
+    assert not (tmp_path / LOCK).exists()

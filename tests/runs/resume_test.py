@@ -1,29 +1,28 @@
-"""What may change when a run goes on, and how the folder remembers it."""
+"""Settings that may change when a run is resumed, and how the folder records them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.contract import ContractError
-from jaxret.runs.resume import remember, require_same_run
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.resume import record_changes, require_same_run
 from jaxret.runs.run import config_json
 from jaxret.runs.seal import check_seal
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import read_json, write_json
-from tests.pipeline import REPOSITORY
+from jaxret.storage.atomic import read_json, write_json
+from tests.pipeline import write_encoder
 from tests.tiny import MLR, make_config
 
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Workdir:
     """A folder with a config; the rest is a run's, but not this one's."""
-    shutil.copytree(REPOSITORY / "tests" / "older_run" / "run" / "encoder", tmp_path / "encoder")
+    write_encoder(tmp_path / "encoder")
     write_json(tmp_path / "contract.json", {})
     write_json(tmp_path / "config.json", config_json(make_config(MLR)))
     return Workdir(tmp_path)
@@ -82,7 +81,7 @@ def test_what_may_change(key: str, value: Any, workdir: Workdir) -> None:
         ("tokens.packing", True),  # attention's dropout counts places in a padded text, however long that is
         ("pooling", "average"),
         ("loss.temperature", 9.0),
-        ("head.name", "viewers"),
+        ("head.name", "mvr"),
     ],
 )
 def test_what_may_not(key: str, value: Any, workdir: Workdir) -> None:
@@ -99,7 +98,7 @@ def test_what_may_not(key: str, value: Any, workdir: Workdir) -> None:
 def test_keys_of_other_families_are_nobodys_business(workdir: Workdir) -> None:
     """A key that a new head brings does not end the runs of the others."""
     config = read_json(workdir.config)
-    config["head"]["viewers"] = {"window": 4}
+    config["head"]["mvr"] = {"window": 4}
     write_json(workdir.config, config)
     assert require_same_run(workdir, make_config(MLR)) == {}
     config["head"]["layers_of"] = {"window": 4}
@@ -111,15 +110,15 @@ def test_keys_of_other_families_are_nobodys_business(workdir: Workdir) -> None:
 def test_the_folder_remembers_what_changed(workdir: Workdir) -> None:
     config = changed("train.log_every", 7)
     changes = require_same_run(workdir, config)
-    remember(workdir, config, {"version": 2}, {"train": 1}, changes, 5)
+    record_changes(workdir, config, {"version": 2}, {"train": 1}, changes, 5)
     check_seal(workdir)
     assert read_json(workdir.config) == config_json(config)
     assert (read_json(workdir.contract), read_json(workdir.data)) == ({"version": 2}, {"train": 1})
     before = workdir.seal.stat().st_mtime_ns
-    remember(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 6)
+    record_changes(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 6)
     assert workdir.seal.stat().st_mtime_ns == before, "nothing changed, nothing is written"
     config = changed("train.steps", 9)
-    remember(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 7)
+    record_changes(workdir, config, {"version": 2}, {"train": 1}, require_same_run(workdir, config), 7)
     assert [json.loads(line) for line in workdir.history.read_text().splitlines()] == [
         {"step": 5, "changes": {"train.log_every": [10, 7]}},
         {"step": 7, "changes": {"train.log_every": [7, 10], "train.steps": [-1, 9]}},

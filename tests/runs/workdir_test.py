@@ -30,7 +30,7 @@ def test_it_is_made_of_any_path_and_of_itself(tmp_path: Path) -> None:
 
 
 def test_an_empty_path_is_not_the_folder_one_is_in() -> None:
-    """As --workdir=$RUN gives where there is no such variable."""
+    """--workdir=$RUN gives an empty path where the variable is not set."""
     with pytest.raises(ValueError, match=r"the workdir is empty"):
         Workdir("")
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.distributed import by_row, make_mesh
+from jaxret.parallel.mesh import make_mesh, row_sharding
 from jaxret.training.diagnosis import diagnose
-from jaxret.training.losses import LossTerms
-from jaxret.training.retrieving import RetrievalObjective
+from jaxret.training.losses.in_batch import LossTerms
+from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.types import Batch
 from tests.packed import pack
 from tests.tiny import BERT, DUAL_ENCODER, make_batch, make_objective, make_params
@@ -28,7 +28,7 @@ def objective() -> RetrievalObjective:
 
 @pytest.fixture
 def params(objective: RetrievalObjective) -> Any:
-    return make_params(objective.retriever)
+    return make_params(objective.model)
 
 
 def say(objective: RetrievalObjective, params: Any) -> str:
@@ -59,7 +59,7 @@ def test_a_text_of_a_packed_batch() -> None:
     """Of whichever device: rows of packed texts are counted anew on each, so all are looked at padded."""
     mesh = make_mesh(devices=jax.devices()[:4])
     objective = make_objective(DUAL_ENCODER, mesh, DEEP)
-    params, batch = make_params(objective.retriever), make_batch(16)
+    params, batch = make_params(objective.model), make_batch(16)
     huge = 39  # a word whose vector is finite, but too long for a layer norm
     ids = np.where(batch.documents.ids == huge, 1, batch.documents.ids)
     change(params, "passage_encoder/embeddings/word/embedding", lambda x: x.at[huge].set(3e38))
@@ -67,9 +67,9 @@ def test_a_text_of_a_packed_batch() -> None:
         changed = ids.copy()
         changed[text, int(batch.documents.mask[text].sum()) - 1] = huge
         odd = dataclasses.replace(batch, documents=dataclasses.replace(batch.documents, ids=changed))
-        packed = jax.device_put(pack(odd, mesh.size, objective.retriever.module.head), by_row(mesh))
-        found = diagnose(objective, params, packed, jax.random.key(0))
-        assert found == "the embedding layer of the passage encoder is not finite", text
+        packed = jax.device_put(pack(odd, mesh.size, objective.model.module.head), row_sharding(mesh))
+        message = diagnose(objective, params, packed, jax.random.key(0))
+        assert message == "the embedding layer of the passage encoder is not finite", text
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
@@ -103,6 +103,6 @@ def test_a_gradient(objective: RetrievalObjective, params: Any) -> None:
             scale = params["query_encoder"]["embeddings"]["norm"]["scale"]
             return terms.replace(loss=terms.loss + jnp.sqrt(jnp.sum(0 * scale)))  # type: ignore[attr-defined]
 
-    rooted = WithRoot(objective.retriever, objective.settings, objective.mesh)
+    rooted = WithRoot(model=objective.model, mesh=objective.mesh, settings=objective.settings)
     where = "query_encoder/embeddings/norm/scale"
     assert say(rooted, params) == f"the gradient of {where} (1 in all) is not finite, though the loss is"

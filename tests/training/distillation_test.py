@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.batches import BatchPlan, tokenize_examples
-from jaxret.data.files import DataError
-from jaxret.data.formats import read_examples, write_results, write_run
-from jaxret.data.formats.example_writers import flag_examples
+from jaxret.data.errors import DataError
+from jaxret.data.formats import read_examples, write_retrieval_results, write_run
+from jaxret.data.formats.example_writers import write_flag_examples
 from jaxret.data.records import Example, Passage, Query
-from jaxret.data.subset import subset_of
-from jaxret.data.teacher import Teacher, scored_by
-from jaxret.data.tokenized import ExampleSource, stored_examples
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import make_mesh, shard_batch
-from jaxret.training.check import check
+from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
+from jaxret.data.tokens.subset import choose_ids
+from jaxret.data.tokens.teacher import TeacherScores, with_scores
+from jaxret.data.tokens.tokenized import ExampleSource, load_or_tokenize_examples
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.parallel.mesh import make_mesh, shard_batch
+from jaxret.training.config_check import check_config
 from jaxret.training.examples import load_examples
 from jaxret.types import Batch
 from tests import tiny
@@ -36,14 +36,14 @@ OVERRIDES = tiny.DUAL_ENCODER | {"loss.kl.weight": 0.5, "loss.kl.temperature": 3
 
 def examples_of(count: int = 9) -> list[Example]:
     """With one to four negatives; a passage's score is its number, and every third example has none."""
-    found = []
+    examples = []
     for i in range(count):
         passages = [Passage(f"{i}-{j}", f"river {i} stone {j}") for j in range(2 + i % 4)]
         scores = () if i % 3 == 2 else tuple(10.0 * i + j for j in range(len(passages)))
-        found.append(
+        examples.append(
             Example(Query(str(i), f"music {i}"), tuple(passages[:1]), tuple(passages[1:]), scores[:1], scores[1:])
         )
-    return found
+    return examples
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +58,14 @@ def test_scores_go_with_the_documents_that_are_drawn(tokenizer: TextTokenizer, s
     plan = BatchPlan(
         batch_size=9, negatives=3, length_multiple=8, max_query_length=12, max_passage_length=24, devices=2
     )
-    rows = plan.filled(np.arange(9) if step is None else plan.examples_of(step, 9))
+    rows = plan.pad_examples(np.arange(9) if step is None else plan.step_examples(step, 9))
     batch = plan.batch(data, rows, step)
-    known = {
+    scores_by_id = {
         row: score for e, t in zip(examples, data.positives) for row, score in [(t, (*e.positive_scores, np.nan)[0])]
     }
     for example, pool in zip(examples, data.negatives):
-        known |= dict(zip(pool, example.negative_scores or [np.nan] * len(pool)))
-    expected = [known.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.document_ids)]
+        scores_by_id |= dict(zip(pool, example.negative_scores or [np.nan] * len(pool)))
+    expected = [scores_by_id.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.document_ids)]
     np.testing.assert_array_equal(np.asarray(batch.teacher_scores).reshape(-1), np.array(expected, np.float32))
     assert np.isfinite(expected).any()
     halves: list[Any] = [plan.batch(data, rows, step, part=(part, 2)).teacher_scores for part in (0, 1)]
@@ -73,7 +73,7 @@ def test_scores_go_with_the_documents_that_are_drawn(tokenizer: TextTokenizer, s
 
 
 def write_records(path: Path, examples: list[Example]) -> Path:
-    flag_examples(path, examples)
+    write_flag_examples(path, examples)
     return path
 
 
@@ -81,19 +81,21 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     """Those of the records, and those of a run, by ids; without either, an error that names the file."""
     path = write_records(tmp_path / "scored.jsonl", [e for e in examples_of() if e.positive_scores])
     source = ExampleSource(str(path), "train", "error", scores=True)
-    data, _ = stored_examples(source, tokenizer, tmp_path / "store", False, print)
-    read = Teacher.of(read_examples(path))
+    data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, print)
+    read = TeacherScores.from_examples(read_examples(path))
     assert data.teacher is not None
     assert read is not None
     assert data.teacher.digest == read.digest
-    without, _ = stored_examples(dataclasses.replace(source, scores=False), tokenizer, tmp_path / "store", False, print)
+    without, _ = load_or_tokenize_examples(
+        dataclasses.replace(source, scores=False), tokenizer, tmp_path / "store", False, print
+    )
     assert without.teacher is None
     assert without.digest == data.digest
     first = read_examples(path)[1]
     scores = [(first.negatives[0].id, 2.5), (first.positives[0].id, 1.5)]
     write_run(tmp_path / "teacher.trec", {first.query.id: scores}, tag="teacher")
     run = dataclasses.replace(source, teacher_run=str(tmp_path / "teacher.trec"))
-    data, _ = stored_examples(run, tokenizer, tmp_path / "store", False, print)
+    data, _ = load_or_tokenize_examples(run, tokenizer, tmp_path / "store", False, print)
     assert data.teacher is not None
     np.testing.assert_array_equal(np.isfinite(data.teacher.positives), np.arange(len(data)) == 1)
     assert data.teacher.positives[1] == 1.5
@@ -104,16 +106,18 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
         ({"path": str(bare)}, "bare.jsonl"),
         ({"teacher_run": str(tmp_path / "other.trec")}, "other"),
     ]
-    for given, name in cases:
+    for overrides, name in cases:
         write_run(tmp_path / "other.trec", {"nobody": [("nothing", 1.0)]}, tag="teacher")
         with pytest.raises(ValueError, match=rf"{name}.*: no example has a teacher's scores"):
-            stored_examples(dataclasses.replace(source, **given), tokenizer, tmp_path / "store", False, print)
+            load_or_tokenize_examples(
+                dataclasses.replace(source, **overrides), tokenizer, tmp_path / "store", False, print
+            )
 
 
 def test_a_run_scores_what_it_names() -> None:
-    found = scored_by(examples_of(1)[0], {"0-1": 3.0, "1-0": 9.0})
-    assert np.isnan(found.positive_scores[0])
-    assert found.negative_scores == (3.0,)
+    scored = with_scores(examples_of(1)[0], {"0-1": 3.0, "1-0": 9.0})
+    assert np.isnan(scored.positive_scores[0])
+    assert scored.negative_scores == (3.0,)
 
 
 def test_what_the_teacher_did_not_score_is_left_out_alone(
@@ -142,7 +146,7 @@ def test_what_the_teacher_did_not_score_is_left_out_alone(
     assert data.teacher is not None
     np.testing.assert_array_equal(data.teacher.negatives.flat, [1.0, np.nan, 1.0, np.nan])
     assert "1 of 3 examples have a teacher's scores, of their target and of a negative" in capsys.readouterr().out
-    chosen = [subset_of("012", 1, seed) for seed in range(99)]
+    chosen = [choose_ids("012", 1, seed) for seed in range(99)]
     config.data.subset, config.seed.data = 1, chosen.index({"0"})
     assert load_examples(config, "train", tokenizer, False, print)
     config.seed.data = chosen.index({"1"})
@@ -163,20 +167,20 @@ def test_a_run_that_cannot_teach_is_refused(tokenizer: TextTokenizer, tmp_path: 
     path = write_records(tmp_path / "train.jsonl", examples)
     examples = read_examples(path)
     (tmp_path / "ranks.tsv").write_text("".join(f"{n}\tp{rank}\t{rank}\n" for n in range(2) for rank in range(1, 9)))
-    found = [(e.query, [(p, 2.0, True) for p in (*e.positives, *e.negatives)]) for e in examples]
-    write_results(tmp_path / "same.json", found)
-    write_results(tmp_path / "turned.json", found[::-1])
+    rankings = [(e.query, [(p, 2.0, True) for p in (*e.positives, *e.negatives)]) for e in examples]
+    write_retrieval_results(tmp_path / "same.json", rankings)
+    write_retrieval_results(tmp_path / "turned.json", rankings[::-1])
     source = ExampleSource(str(path), "train", "error", scores=True, teacher_run=str(tmp_path / "same.json"))
-    data, _ = stored_examples(source, tokenizer, tmp_path / "store", False, print)
+    data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, print)
     assert data.teacher is not None
     assert data.teacher.taught == len(data)
-    for name, told in (
+    for name, message in (
         ("ranks.tsv", "this is a ranking without scores .*, and a teacher's scores are wanted"),
         ("turned.json", "its query 0 is 'music 8', but that of .*train.jsonl is 'music 0'; give scores of these"),
     ):
         other = dataclasses.replace(source, teacher_run=str(tmp_path / name))
-        with pytest.raises(DataError, match=rf"{name}.*: {told}"):
-            stored_examples(other, tokenizer, tmp_path / "store", False, print)
+        with pytest.raises(DataError, match=rf"{name}.*: {message}"):
+            load_or_tokenize_examples(other, tokenizer, tmp_path / "store", False, print)
 
 
 def scores_of(batch: Batch) -> np.ndarray:
@@ -195,7 +199,7 @@ def computed(batch: Batch, devices: int = 1, chunk_size: int = 0) -> tuple[Any, 
     objective = tiny.make_objective(
         OVERRIDES, make_mesh(devices=jax.devices()[:devices]), tiny.WITHOUT_DROPOUT, chunk_size
     )
-    params = tiny.make_params(objective.retriever)
+    params = tiny.make_params(objective.model)
 
     def loss(params: Any, batch: Batch) -> Any:
         terms = objective(params, batch, jax.random.key(0), 0)
@@ -215,22 +219,22 @@ def test_the_terms_by_hand(alone: tuple[Any, Any]) -> None:
     """In float64, from the vectors."""
     terms, batch = alone[0], make_batch()
     objective = tiny.make_objective(OVERRIDES, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
-    params = tiny.make_params(objective.retriever)
+    params = tiny.make_params(objective.model)
     sides = {"query": batch.queries, "passage": batch.documents}
     q, d = (
-        np.asarray(objective.retriever.encode(params, jax.tree.map(jnp.asarray, t), side).vectors, np.float64)[:, 0]  # type: ignore[arg-type]
+        np.asarray(objective.model.encode(params, jax.tree.map(jnp.asarray, t), side).vectors, np.float64)[:, 0]  # type: ignore[arg-type]
         for side, t in sides.items()
     )
     s = np.einsum("bd,bgd->bg", q, d.reshape(QUERIES, GROUP, -1))
     t = np.where(np.asarray(batch.document_ids).reshape(QUERIES, GROUP) >= 0, scores_of(batch), np.nan)
     kl, margins = [], []
     for i in range(QUERIES):
-        there = np.isfinite(t[i])
-        if there[0] and there.sum() > 1:
-            p, r = np.exp(t[i, there]), np.exp(s[i, there] / 3.0)
+        mask = np.isfinite(t[i])
+        if mask[0] and mask.sum() > 1:
+            p, r = np.exp(t[i, mask]), np.exp(s[i, mask] / 3.0)
             p, r = p / p.sum(), r / r.sum()
             kl.append((p * np.log(p / r)).sum())
-            margins += [((s[i, 0] - s[i, j]) - (t[i, 0] - t[i, j])) ** 2 for j in range(1, GROUP) if there[j]]
+            margins += [((s[i, 0] - s[i, j]) - (t[i, 0] - t[i, j])) ** 2 for j in range(1, GROUP) if mask[j]]
     assert len(kl) == QUERIES - 1
     assert len(margins) == 2 * (QUERIES - 1) - 2
     assert float(terms.terms["kl"]) == pytest.approx(np.mean(kl), rel=1e-4)
@@ -273,4 +277,4 @@ def test_without_its_lessons_the_gradient_is_another(alone: tuple[Any, Any]) -> 
 )
 def test_settings_that_cannot_be(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(tiny.make_config({"data.train": "somewhere"} | overrides))
+        check_config(tiny.make_config({"data.train": "somewhere"} | overrides))

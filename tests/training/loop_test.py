@@ -23,28 +23,28 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from jaxret.checkpoint import CheckpointError, Checkpoints, path_name
-from jaxret.contract import ContractError
-from jaxret.data.batches import BatchPlan, tokenize_examples
 from jaxret.data.formats import read_examples
-from jaxret.data.tokenizer import TextTokenizer
-from jaxret.distributed import make_mesh, shard_batch
-from jaxret.lockfile import LockedError
+from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import load_pretrained
-from jaxret.models.retriever import build_retriever
-from jaxret.runs.lock import hold
+from jaxret.models.retriever import build_retriever_model
+from jaxret.parallel.mesh import make_mesh
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.storage import read_json, sha256_file
-from jaxret.training.begin import prepare
-from jaxret.training.feed import Feed
+from jaxret.storage.atomic import read_json, sha256_file, write_json
+from jaxret.storage.checkpoint import CheckpointError, Checkpoints, path_name
+from jaxret.storage.lockfile import LockedError
 from jaxret.training.loop import Trainer, TrainResult, schedule_steps, train
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.recorder import NotFiniteError, require_finite
-from jaxret.training.retrieving import RETRIEVAL, make_validation
-from jaxret.training.retrieving import make_objective as make_objective_of
-from jaxret.training.state import init_state, restore_state
-from jaxret.training.step import TrainState, make_rule, make_train_step
+from jaxret.training.prefetch import Prefetcher
+from jaxret.training.prepare import prepare_job
+from jaxret.training.recorder import NotFiniteError, require_finite_parameters
+from jaxret.training.task import TrainingData
+from jaxret.training.tasks.retrieval import RETRIEVAL, make_validation
+from jaxret.training.tasks.retrieval import make_retrieval_objective as make_objective_of
+from jaxret.training.train_state import TrainState, make_update_rule, restore_state
 from tests.pipeline import (
     CLOCKS,
     REPOSITORY,
@@ -58,12 +58,6 @@ from tests.pipeline import (
     write_encoder,
 )
 from tests.tiny import (
-    DUAL_ENCODER,
-    make_batch,
-    make_config,
-    make_objective,
-    make_params,
-    make_retriever,
     relative_error,
 )
 
@@ -94,8 +88,8 @@ def state_at(workdir: Path, config: ConfigDict, step: int = STEPS) -> TrainState
     bert, _ = load_pretrained(config.encoder.checkpoint)
     optimizer, _ = make_optimizer(config.optimizer, STEPS)
     with open_checkpoints(Workdir(workdir), config) as checkpoints:
-        retriever = build_retriever(config, bert)
-        return restore_state(checkpoints, step, make_mesh(), retriever, optimizer, make_rule(config))
+        retriever = build_retriever_model(config, bert)
+        return restore_state(checkpoints, step, make_mesh(), retriever, optimizer, make_update_rule(config))
 
 
 def final_state(workdir: Path, config: ConfigDict, step: int = STEPS) -> dict[str, bytes]:
@@ -117,14 +111,14 @@ def lines(workdir: Path) -> list[dict[str, float]]:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None]) -> None:
     """Calls `act` when step `at` (from 0) asks for its batch."""
-    take = Feed.take
+    take = Prefetcher.take
 
-    def taking(self: Feed, step: int, running: Any = None) -> Any:
+    def taking(self: Prefetcher, step: int, running: Any = None) -> Any:
         if step == at:
             act()
         return take(self, step, running)
 
-    monkeypatch.setattr(Feed, "take", taking)
+    monkeypatch.setattr(Prefetcher, "take", taking)
 
 
 def crash() -> None:
@@ -178,7 +172,6 @@ def test_stopped_between_checkpoints_and_resumed(
     assert lines(workdir)[-2:] == lines(whole[0])[-2:]
 
 
-@pytest.mark.exhaustive
 def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps 4 and 5 are lost and made again: each is in metrics.jsonl once."""
     workdir, config = root / "crashed", config_of(root)
@@ -198,10 +191,10 @@ def test_crashed_and_resumed(whole: tuple[Path, TrainResult], root: Path, monkey
 def test_control_another_seed_is_another_run(whole: tuple[Path, TrainResult], root: Path) -> None:
     config = config_of(root, seed__dropout=1, data__dev="")
     train(config, root / "seed", progress=False)
-    expected, found = final_state(whole[0], config_of(root)), final_state(root / "seed", config)
-    assert found.keys() == expected.keys()
-    differing = [name for name in found if found[name] != expected[name]]
-    assert len(differing) > len(found) / 2
+    expected, other = final_state(whole[0], config_of(root)), final_state(root / "seed", config)
+    assert other.keys() == expected.keys()
+    differing = [name for name in other if other[name] != expected[name]]
+    assert len(differing) > len(other) / 2
     losses = [[line["loss"] for line in lines(w) if "loss" in line] for w in (whole[0], root / "seed")]
     assert losses[0] != losses[1]
 
@@ -225,15 +218,15 @@ def test_other_data_cannot_resume(whole: tuple[Path, TrainResult], root: Path, t
     try:
         text = (root / "data" / "corpus.jsonl").read_text()
         (root / "data" / "corpus.jsonl").write_text(text.replace("river", "rivers"))
-        told = f"train.sha256: '{expected['sha256']}' in .*data.json, '\\w+' in {root / 'data'}"
-        with pytest.raises(ContractError, match=told):
+        message = f"train.sha256: '{expected['sha256']}' in .*data.json, '\\w+' in {root / 'data'}"
+        with pytest.raises(ContractError, match=message):
             train(config_of(root), whole[0], progress=False)
     finally:
         shutil.copytree(tmp_path / "original", root / "data", dirs_exist_ok=True)
 
 
 def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: Path, tmp_path: Path) -> None:
-    """Neither under the seal nor, as in an older run, without one."""
+    """Neither under the seal nor without one."""
     shutil.copytree(whole[0], tmp_path / "run")
     settings = (tmp_path / "run" / "encoder" / "tokenizer.json").read_text()
     (tmp_path / "run" / "encoder" / "tokenizer.json").write_text(settings.replace('"river"', '"rivet"'))
@@ -254,8 +247,8 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
     run = open_run(workdir)
     assert run.checkpoint["step"] == 0
     _, encoder = load_pretrained(root / "encoder")
-    found = jax.tree.leaves(run.params["encoder"])
-    for leaf, expected in zip(found, jax.tree.leaves(encoder), strict=True):
+    saved = jax.tree.leaves(run.params["encoder"])
+    for leaf, expected in zip(saved, jax.tree.leaves(encoder), strict=True):
         np.testing.assert_array_equal(leaf, expected)
     assert train(config, workdir, progress=False).resumed_from == 0
 
@@ -264,9 +257,9 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
 def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new MLM head, options that follow published code, negatives that are not there, and how much text is cut."""
     changes = {
-        "head__name": "lexical",
-        "head__lexical__lexical_dim": 8,
-        "head__lexical__cls_dim": 4,
+        "head__name": "aggretriever",
+        "head__aggretriever__lexical_dim": 8,
+        "head__aggretriever__cls_dim": 4,
         "data__negatives": 2,
     }
     config = config_of(root, train__steps=0, optimizer__reference_processes=4, tokens__query_length=4, **changes)
@@ -303,7 +296,7 @@ def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def odd(root: Path) -> Path:
-    """The same, but the passage p7 has a word of its own whose vector, though finite, is too long for a layer norm."""
+    """Data whose passage p7 has a word of its own, with a vector that is finite, but too long for a layer norm."""
     folder = root / "odd"
     write_encoder(folder / "encoder")
     shutil.copytree(root / "data", folder / "data")
@@ -359,8 +352,10 @@ def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd
     """In the second epoch; all that were skipped count, not those in a row."""
     shutil.copytree(skips[0], tmp_path / "run")
     longer = config_of(odd, train__steps=12, **SKIPS)
-    told = r"step (7|8|9|10|11|12): the embedding layer of .*; 1 step\(s\) were skipped before, as many as train.skip"
-    with pytest.raises(NotFiniteError, match=told):
+    message = (
+        r"step (7|8|9|10|11|12): the embedding layer of .*; 1 step\(s\) were skipped before, as many as train.skip"
+    )
+    with pytest.raises(NotFiniteError, match=message):
         train(longer, tmp_path / "run", progress=False)
 
 
@@ -369,15 +364,15 @@ def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], 
     """And without again, once its checkpoint holds a count, which is kept."""
     (whole, bad), workdir = skips, odd / "stops"
     changes = SKIPS | {"train__checkpoint_every": 1}
-    told = rf"step {bad}: the embedding layer of the passage encoder is not finite\..*train\.skip_nonfinite=N"
-    with pytest.raises(NotFiniteError, match=told):
+    message = rf"step {bad}: the embedding layer of the passage encoder is not finite\..*train\.skip_nonfinite=N"
+    with pytest.raises(NotFiniteError, match=message):
         train(config_of(odd, **changes | {"train__skip_nonfinite": 0}), workdir, progress=False)
     assert lines(workdir)[-1]["step"] == bad - 1
     assert train(config_of(odd, **changes), workdir, progress=False).resumed_from == bad - 1
-    found, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
-    assert int(found.step) == STEPS
-    assert found.skipped == 1
-    assert relative_error(found.params, expected.params) <= 1e-4  # another program made its first steps
+    resumed, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
+    assert int(resumed.step) == STEPS
+    assert resumed.skipped == 1
+    assert relative_error(resumed.params, expected.params) <= 1e-4  # another program made its first steps
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
     assert state_at(workdir, without).skipped == 1
@@ -421,8 +416,8 @@ def test_the_moving_average_is_what_is_validated_and_used(
     jax.tree.map(np.testing.assert_array_equal, run.params, state.ema)
     folder = root / "data"
     dev, data = (tokenize_examples(read_examples(folder, split), run.tokenizer) for split in ("dev", "train"))
-    objective = make_objective_of(config, run.retriever, run.mesh)
-    validation = make_validation(config, objective, run.params, dev, data, run.tokenizer)
+    objective = make_objective_of(config, run.model, run.mesh)
+    validation = make_validation(config, objective, run.params, TrainingData(run.tokenizer, {}, data, dev, None))
     assert validation(state.ema)["nll"] == pytest.approx(result.metrics["nll"], rel=1e-6)
     assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
 
@@ -437,11 +432,11 @@ def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             train(config, workdir, progress=False)
     train(config, workdir, progress=False)
-    found = {line["step"]: line for line in lines(workdir) if "validation/nll" in line}
+    validations = {line["step"]: line for line in lines(workdir) if "validation/nll" in line}
     with open_checkpoints(Workdir(workdir), config) as checkpoints:
         best = checkpoints.best()
         assert checkpoints.last() == STEPS
-    ranks = {step: found[step]["validation/average_rank"] for step in (3, 4, 5, 6)}
+    ranks = {step: validations[step]["validation/average_rank"] for step in (3, 4, 5, 6)}
     assert best == max(ranks, key=lambda step: (-ranks[step], step))
     chosen = read_json(workdir / "checkpoints" / str(best) / "metrics" / "metrics")
     assert chosen["criterion"] == "average_rank"
@@ -479,9 +474,9 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
         epochs = config_of(
             root, train__steps=-1, train__epochs=2.0, train__accumulate=accumulate, train__checkpoint_every=0
         )
-        found = schedule_steps(epochs, data)
-        assert (found.total, found.checkpoint_every) == (total, -(-6 // accumulate))
-        assert found.epochs_per_batch == 1 / 6
+        length = schedule_steps(epochs, data)
+        assert (length.total, length.checkpoint_every) == (total, -(-6 // accumulate))
+        assert length.epochs_per_batch == 1 / 6
         assert schedule_steps(config_of(root, train__accumulate=accumulate), data).total == STEPS, "updates"
 
 
@@ -587,19 +582,19 @@ def test_parameters_that_are_not_finite_are_named() -> None:
     params = {"encoder": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, jnp.inf])}, "head": {"scale": jnp.ones(2)}}
     state = TrainState(params, {}, jnp.int32(4), jnp.array(True))
     with pytest.raises(NotFiniteError, match=r"step 4: parameter encoder/kernel \(1 in all\) holds a NaN"):
-        require_finite(state, "step 4")
+        require_finite_parameters(state, "step 4")
 
 
 def test_two_jobs_do_not_train_in_one_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hold(tmp_path / "run", "training"), pytest.raises(LockedError):
+    with hold_folder(tmp_path / "run", "training"), pytest.raises(LockedError):
         train(config_of(root), tmp_path / "run", progress=False)
 
     def begun_meanwhile(*_: Any) -> Any:
-        job = prepare(*_)
-        shutil.copytree(REPOSITORY / "tests" / "older_run" / "run", tmp_path / "run", dirs_exist_ok=True)
+        job = prepare_job(*_)
+        write_json(Workdir(tmp_path / "run").config, {})
         return job
 
-    monkeypatch.setattr("jaxret.training.loop.prepare", begun_meanwhile)
+    monkeypatch.setattr("jaxret.training.loop.prepare_job", begun_meanwhile)
     with pytest.raises(LockedError, match=r"another job began a run in .* just now"):
         train(config_of(root), tmp_path / "run", progress=False)
 
@@ -620,7 +615,7 @@ def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
         train(tiny_config(root / "encoder", "", train__steps=0, encoder__attention="flash"), tmp_path / "other")
     config = tiny_config(root / "encoder", "", train__steps=0, data__dev="", encoder__attention_dropout=0.0)
-    shapes: Any = prepare(config, Workdir(tmp_path / "third"), False, (), RETRIEVAL).model.module.config
+    shapes: Any = prepare_job(config, Workdir(tmp_path / "third"), False, (), RETRIEVAL).model.module.config
     assert shapes.attention_dropout == 0
 
 
@@ -694,24 +689,6 @@ with stop_on_sigterm() as stop:
         [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "True\n")
-
-
-@pytest.mark.exhaustive
-def test_every_step_has_its_own_dropout_masks() -> None:
-    """The same batch twice, with parameters that do not move: other masks, another loss."""
-    config, mesh = make_config(DUAL_ENCODER | {"optimizer.learning_rate": 1e-30}), make_mesh()
-    objective = make_objective(DUAL_ENCODER, mesh)
-    optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
-    pretrained = jax.tree.map(np.asarray, make_params(make_retriever({"encoder.tied": True}))["encoder"])
-    state = init_state(config, mesh, objective.retriever, pretrained, optimizer)
-    before = jax.device_get(state.params)
-    step = make_train_step(objective, optimizer, state, jax.random.key(9))
-    losses = []
-    for _ in range(3):
-        state, values = step(state, shard_batch(mesh, make_batch(8, 2)))
-        losses.append(float(values["loss"]))
-    assert len(set(losses)) == 3
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
 
 
 @pytest.mark.exhaustive

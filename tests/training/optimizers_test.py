@@ -132,23 +132,23 @@ def trajectory(optimizer: optax.GradientTransformation, params: Any, gradients: 
     return params
 
 
-def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(params: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert params.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(params[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_lamb_is_optax_lamb_of_separate_layers() -> None:
     config = make_config(LAMB | {"optimizer.learning_rate": 0.1, "optimizer.clip_norm": 0.0}).optimizer
     optimizer, _ = make_optimizer(config, STEPS)
     gradients = [a_tree(seed) for seed in range(1, 6)]
-    found = unstacked(trajectory(optimizer, a_tree(0), gradients))
+    params = unstacked(trajectory(optimizer, a_tree(0), gradients))
     theirs = optax.lamb(0.1, b1=0.9, b2=0.999, eps=1e-6)
     expected = trajectory(theirs, unstacked(a_tree(0)), [unstacked(g) for g in gradients])
-    assert_close(found, expected)
+    assert_close(params, expected)
     stacked = unstacked(trajectory(theirs, a_tree(0), gradients))  # control: one ratio for all layers is another step
-    name = next(name for name in found if "kernel" in name and name.endswith("1"))
-    assert np.abs(np.asarray(found[name]) - np.asarray(stacked[name])).max() > 1e-3
+    name = next(name for name in params if "kernel" in name and name.endswith("1"))
+    assert np.abs(np.asarray(params[name]) - np.asarray(stacked[name])).max() > 1e-3
 
 
 def lamb_by_hand(params: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -178,16 +178,16 @@ def test_the_reference_lamb_with_its_two_rates() -> None:
     }
     optimizer, _ = make_optimizer(make_config(LAMB | settings).optimizer, STEPS)
     gradients = [a_tree(seed) for seed in range(1, 6)]
-    found = unstacked(trajectory(optimizer, a_tree(0), gradients))
+    params = unstacked(trajectory(optimizer, a_tree(0), gradients))
 
     def wide(tree: Any) -> dict[str, np.ndarray]:
         return {name: np.asarray(value, np.float64) for name, value in unstacked(tree).items()}
 
-    assert_close(found, lamb_by_hand(wide(a_tree(0)), [wide(g) for g in gradients]))
+    assert_close(params, lamb_by_hand(wide(a_tree(0)), [wide(g) for g in gradients]))
     for change in ({"optimizer.name": "lamb"}, {"optimizer.head_learning_rate": 0.0}):  # controls
         other, _ = make_optimizer(make_config(LAMB | settings | change).optimizer, STEPS)
         differs = unstacked(trajectory(other, a_tree(0), gradients))
-        assert max(float(np.abs(differs[name] - value).max()) for name, value in found.items()) > 1e-3
+        assert max(float(np.abs(differs[name] - value).max()) for name, value in params.items()) > 1e-3
 
 
 def test_without_decay_the_rate_stays() -> None:
@@ -209,12 +209,12 @@ def by_hand(decay: str, warmup: int, total: int) -> np.ndarray:
 @pytest.mark.parametrize("decay", DECAYS)
 def test_every_decay_is_its_formula(decay: str, warmup: int, total: int) -> None:
     schedule = make_schedule(decay, PEAK, warmup, total)
-    found = np.array([float(schedule(step)) for step in range(total + 1)])
-    np.testing.assert_allclose(found, by_hand(decay, warmup, total), rtol=1e-5, atol=1e-10)
-    assert np.float32(found[total]) == (np.float32(PEAK) if decay == "none" else 0.0)
+    rates = np.array([float(schedule(step)) for step in range(total + 1)])
+    np.testing.assert_allclose(rates, by_hand(decay, warmup, total), rtol=1e-5, atol=1e-10)
+    assert np.float32(rates[total]) == (np.float32(PEAK) if decay == "none" else 0.0)
     for other in DECAYS.keys() - {decay}:
         if total - warmup > 1:
-            assert np.abs(found - by_hand(other, warmup, total)).max() > PEAK / 25, "control: another decay"
+            assert np.abs(rates - by_hand(other, warmup, total)).max() > PEAK / 25, "control: another decay"
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_what_is_frozen_does_not_move_and_has_no_part_in_clipping() -> None:
     )
     free, _ = make_optimizer(make_config(settings | {"optimizer.eps": 1.0}).optimizer, 9)
     start = a_tree(0)
-    found, control = (trajectory(optimizer, start, gradients) for optimizer in (frozen, free))
-    jax.tree.map(np.testing.assert_array_equal, found["encoder"], start["encoder"])
-    bias = [tree["passage_head"]["interactor_layers"]["output"]["bias"] for tree in (start, found, control)]
+    params, control = (trajectory(optimizer, start, gradients) for optimizer in (frozen, free))
+    jax.tree.map(np.testing.assert_array_equal, params["encoder"], start["encoder"])
+    bias = [tree["passage_head"]["interactor_layers"]["output"]["bias"] for tree in (start, params, control)]
     moved, clipped = (float(np.abs(after - bias[0]).max()) for after in bias[1:])
     assert moved > 1e-5
     assert clipped < moved / 10, "control: clipped by what is not frozen"

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.distributed import make_mesh
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import save_pretrained
-from jaxret.training import begin
+from jaxret.parallel.mesh import make_mesh
+from jaxret.training import prepare
 from jaxret.training.loop import TrainResult, train
 from jaxret.types import Tokens
 from tests.pipeline import tiny_config, write_data, write_encoder
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begin, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:2]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:2]))
 
 
 def config_of(root: Path, **overrides: Any) -> ConfigDict:
@@ -57,13 +57,13 @@ def test_a_packed_run_is_a_padded_one(accumulate: int, root: Path, capsys: pytes
     whole = root / f"whole-{accumulate}"
     train(config_of(root, tokens__packing=True, train__chunk_size=8, **options), whole)
     assert "packed for each of 4 devices and chunks: queries in " in capsys.readouterr().out
-    expected, found = ([line for line in lines(folder) if "loss" in line] for folder in (padded, whole))
-    assert len(expected) == len(found) == STEPS
-    for one, other in zip(expected, found):
+    expected, packed_lines = ([line for line in lines(folder) if "loss" in line] for folder in (padded, whole))
+    assert len(expected) == len(packed_lines) == STEPS
+    for one, other in zip(expected, packed_lines):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
         assert 1 < other["padding"] != one["padding"] > 1
-    assert abs(found[0]["loss"] - found[1]["loss"]) > 1e-3, "control: another step, another loss"
+    assert abs(packed_lines[0]["loss"] - packed_lines[1]["loss"]) > 1e-3, "control: another step, another loss"
 
 
 def test_stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_an_epoch_of_real_texts(
     name: str, data_dir: Path, minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """128 queries at a time on one device, with a BERT so small that it is no matter how many tokens it computes."""
-    monkeypatch.setattr(begin, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     shapes = BertConfig(30522, 16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=256)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     (tmp_path / "encoder").mkdir()

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.distributed import by_row, make_mesh, replicated, shardings
-from jaxret.models.encoders.layout import Layout
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.parallel.mesh import make_mesh, replicated_sharding, row_sharding, shardings
 from jaxret.types import Batch
 from tests import tiny
 from tests.packed import pack
-from tests.training.families_test import CANCELLING, FAMILIES, LEAF_TOLERANCE, TOLERANCE
+from tests.training.device_invariance_test import CANCELLING, FAMILIES, LEAF_TOLERANCE, TOLERANCE
 
 QUERIES = 16
 LEAF = CANCELLING | {"mvr_roberta": 3e-5}  # the same sums, with positions that follow ids
@@ -58,15 +58,15 @@ def gradient(case: str, devices: int, chunk_size: int) -> Any:
     overrides, encoder = CASES[case]
     mesh = make_mesh(devices=jax.devices()[:devices])
     objective = tiny.make_objective(overrides, mesh, encoder, chunk_size)
-    params = tiny.make_params(objective.retriever)
+    params = tiny.make_params(objective.model)
     params = jax.device_put(params, shardings(mesh, params))
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
         return objective(params, batch, key, step=1).loss
 
-    program = jax.jit(jax.value_and_grad(loss), out_shardings=replicated(mesh))
+    program = jax.jit(jax.value_and_grad(loss), out_shardings=replicated_sharding(mesh))
     key = jax.random.key(3)
-    return lambda batch: jax.device_get(program(params, jax.device_put(batch, by_row(mesh)), key))
+    return lambda batch: jax.device_get(program(params, jax.device_put(batch, row_sharding(mesh)), key))
 
 
 def head_of(case: str) -> Any:
@@ -92,58 +92,58 @@ def test_packed_is_padded(case: str) -> None:
         assert rows.documents.packing is not None
         assert rows.documents.rows is not None
         assert sorted(rows.documents.rows) != rows.documents.rows.tolist(), "control: another order"
-        found_value, found = program(rows)
-        assert abs(found_value - value) <= TOLERANCE * max(abs(value), 1)
-        assert tiny.relative_error(found, expected) <= TOLERANCE
-        assert tiny.distance(found, expected) <= LEAF.get(case, LEAF_TOLERANCE)
+        packed_value, gradients = program(rows)
+        assert abs(packed_value - value) <= TOLERANCE * max(abs(value), 1)
+        assert tiny.relative_error(gradients, expected) <= TOLERANCE
+        assert tiny.distance(gradients, expected) <= LEAF.get(case, LEAF_TOLERANCE)
     other = plain(pack(make_batch(case, seed=5), 1, head))
     assert tiny.distance(other[1], expected) > 0.01, "control: another batch"
 
 
-def leaking(layout: Layout) -> jax.Array:
+def leaking(layout: TokenLayout) -> jax.Array:
     """Tokens see all that are in their row."""
-    assert layout.places is not None
-    text = layout.places.text
+    assert layout.packed is not None
+    text = layout.packed.text
     return jnp.broadcast_to((text >= 0)[:, None, :], (*text.shape, text.shape[1]))
 
 
-def unplaced(layout: Layout, of_tokens: jax.Array) -> jax.Array:
+def unplaced(layout: TokenLayout, of_tokens: jax.Array) -> jax.Array:
     """The first text's numbers, whatever text is there."""
-    assert layout.places is not None
-    return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.places.slot]
+    assert layout.packed is not None
+    return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.packed.token]
 
 
-def behind(layout: Layout, hidden: jax.Array, count: int | None) -> Any:
+def behind(layout: TokenLayout, hidden: jax.Array, count: int | None) -> Any:
     """A state too far to the right of each."""
-    assert layout.places is not None
-    places = dataclasses.replace(layout.places, starts=layout.places.starts + 1)
-    return TEXTS(dataclasses.replace(layout, places=places), hidden, count)
+    assert layout.packed is not None
+    packed = dataclasses.replace(layout.packed, starts=layout.packed.starts + 1)
+    return TEXTS(dataclasses.replace(layout, packed=packed), hidden, count)
 
 
-TEXTS = Layout.texts
+TEXTS = TokenLayout.by_text
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("seen", property(leaking)),
-        pytest.param("place", unplaced, marks=pytest.mark.exhaustive),
-        pytest.param("texts", behind, marks=pytest.mark.exhaustive),
+        ("attention_mask", property(leaking)),
+        pytest.param("arrange", unplaced, marks=pytest.mark.exhaustive),
+        pytest.param("by_text", behind, marks=pytest.mark.exhaustive),
     ],
 )
 def test_control_what_must_not_be_mixed_up(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, program = make_batch("mlr"), gradient("mlr", 1, 0)
     value, _ = program(batch)
-    monkeypatch.setattr(Layout, name, wrong)
-    found, _ = program(pack(batch, 1, head_of("mlr")))
-    assert abs(found - value) > 1e-3
+    monkeypatch.setattr(TokenLayout, name, wrong)
+    mutated, _ = program(pack(batch, 1, head_of("mlr")))
+    assert abs(mutated - value) > 1e-3
 
 
 def test_masks_of_dropout_are_drawn_anew_in_every_step() -> None:
     """And differ from text to text: the control of those that equal the padded ones."""
     objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]))
-    batch = jax.device_put(pack(tiny.make_batch(QUERIES), 1, objective.retriever.module.head))
-    params = tiny.make_params(objective.retriever)
+    batch = jax.device_put(pack(tiny.make_batch(QUERIES), 1, objective.model.module.head))
+    params = tiny.make_params(objective.model)
     loss = jax.jit(lambda key: objective(params, batch, key).loss)
     one, again, other = (float(loss(jax.random.key(seed))) for seed in (0, 0, 1))
     assert one == again

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.data.batches import TrainingSet, tokenize_examples
 from jaxret.data.formats import read_corpus, read_examples, read_run, write_beir
 from jaxret.data.records import Judgement
-from jaxret.retrieval.encode import encode_corpus
+from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import search_files
+from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
-from jaxret.tools.search_files import search_files
-from jaxret.training.examples import load_corpus
-from jaxret.training.losses import LossSettings
+from jaxret.training.examples import load_validation_corpus
 from jaxret.training.ranking import Ranker
-from jaxret.training.retrieving import RetrievalObjective, make_validation
-from jaxret.training.validation import CORPUS_MEASURES, Validation, make_collection, make_pool
+from jaxret.training.task import TrainingData
+from jaxret.training.tasks.retrieval import RetrievalData, RetrievalObjective, make_validation
+from jaxret.training.validation import CORPUS_MEASURES, RetrievalValidation, make_collection, make_passage_pool
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
 
@@ -34,30 +35,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def validation(run: Run) -> Validation:
+def validation(run: Run) -> RetrievalValidation:
     folder = Path(run.config.data.train)
     train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
     dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
-    objective = RetrievalObjective(run.retriever, LossSettings(), run.mesh)
-    return make_validation(run.config, objective, run.params, dev, train, run.tokenizer)
+    objective = RetrievalObjective(model=run.model, mesh=run.mesh)
+    return make_validation(run.config, objective, run.params, TrainingData(run.tokenizer, {}, train, dev, None))
 
 
-def vectors(run: Run, validation: Validation) -> tuple[np.ndarray, np.ndarray]:
+def vectors(run: Run, validation: RetrievalValidation) -> tuple[np.ndarray, np.ndarray]:
     """Queries [E,D] and pool [P,D] in float64."""
     embedder = run.embedder()
-    found = validation.collection
-    queries, pool = embedder(found.queries, "query"), embedder(found.passages, "passage")
-    return tuple(found.stacked()[:, 0].astype(np.float64) for found in (queries, pool))  # type: ignore[return-value]
+    collection = validation.collection
+    queries, pool = embedder(collection.queries, "query"), embedder(collection.passages, "passage")
+    return tuple(collection.stacked()[:, 0].astype(np.float64) for collection in (queries, pool))  # type: ignore[return-value]
 
 
-def by_query(validation: Validation) -> list[list[Judgement]]:
-    found = validation.collection
-    return [[j for j in found.judgements if j.query_id == str(query)] for query in range(len(found.queries))]
+def by_query(validation: RetrievalValidation) -> list[list[Judgement]]:
+    collection = validation.collection
+    return [[j for j in collection.judgements if j.query_id == str(query)] for query in range(len(collection.queries))]
 
 
 @pytest.mark.exhaustive
-def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
-    found = validation(run.params)
+def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> None:
+    metrics = validation(run.params)
     queries, pool = vectors(run, validation)
     reciprocal, top5, top20 = [], [], []
     relevant = [{int(j.passage_id) for j in judgements} for judgements in by_query(validation)]
@@ -67,14 +68,14 @@ def test_retrieval_from_the_pool(run: Run, validation: Validation) -> None:
         reciprocal.append(1 / rank if rank <= 10 else 0)
         top5.append(rank <= 5)
         top20.append(rank <= 20)
-    assert found["RR@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
-    assert found["Success@5"] == pytest.approx(np.mean(top5), abs=1e-9)
-    assert found["Success@20"] == pytest.approx(np.mean(top20), abs=1e-9)
+    assert metrics["RR@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
+    assert metrics["Success@5"] == pytest.approx(np.mean(top5), abs=1e-9)
+    assert metrics["Success@20"] == pytest.approx(np.mean(top20), abs=1e-9)
     moved = jax.tree.map(lambda leaf: leaf * 1.5, run.params)
-    assert validation(moved)["nll"] != pytest.approx(found["nll"], abs=1e-3), "control: another model"
+    assert validation(moved)["nll"] != pytest.approx(metrics["nll"], abs=1e-3), "control: another model"
 
 
-def test_in_batch_loss(run: Run, validation: Validation) -> None:
+def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
     """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
@@ -88,17 +89,17 @@ def test_in_batch_loss(run: Run, validation: Validation) -> None:
             scores = pool[[dev.positives[row], *others]] @ queries[row]
             losses.append(np.log(np.exp(scores - scores[0]).sum()))
             ranks.append((scores > scores[0]).sum())
-    found = validation(run.params)
-    assert found["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
-    assert found["average_rank"] == pytest.approx(np.mean(ranks), abs=1e-6)
+    metrics = validation(run.params)
+    assert metrics["nll"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert metrics["average_rank"] == pytest.approx(np.mean(ranks), abs=1e-6)
     assert len(dev) % plan.batch_size, "control: there is a batch that is not full"
 
 
-def test_the_pool(run: Run, validation: Validation) -> None:
+def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
     folder = Path(run.config.data.train)
     train = tokenize_examples(read_examples(folder, "train"), run.tokenizer)
     dev = validation.dev
-    again, places = make_pool(dev, train, 45, seed=run.config.seed.data)
+    again, places = make_passage_pool(dev, train, 45, seed=run.config.seed.data)
     assert len(again) == 45
     assert sorted(places) == list(range(len(dev.passages)))
     for row, place in enumerate(places):
@@ -106,15 +107,15 @@ def test_the_pool(run: Run, validation: Validation) -> None:
     distinct = {again[row].tobytes() for row in range(len(again))}
     assert len(distinct) == 45
     assert np.array_equal(again.flat, validation.collection.passages.flat)
-    for known, judgements in zip(dev.known_positives, by_query(validation), strict=True):
-        assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in known if row >= 0)
+    for positives, judgements in zip(dev.known_positives, by_query(validation), strict=True):
+        assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in positives if row >= 0)
     all_of_them = make_collection(dev, train, None, seed=1)
     texts = {row.tobytes() for row in (*dev.passages, *train.passages)}
     assert {row.tobytes() for row in all_of_them.passages} == texts
     assert all_of_them.measures == CORPUS_MEASURES
-    assert not np.array_equal(make_pool(dev, train, 45, seed=1)[0].flat, again.flat)
-    relevant = {row for known in dev.known_positives for row in known if row >= 0}
-    few, places = make_pool(dev, train, 5, seed=1)
+    assert not np.array_equal(make_passage_pool(dev, train, 45, seed=1)[0].flat, again.flat)
+    relevant = {row for positives in dev.known_positives for row in positives if row >= 0}
+    few, places = make_passage_pool(dev, train, 5, seed=1)
     assert len(few) == len(relevant) > 5, "relevant passages are never left out"
     assert {row for row, place in enumerate(places) if place >= 0} == relevant
     assert (places[sorted(relevant)] == np.arange(len(relevant))).all()
@@ -138,40 +139,42 @@ def passages_only(*rows: list[int]) -> TrainingSet:
 def test_no_passage_is_twice_in_the_pool() -> None:
     """A copy of the positive, under another id, would be found in its place."""
     dev, train = passages_only([7], [8, 5]), passages_only([7], [4], [8, 5], [4], [6], [8])
-    pool, places = make_pool(dev, train, 20, seed=0)
+    pool, places = make_passage_pool(dev, train, 20, seed=0)
     assert sorted(row.tolist() for row in pool) == [[4], [6], [7], [8], [8, 5]]
     assert places.tolist() == [0, 1]
-    alone, _ = make_pool(dev, None, 20, seed=0)
+    alone, _ = make_passage_pool(dev, None, 20, seed=0)
     assert [row.tolist() for row in alone] == [[7], [8, 5]]
 
 
-def test_of_equal_scores_the_first_comes_first(validation: Validation) -> None:
+def test_of_equal_scores_the_first_comes_first(validation: RetrievalValidation) -> None:
     """The lower row, whatever the batch that it was in: all texts are equal, and long ones are encoded first."""
     params = jax.tree.map(jnp.zeros_like, validation.ranker.embedder.params)
     pool = Ragged.from_lists([[2] + [9] * (n % 5) + [3] for n in range(150)])
-    found = validation.ranker(params, validation.dev.queries, pool)
-    assert found.keys() == {str(query) for query in range(len(validation.dev))}
-    for ranking in found.values():
+    rankings = validation.ranker(params, validation.dev.queries, pool)
+    assert rankings.keys() == {str(query) for query in range(len(validation.dev))}
+    for ranking in rankings.values():
         assert ranking == [(str(row), 0.0) for row in range(validation.ranker.depth)]
 
 
-def test_fewer_passages_than_are_asked_for(validation: Validation) -> None:
+def test_fewer_passages_than_are_asked_for(validation: RetrievalValidation) -> None:
     ranker = Ranker(validation.ranker.embedder, 50)
-    found = ranker(ranker.embedder.params, validation.dev.queries, validation.dev.passages.take(np.arange(7)))
-    for ranking in found.values():
+    rankings = ranker(ranker.embedder.params, validation.dev.queries, validation.dev.passages.take(np.arange(7)))
+    for ranking in rankings.values():
         assert sorted(row for row, _ in ranking) == [str(row) for row in range(7)]
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "dual_encoder": {},
-    "several_vectors": {"head__name": "layers", "head__layers__chosen": (1, 3)},
-    "late_interaction": {"head__name": "all_tokens", "head__all_tokens__late": True, "head__all_tokens__projection": 6},
-    "lists": {"head__name": "all_tokens"},
+    "several_vectors": {"head__name": "mlr", "head__mlr__chosen": (1, 3)},
+    "late_interaction": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6},
+    "lists": {"head__name": "colbert"},
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("family", ["dual_encoder", "late_interaction", "several_vectors", "lists"])
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name == "dual_encoder" else pytest.mark.exhaustive) for name in FAMILIES],
+)
 def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> None:
     """The whole folder, on eight devices with split parameters: rankings and measures of encode.py and search.py."""
     data = write_data(tmp_path / "data", train=30, dev=11)
@@ -180,19 +183,26 @@ def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> Non
     config = ConfigDict(run.config)
     config.data.dev, config.validation.corpus = str(data), str(data)
     dev = tokenize_examples(read_examples(data, "dev"), run.tokenizer)
-    told: list[str] = []
-    corpus = load_corpus(config, dev, run.tokenizer, False, told.append)
+    lines: list[str] = []
+    corpus = load_validation_corpus(config, dev, run.tokenizer, False, lines.append)
     assert corpus is not None
-    assert any(line.startswith(f"validation: 91 passages from {data}, 11 queries") for line in told)
-    objective = RetrievalObjective(run.retriever, LossSettings(), run.mesh)
-    validation = make_validation(config, objective, run.params, dev, None, run.tokenizer, corpus)
+    assert any(line.startswith(f"validation: 91 passages from {data}, 11 queries") for line in lines)
+    objective = RetrievalObjective(model=run.model, mesh=run.mesh)
+    data_read: RetrievalData = TrainingData(run.tokenizer, {}, None, dev, corpus)
+    validation = make_validation(config, objective, run.params, data_read)
 
     encode_corpus(run, data, progress=False)
-    expected = search_files(run, str(data), str(data), "dev", 100, list(CORPUS_MEASURES), progress=False)
+    expected = search_files(
+        run,
+        str(data),
+        str(data),
+        EvaluationOptions(split="dev", k=100, measures=tuple(list(CORPUS_MEASURES))),
+        progress=False,
+    )
     assert expected is not None
-    found = validation(run.params)
+    metrics = validation(run.params)
     for name, value in expected.mean.items():
-        assert found[name] == pytest.approx(value, abs=1e-9), name
+        assert metrics[name] == pytest.approx(value, abs=1e-9), name
     ids = [passage.id for passage in read_corpus(data)]
     rankings = read_run(run.workdir.rankings("data.dev"))
     mine = validation.ranker(run.params, corpus.queries, corpus.passages)
@@ -208,12 +218,12 @@ def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> Non
         assert len(clear) > 50
         assert [same[i][0] for i in clear] == [theirs[i][0] for i in clear]
     moved = jax.tree.map(lambda leaf: leaf * 1.5, run.params)
-    assert validation(moved)["nDCG@10"] != pytest.approx(found["nDCG@10"], abs=1e-6), "control: another model"
+    assert validation(moved)["nDCG@10"] != pytest.approx(metrics["nDCG@10"], abs=1e-6), "control: another model"
 
 
 def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> None:
     folder = Path(run.config.data.train)
-    told: list[str] = []
+    lines: list[str] = []
     dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
     config = ConfigDict(run.config)
     config.data.dev = str(folder)
@@ -223,12 +233,12 @@ def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> Non
         config.validation.corpus = str(tmp_path / str(len(kept)))
         if message is None:
             with pytest.raises(ValueError, match=r"validation.corpus is .*/4, which has none of the relevant passages"):
-                load_corpus(config, dev, run.tokenizer, False, told.append)
+                load_validation_corpus(config, dev, run.tokenizer, False, lines.append)
         else:
-            corpus = load_corpus(config, dev, run.tokenizer, False, told.append)
+            corpus = load_validation_corpus(config, dev, run.tokenizer, False, lines.append)
             assert corpus is not None
             absent = [j for j in corpus.judgements if not j.passage_id.isdecimal()]
-            assert message in told[-1] or not absent
+            assert message in lines[-1] or not absent
     for nothing in ("", "train"):
         config.validation.corpus = nothing
-        assert load_corpus(config, dev, run.tokenizer, False, told.append) is None
+        assert load_validation_corpus(config, dev, run.tokenizer, False, lines.append) is None

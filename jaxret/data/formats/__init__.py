@@ -7,69 +7,73 @@ table.
 Every reader takes a `Policy`; the default stops at the first bad record with a `DataError` that names file and line.
 """
 
-from jaxret.data.files import DataError, Policy
+from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats.beir import write_beir
-from jaxret.data.formats.corpora import (
-    ChangedError,
+from jaxret.data.formats.corpus import (
+    ChangedCorpusError,
+    Corpus,
     CorpusScan,
     corpus_file,
-    found_corpus,
     hash_id,
     read_corpus,
-    read_located,
     scan_corpus,
-    stat_corpus,
     stat_files,
 )
+from jaxret.data.formats.detect import (
+    absolute_source,
+    detect_file,
+    parse_source,
+    source_exists,
+    source_name,
+    source_path,
+)
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
-from jaxret.data.formats.dpr_results import write_results
+from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.readers import (
-    describe,
+    describe_source,
+    detect_queries,
     example_files,
-    found_queries,
     read_examples,
     read_judgements,
     read_queries,
     read_run,
     run_files,
 )
-from jaxret.data.formats.recognise import absolute, called, exists, recognise, source_path, split_source
 from jaxret.data.formats.trec import write_run
-from jaxret.data.libraries.named import files_of, is_named
+from jaxret.data.libraries.named import is_named
+from jaxret.data.libraries.open_sets import list_files
 
 __all__ = [
-    "ChangedError",
+    "ChangedCorpusError",
+    "Corpus",
     "CorpusScan",
     "DataError",
     "Policy",
-    "absolute",
-    "called",
+    "absolute_source",
     "corpus_file",
-    "describe",
+    "describe_source",
+    "detect_file",
+    "detect_queries",
     "example_files",
-    "exists",
-    "files_of",
-    "found_corpus",
-    "found_queries",
     "hash_id",
     "is_named",
+    "list_files",
+    "parse_source",
     "read_corpus",
     "read_examples",
     "read_judgements",
-    "read_located",
     "read_queries",
     "read_run",
-    "recognise",
     "run_files",
     "scan_corpus",
+    "source_exists",
+    "source_name",
     "source_path",
-    "split_source",
-    "stat_corpus",
     "stat_files",
     "write_beir",
     "write_dpr_corpus",
     "write_dpr_examples",
     "write_dpr_queries",
-    "write_results",
+    "write_retrieval_results",
     "write_run",
 ]

@@ -8,78 +8,70 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import (
-    DataError,
-    PathLike,
-    Policy,
-    Where,
-    check_passage,
-    check_query,
-    find_file,
-    read_json_lines,
-    require_id,
-    require_key,
-    require_strings,
-    write_text,
-)
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import Format, has
-from jaxret.data.formats.texts import id_of, passages_by, queries_by, refuse_duplicate
-from jaxret.data.formats.trec import RunLine, consistent, known, refuse_unknown
+from jaxret.data.formats.format import DataFile, Format, has_keys, record_format
+from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
+from jaxret.data.formats.trec import RunLine, reject_contradictions, reject_unknown_ids, require_known_id
+from jaxret.data.lines import PathLike, find_file, read_json_lines, write_text
+from jaxret.data.record_checks import check_passage, check_query, require_id, require_key, require_strings
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 
 
-passages = passages_by("_id", numbers=False)
-_texts = queries_by("_id", numbers=False)
+read_beir_passages = passage_reader("_id", numbers=False)
+_texts = query_reader("_id", numbers=False)
 
 
-def queries(path: Path, policy: Policy) -> list[Query]:
-    """The queries of queries.jsonl; answers.jsonl beside it fills their answers."""
-    found = {query.id: query for query in _texts(path, policy)}
-    named_so = path.name.startswith("queries.jsonl")
-    answers_path = find_file(path.parent, "answers.jsonl") if named_so else None
+def read_beir_queries(file: DataFile, policy: Policy) -> list[Query]:
+    """Return the queries of queries.jsonl; answers.jsonl beside it adds their answers."""
+    queries = {query.id: query for query in _texts(file, policy)}
+    named_so = file.path.name.startswith("queries.jsonl")
+    answers_path = find_file(file.path.parent, "answers.jsonl") if named_so else None
     if answers_path:
-        for query_id, answers in _answers(answers_path, policy, found):
-            found[query_id] = Query(query_id, found[query_id].text, answers)
-    return list(found.values())
+        for query_id, answers in _answers(answers_path, policy, queries):
+            queries[query_id] = Query(query_id, queries[query_id].text, answers)
+    return list(queries.values())
 
 
 def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    lines: dict[str, Where] = {}
-    for where, record in read_json_lines(path, policy):
+    lines: dict[str, Location] = {}
+    for location, record in read_json_lines(path, policy):
         try:
-            query_id = require_key(record, "_id", str, where)
-            answers = require_strings(require_key(record, "answers", list, where), "the value of 'answers'", where)
+            query_id = require_key(record, "_id", str, location)
+            answers = require_strings(
+                require_key(record, "answers", list, location), "the value of 'answers'", location
+            )
             if query_id not in by_id:
-                found = f"these answers are for query {query_id!r}, which queries.jsonl does not have"
-                raise where.error("unknown query id", found, "correct the id or remove the line")
-            refuse_duplicate(query_id, "query id", where, lines)
+                problem = f"these answers are for query {query_id!r}, which queries.jsonl does not have"
+                raise location.error("unknown query id", problem, "correct the id or remove the line")
+            require_new_id(query_id, "query id", location, lines)
         except DataError as error:
             policy.reject(error)
             continue
         yield query_id, answers
 
 
-def judgements_by(query: str, passage: str, score: str) -> Callable[[Path, Policy], Iterator[tuple[Where, Judgement]]]:
-    """A reader of judgements by the names of their keys; a score may be written 1.0, or as true or
-    false, and in CSV is a string."""
+def judgement_reader(
+    query: str, passage: str, score: str
+) -> Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]]:
+    """Return a reader of judgements by their keys. A score may be 1, 1.0, true or false, in CSV as a string."""
 
-    def every(path: Path, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
-        for where, record in read_records(path, policy):
+    def every(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+        for location, record in read_records(file, policy):
             try:
-                grade = _grade(record.get(score), where)
-                query_id, passage_id = (id_of(record, key, where) for key in (query, passage))
-                require_id(query_id, "query id", where)
-                yield where, Judgement(query_id, require_id(passage_id, "passage id", where), grade)
+                grade = _grade(record.get(score), location)
+                query_id, passage_id = (record_id(record, key, location) for key in (query, passage))
+                require_id(query_id, "query id", location)
+                yield location, Judgement(query_id, require_id(passage_id, "passage id", location), grade)
             except DataError as error:
                 policy.reject(error)
 
-    return lambda path, policy: consistent(every(path, policy), policy)
+    return lambda file, policy: reject_contradictions(every(file, policy), policy)
 
 
-def _grade(value: Any, where: Where) -> int:
+def _grade(value: Any, location: Location) -> int:
     if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
         return int(str(value).lower() == "true")
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.0*)?", value.strip()):
@@ -88,29 +80,38 @@ def _grade(value: Any, where: Where) -> int:
         value = int(value)
     if not isinstance(value, int):
         remedy = "a judgement's score is a whole number, above 0 if relevant"
-        raise where.error("bad score", f"score {value!r} is not an integer", remedy)
+        raise location.error("bad score", f"score {value!r} is not an integer", remedy)
     return value
 
 
-def examples(
+def examples_of_judgements(
     queries: Iterable[Query],
-    judged: Iterable[tuple[Where, Judgement]],
+    judged: Iterable[tuple[Location, Judgement]],
     passages: Iterable[Passage],
     run: Mapping[str, Sequence[RunLine]] | None,
     policy: Policy,
 ) -> list[Example]:
-    """One example for each query with a relevant passage, see `read_examples`; keeps only passages that are named."""
+    """Make one example for each query with a relevant passage; of the corpus only the passages needed stay in memory.
+
+    Args:
+        queries: All queries.
+        judged: Judgements with their locations; one of an unknown id is bad input.
+        passages: The corpus, read once.
+        run: Query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
+            relevant do.
+        policy: What to do with bad records.
+    """
     by_id = {query.id: query for query in queries}
-    judged = list(known(judged, by_id, None, policy))
-    asked = {judgement.query_id for _, judgement in judged if judgement.relevance > 0}
-    run_lines = {query_id: lines for query_id, lines in (run or {}).items() if query_id in asked}
+    judged = list(reject_unknown_ids(judged, by_id, None, policy))
+    relevant_queries = {judgement.query_id for _, judgement in judged if judgement.relevance > 0}
+    run_lines = {query_id: lines for query_id, lines in (run or {}).items() if query_id in relevant_queries}
     named = {judgement.passage_id for _, judgement in judged}
     named.update(line.passage_id for lines in run_lines.values() for line in lines)
     corpus = {passage.id: passage for passage in passages if passage.id in named}
 
     relevant: dict[str, dict[str, Passage]] = {}
     negatives: dict[str, list[Passage]] = {}
-    for _, judgement in known(judged, None, corpus, policy):
+    for _, judgement in reject_unknown_ids(judged, None, corpus, policy):
         passage = corpus[judgement.passage_id]
         if judgement.relevance > 0:
             relevant.setdefault(judgement.query_id, {})[passage.id] = passage
@@ -131,7 +132,7 @@ def _retrieved(
     """The passages of a ranking that are not relevant, in rank order."""
     for line in lines:
         try:
-            refuse_unknown(line.passage_id, "passage", corpus, line.where)
+            require_known_id(line.passage_id, "passage", corpus, line.location)
         except DataError as error:
             policy.reject(error)
             continue
@@ -145,20 +146,25 @@ def write_beir(
     queries: Iterable[Query],
     judgements: Mapping[str, Iterable[Judgement]],
 ) -> None:
-    """Writes a BEIR folder; `judgements` maps a split to its judgements. Refuses records that a reader would
-    refuse, but does not look for duplicate ids.
+    """Write a BEIR folder. Records that a reader would refuse are refused, but duplicate ids are not looked for.
 
     Reading gives the same records back, but for U+2019 in queries, which readers turn into an apostrophe.
+
+    Args:
+        folder: Made if it does not exist.
+        passages: Of corpus.jsonl.
+        queries: Of queries.jsonl, and of answers.jsonl if one has answers.
+        judgements: Split -> its judgements.
     """
     folder = Path(folder)
     with write_text(folder / "corpus.jsonl") as file:
         for number, passage in enumerate(passages, 1):
-            check_passage(passage, Where(folder / "corpus.jsonl", number))
+            check_passage(passage, Location(folder / "corpus.jsonl", number))
             _write_object(file, {"_id": passage.id, "title": passage.title, "text": passage.text})
     queries = list(queries)
     with write_text(folder / "queries.jsonl") as file:
         for number, query in enumerate(queries, 1):
-            check_query(query, Where(folder / "queries.jsonl", number))
+            check_query(query, Location(folder / "queries.jsonl", number))
             _write_object(file, {"_id": query.id, "text": query.text})
     # An older answers.jsonl must not outlive its queries, so it is replaced even by an empty one.
     if any(query.answers for query in queries) or (folder / "answers.jsonl").exists():
@@ -171,8 +177,8 @@ def write_beir(
         with write_text(path) as file:
             file.write(f"{QRELS_HEADER}\n")
             for number, judgement in enumerate(lines, 2):  # line 1 is the header
-                require_id(judgement.query_id, "query id", Where(path, number))
-                require_id(judgement.passage_id, "passage id", Where(path, number))
+                require_id(judgement.query_id, "query id", Location(path, number))
+                require_id(judgement.passage_id, "passage id", Location(path, number))
                 file.write(f"{judgement.query_id}\t{judgement.passage_id}\t{judgement.relevance}\n")
 
 
@@ -181,22 +187,24 @@ def _write_object(file: Any, record: Mapping[str, Any]) -> None:
 
 
 FORMATS = (
-    Format(
-        name="beir.texts",
-        title="BEIR corpus or queries",
+    record_format(
+        "beir.texts",
+        "BEIR corpus or queries",
+        ("_id", "text"),
+        optional=(
+            "title",
+            "answers",
+        ),
         titles={"passages": "BEIR corpus", "queries": "BEIR queries"},
-        looks="JSON records with _id, text, and perhaps title",
-        fits=has("_id", "text"),
-        keys=("_id", "text", "title", "answers"),
-        passages=passages,
-        queries=queries,
+        passages=read_beir_passages,
+        queries=read_beir_queries,
     ),
     Format(
         name="beir.qrels",
         title="qrels of the Hugging Face hub",
-        looks="JSON records with query-id, corpus-id, score",
-        fits=has("query-id", "corpus-id"),
+        description="JSON records with query-id, corpus-id, score",
+        matches=has_keys("query-id", "corpus-id"),
         keys=("query-id", "corpus-id", "score"),
-        judgements=judgements_by("query-id", "corpus-id", "score"),
+        judgements=judgement_reader("query-id", "corpus-id", "score"),
     ),
 )

@@ -8,84 +8,81 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import (
-    DataError,
-    Digest,
-    Policy,
-    Where,
-    read_json_array,
-    read_json_lines,
-    require_object,
-)
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import parquet
-from jaxret.data.formats.format import feed
-from jaxret.data.formats.head import read_head
+from jaxret.data.formats.format import DataFile, digest_file
 from jaxret.data.formats.tables import csv_rows, require_columns
-from jaxret.data.libraries.named import table
+from jaxret.data.libraries.open_sets import open_table
+from jaxret.data.lines import Digest, read_json_array, read_json_lines
+from jaxret.data.record_checks import require_object
 
 Record = dict[str, Any]
 
 
-def read_records(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Record]]:
+def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Record]]:
     """Yields (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
     named set's table its records, as JSON."""
-    container = read_head(path).container
+    container = file.container
     if container == "rows":
-        yield from _rows(path, digest)
+        yield from _rows(file.path, digest)
         return
     if container == "unreadable":  # its reader says what is wrong
-        container = "array" if Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".json" else "lines"
+        container = (
+            "array" if Path(file.path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".json" else "lines"
+        )
     if container in ("lines", "empty"):
-        yield from read_json_lines(path, policy, digest)
+        yield from read_json_lines(file.path, policy, digest)
         return
     if container == "table":
-        found = "this is a table without names for its columns"
-        raise Where(path).error("wrong format", found, "records are expected: JSON, CSV with a header line, or parquet")
-    values = {"array": _array, "object": _object, "csv": _csv, "parquet": _parquet}[container](path, policy)
-    for where, value in values:
+        problem = "this is a table without names for its columns"
+        raise Location(file.path).error(
+            "wrong format", problem, "records are expected: JSON, CSV with a header line, or parquet"
+        )
+    values = {"array": _array, "object": _object, "csv": _csv, "parquet": _parquet}[container](file.path, policy)
+    for location, value in values:
         try:
-            record = require_object(value, where)
+            record = require_object(value, location)
         except DataError as error:
             policy.reject(error)
             continue
-        yield where, record
+        yield location, record
     if digest is not None:
-        feed(path, digest)
+        digest_file(file.path, digest)
 
 
-def _rows(path: Path, digest: Digest | None) -> Iterator[tuple[Where, Record]]:
-    for number, record in enumerate(table(path).rows()):
+def _rows(path: Path, digest: Digest | None) -> Iterator[tuple[Location, Record]]:
+    for number, record in enumerate(open_table(path).rows()):
         if digest is not None:
             digest.update(
                 json.dumps(record, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
             )
-        yield Where(path, f"row {number}"), record
+        yield Location(path, f"row {number}"), record
 
 
-def _array(path: Path, policy: Policy) -> Iterator[tuple[Where, Any]]:
+def _array(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
     for number, value in enumerate(read_json_array(path)):
-        yield Where(path, f"record {number}"), value
+        yield Location(path, f"record {number}"), value
 
 
-def _object(path: Path, policy: Policy) -> Iterator[tuple[Where, Any]]:
+def _object(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
     for key, value in read_json_array(path, keyed=True):
-        yield Where(path, f"record {key!r}"), value
+        yield Location(path, f"record {key!r}"), value
 
 
-def _csv(path: Path, policy: Policy) -> Iterator[tuple[Where, Any]]:
+def _csv(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
     header: list[str] = []
-    for where, _, row in csv_rows(path, policy, delimiter=","):
+    for location, _, row in csv_rows(path, policy, delimiter=","):
         if not header:
             header = row
             continue
         try:
-            require_columns(row, header, where)
+            require_columns(row, header, location)
         except DataError as error:
             policy.reject(error)
             continue
-        yield where, dict(zip(header, row))
+        yield location, dict(zip(header, row))
 
 
-def _parquet(path: Path, policy: Policy) -> Iterator[tuple[Where, Any]]:
-    for number, value in enumerate(parquet.rows(path)):
-        yield Where(path, f"row {number}"), value
+def _parquet(path: Path, policy: Policy) -> Iterator[tuple[Location, Any]]:
+    for number, value in enumerate(parquet.read_parquet(path)):
+        yield Location(path, f"row {number}"), value

@@ -8,61 +8,79 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import PathLike, Policy
+from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import write_beir
-from jaxret.data.formats.corpora import read_corpus
+from jaxret.data.formats.corpus import read_corpus
+from jaxret.data.formats.dataset import FullDataSet, open_data_set
+from jaxret.data.formats.detect import detect_file, source_path
 from jaxret.data.formats.format import ROLES
-from jaxret.data.formats.places import is_folder
 from jaxret.data.formats.readers import (
-    describe,
-    found_run,
+    describe_source,
+    detect_run,
     read_examples,
     read_judgements,
     read_queries,
     read_run,
 )
-from jaxret.data.formats.recognise import recognise, source_path
-from jaxret.data.formats.whole import DataSet, read_whole
-from jaxret.data.formats.writers import WRITERS, Lost
+from jaxret.data.formats.source_layout import is_folder
+from jaxret.data.formats.writers import WRITERS, Losses
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
 
 
 @dataclass
-class Converted:
-    """What was written: what the source is, number of records by name of file, what is lost."""
+class Conversion:
+    """The account of a conversion.
+
+    Attributes:
+        source: The source and its format, in words.
+        written: File -> records in it.
+        lost: Kind of information that the written format cannot hold -> how often.
+    """
 
     source: str
     written: dict[str, int] = field(default_factory=dict)
-    lost: Lost = field(default_factory=Counter)
+    lost: Losses = field(default_factory=Counter)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} in {name}" for name, count in self.written.items())
-        lost = "; ".join(f"{count:,} {what}" for what, count in self.lost.items() if count)
+        lost = "; ".join(f"{count:,} {kind}" for kind, count in self.lost.items() if count)
         return f"{self.source}: {counts or 'nothing'}{f'; not held: {lost}' if lost else ''}"
 
 
-def convert(
+def convert_data(
     source: PathLike, to: PathLike, name: str, split: str = "train", role: str = "", policy: Policy | None = None
-) -> Converted:
-    """Writes what `source` holds to `to`, as the format (or folder) `name`. role: which of what it holds, if it is a
-    file for one; split: of a folder, and what a folder made of a training file calls it. Raises ValueError for what
-    cannot be written, DataError for bad records."""
+) -> Conversion:
+    """Write a source in another format, or as a folder in another format.
+
+    Args:
+        source: A folder, file or named set.
+        to: The file or folder to write.
+        name: A format of `WRITERS`, or a folder of `FOLDERS`.
+        split: Of a folder; for a training file, the name of its split in a written folder.
+        role: Which of the roles of the source to write; "": the first that the format has a writer for.
+        policy: What to do with bad records; by default an error.
+
+    Raises:
+        ValueError: The format cannot be written, or the source does not hold the role.
+        DataError: A bad record.
+    """
     policy = policy or Policy()
     if name in FOLDERS:
-        return FOLDERS[name](Path(to), read_whole(source, split, policy))
+        return FOLDERS[name](Path(to), open_data_set(source, split, policy))
     if name not in WRITERS:
-        known = ", ".join((*FOLDERS, *WRITERS))
-        raise ValueError(f"--to={name}: that is no format that can be written; it must be one of {known}")
+        names = ", ".join((*FOLDERS, *WRITERS))
+        raise ValueError(f"--to={name}: that is no format that can be written; it must be one of {names}")
     gives = _roles(source, split)
     for writer in WRITERS[name]:
         if writer.role in gives and role in ("", writer.role):
             items = _Counting(_read(source, writer.role, split, policy))
             lost = writer.write(Path(to), items.values)
-            if writer.role == "rankings" and found_run(source).format.ranks_alone:
+            if writer.role == "rankings" and detect_run(source).format.without_scores:
                 lost["scores"], lost[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Converted(describe_as(source, writer.role, split), {str(to): items.count}, lost)
-    wanted = " or ".join(writer.role for writer in WRITERS[name] if role in ("", writer.role)) or role
-    raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {wanted}")
+            return Conversion(describe_role(source, writer.role, split), {str(to): items.count}, lost)
+    roles = " or ".join(writer.role for writer in WRITERS[name] if role in ("", writer.role)) or role
+    raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
 
 class _Counting:
@@ -78,21 +96,21 @@ class _Counting:
             yield value
 
 
-def describe_as(source: PathLike, role: str, split: str) -> str:
-    """What is read of the source."""
-    return describe(source, role, split) if is_folder(source_path(source)) else str(recognise(source, role))
+def describe_role(source: PathLike, role: str, split: str) -> str:
+    """Return the format that a role of the source is read from, in words."""
+    return describe_source(source, role, split) if is_folder(source_path(source)) else str(detect_file(source, role))
 
 
 def _roles(source: PathLike, split: str) -> list[str]:
-    """What a source gives."""
+    """Return the roles that a source can be read for."""
     if not is_folder(source_path(source)):
-        return recognise(source).format.roles()
+        return detect_file(source).format.roles()
     return [role for role in ROLES[:4] if _has(source, role, split)]
 
 
 def _has(source: PathLike, role: str, split: str) -> bool:
     try:
-        describe(source, role, split)
+        describe_source(source, role, split)
     except ValueError:
         return False
     return True
@@ -118,7 +136,7 @@ class _Folder:
     """Writes files into a folder one after the other, and keeps account."""
 
     folder: Path
-    done: Converted
+    done: Conversion
 
     def write(self, file: str, name: str, role: str, values: Iterable[Any]) -> None:
         items = _Counting(values)
@@ -126,18 +144,18 @@ class _Folder:
         self.done.written[file] = items.count
 
 
-def _beir(folder: Path, data: DataSet) -> Converted:
+def _beir(folder: Path, data: FullDataSet) -> Conversion:
     passages, queries = _Counting(data.passages()), data.queries(None)
     judged = {split: data.judgements(split) for split in data.splits}
     write_beir(folder, passages.values, queries, judged)
-    counts = {f"qrels/{split}.tsv": len(found) for split, found in judged.items()}
-    done = Converted(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
+    counts = {f"qrels/{split}.tsv": len(judgements) for split, judgements in judged.items()}
+    done = Conversion(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
     done.lost += _lost_training(data, judged)
     return done
 
 
-def _msmarco(folder: Path, data: DataSet) -> Converted:
-    to = _Folder(folder, Converted(data.source))
+def _msmarco(folder: Path, data: FullDataSet) -> Conversion:
+    to = _Folder(folder, Conversion(data.source))
     to.write("collection.tsv", "msmarco.texts", "passages", data.passages())
     judged = {split: data.judgements(split) for split in data.splits}
     for split, judgements in judged.items():
@@ -147,8 +165,8 @@ def _msmarco(folder: Path, data: DataSet) -> Converted:
     return to.done
 
 
-def _tevatron(folder: Path, data: DataSet) -> Converted:
-    to = _Folder(folder, Converted(data.source))
+def _tevatron(folder: Path, data: FullDataSet) -> Conversion:
+    to = _Folder(folder, Conversion(data.source))
     to.write("corpus.jsonl", "tevatron.corpus", "passages", data.passages())
     to.write("queries.jsonl", "tevatron.queries", "queries", data.queries(None))
     for split in data.splits:
@@ -158,8 +176,8 @@ def _tevatron(folder: Path, data: DataSet) -> Converted:
     return to.done
 
 
-def _dpr(folder: Path, data: DataSet) -> Converted:
-    to = _Folder(folder, Converted(data.source))
+def _dpr(folder: Path, data: FullDataSet) -> Conversion:
+    to = _Folder(folder, Conversion(data.source))
     to.write("psgs.tsv", "dpr.passages", "passages", data.passages())
     judged = {split: data.judgements(split) for split in data.splits}
     for split, judgements in judged.items():
@@ -173,7 +191,7 @@ def _dpr(folder: Path, data: DataSet) -> Converted:
     return to.done
 
 
-def _judged_queries(data: DataSet, split: str, judgements: Iterable[Judgement]) -> list[Query]:
+def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgement]) -> list[Query]:
     ids = {judgement.query_id for judgement in judgements}
     return [query for query in data.queries(split) if query.id in ids]
 
@@ -181,30 +199,30 @@ def _judged_queries(data: DataSet, split: str, judgements: Iterable[Judgement]) 
 # What a folder does not hold of a data set
 
 
-def _lost_queries(data: DataSet, judged: Mapping[str, list[Judgement]]) -> Lost:
+def _lost_queries(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
     """Queries that are in no split: in a folder with a file of queries for each, there is no place for them."""
     if data.queries_by_split:
-        asked = [(query.id, split) for split in data.splits for query in data.queries(split)]
-        known = {(one.query_id, split) for split, found in judged.items() for one in found}
-        return Counter({_UNJUDGED: len(set(asked) - known)})
-    known_ids = {one.query_id for found in judged.values() for one in found}
-    return Counter({_UNJUDGED: sum(query.id not in known_ids for query in data.queries(None))})
+        all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
+        judged_queries = {(one.query_id, split) for split, judgements in judged.items() for one in judgements}
+        return Counter({_UNJUDGED: len(set(all_queries) - judged_queries)})
+    judged_ids = {one.query_id for judgements in judged.values() for one in judgements}
+    return Counter({_UNJUDGED: sum(query.id not in judged_ids for query in data.queries(None))})
 
 
-def _lost_training(data: DataSet, judged: Mapping[str, list[Judgement]]) -> Lost:
+def _lost_training(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
     """Of training records, in a folder that has judgements only: scores, and what the judgements do not say."""
-    lost: Lost = Counter()
-    for split in data.trained:
+    lost: Losses = Counter()
+    for split in data.splits_with_examples:
         pairs = {(one.query_id, one.passage_id) for one in judged[split]}
         for e in data.examples(split):
-            lost["scores"] += e.scores
+            lost["scores"] += e.score_count
             lost["passages of training records that nobody judged"] += sum(
                 (e.query.id, passage.id) not in pairs for passage in (*e.positives, *e.negatives)
             )
     return lost
 
 
-def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Lost:
+def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Losses:
     """Of judgements, in a folder that has training records only: grades, and queries and passages that are in none."""
     pairs = {(e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives)}
     held = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
@@ -218,7 +236,7 @@ def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example
 
 _UNJUDGED = "queries that nobody judged"
 _RANKS_ALONE = "queries' scores, which nobody gave: 1 / rank is written for them"
-FOLDERS: dict[str, Callable[[Path, DataSet], Converted]] = {
+FOLDERS: dict[str, Callable[[Path, FullDataSet], Conversion]] = {
     "beir": _beir,
     "msmarco": _msmarco,
     "tevatron": _tevatron,

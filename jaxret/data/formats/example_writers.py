@@ -9,33 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats.dpr import write_dpr_examples
-from jaxret.data.formats.format import text_id
-from jaxret.data.formats.writing import Lost, joined_text, write_records, write_table
+from jaxret.data.formats.format import content_id
+from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
 from jaxret.data.records import Example, Passage
 
 
-def lost_of(examples: Iterable[Example], *held: str) -> Lost:
-    """What is lost of examples where the file holds only so much: "query ids", "passage ids", "titles", ..."""
-    lost: Lost = Counter()
+def count_losses(examples: Iterable[Example], *held: str) -> Losses:
+    """Count what a file does not hold of examples. `held` lists what it holds: "query ids", "passage ids", "titles",
+    "answers", "scores".
+    """
+    lost: Losses = Counter()
     for number, example in enumerate(examples):
         passages = (*example.positives, *example.negatives)
         lost["queries' ids"] += "query ids" not in held and example.query.id != str(number)
         lost["queries' answers"] += "answers" not in held and bool(example.query.answers)
-        lost["scores"] += 0 if "scores" in held else example.scores
+        lost["scores"] += 0 if "scores" in held else example.score_count
         if "titles" not in held:
             lost["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
         if "passage ids" not in held:
-            lost["passages' ids"] += sum(p.id != text_id(p.text, p.title) for p in passages)
+            lost["passages' ids"] += sum(p.id != content_id(p.text, p.title) for p in passages)
     return lost
 
 
-def dpr_examples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_dpr_example_file(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     write_dpr_examples(path, examples)
-    return lost_of(examples, "answers", "titles", "passage ids")
+    return count_losses(examples, "answers", "titles", "passage ids")
 
 
-def tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
+def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
     """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
 
     def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
@@ -53,19 +55,19 @@ def tevatron_record(example: Example, every_positive: bool = True) -> dict[str, 
     return {"query_id": example.query.id, "query": example.query.text, **answers, **first, **texts}
 
 
-def tevatron_examples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_tevatron_examples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    write_records(path, map(tevatron_record, examples))
-    return lost_of(examples, "query ids", "answers", "titles", "passage ids", "scores")
+    write_records(path, map(make_tevatron_record, examples))
+    return count_losses(examples, "query ids", "answers", "titles", "passage ids", "scores")
 
 
-def tevatron_first(path: Path, examples: Iterable[Example]) -> Lost:
+def write_tevatron_first(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    write_records(path, (tevatron_record(example, every_positive=False) for example in examples))
-    return lost_of(examples, "query ids", "answers", "titles", "passage ids", "scores")
+    write_records(path, (make_tevatron_record(example, every_positive=False) for example in examples))
+    return count_losses(examples, "query ids", "answers", "titles", "passage ids", "scores")
 
 
-def flag_examples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -75,19 +77,19 @@ def flag_examples(path: Path, examples: Iterable[Example]) -> Lost:
             yield {"query": e.query.text, **texts, **(scores if whole(e) else {})}
 
     def whole(e: Example) -> bool:
-        return e.scores == len(e.positives) + len(e.negatives)
+        return e.score_count == len(e.positives) + len(e.negatives)
 
     write_records(path, rows())
-    lost = lost_of(examples, "scores")
-    lost["scores of records in which a passage has none"] = sum(e.scores for e in examples if not whole(e))
+    lost = count_losses(examples, "scores")
+    lost["scores of records in which a passage has none"] = sum(e.score_count for e in examples if not whole(e))
     return lost
 
 
-def tuples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
     """Pairs, if no example has a negative; else a triplet for each positive with each negative."""
     examples = list(examples)
     triplets = any(e.negatives for e in examples)
-    lost = lost_of(examples, "scores")
+    lost = count_losses(examples, "scores")
     lost["queries without negatives"] = triplets * sum(not e.negatives for e in examples)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -105,20 +107,20 @@ def tuples(path: Path, examples: Iterable[Example]) -> Lost:
         return all(any(map(math.isfinite, side)) for side in (e.positive_scores, e.negative_scores))
 
     write_records(path, rows())
-    lost["scores in records without one on the other side"] = sum(e.scores for e in examples if not paired(e))
+    lost["scores in records without one on the other side"] = sum(e.score_count for e in examples if not paired(e))
     return lost
 
 
-def triples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_text_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    lost = lost_of(examples)
+    lost = count_losses(examples)
     lost["queries without negatives"] = sum(not e.negatives for e in examples)
     pairs = ((e.query.text, p, n) for e in examples for p in e.positives for n in e.negatives)
-    write_table(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), lost)
+    write_tab_rows(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), lost)
     return lost
 
 
-def tevatron_named(path: Path, examples: Iterable[Example]) -> Lost:
+def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -130,30 +132,21 @@ def tevatron_named(path: Path, examples: Iterable[Example]) -> Lost:
             yield {"query_id": e.query.id, "query_text": e.query.text, "query_image": None, **ids}
 
     write_records(path, rows())
-    return lost_of(examples, "query ids", "passage ids", "titles")
+    return count_losses(examples, "query ids", "passage ids", "titles")
 
 
-def named_triples(path: Path, examples: Iterable[Example]) -> Lost:
+def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    lost = lost_of(examples, "query ids", "passage ids", "titles")
+    lost = count_losses(examples, "query ids", "passage ids", "titles")
     lost["queries without negatives"] = sum(not e.negatives for e in examples)
-    write_table(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), lost)
+    write_tab_rows(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), lost)
     return lost
 
 
-def document_pairs(path: Path, examples: Iterable[Example]) -> Lost:
-    examples = list(examples)
-    lost = lost_of(examples, "query ids", "passage ids", "titles")
-    lost["queries without negatives"] = sum(not e.negatives for e in examples)
-    pairs = ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives)
-    write_records(path, ({"query_id": query, "doc_id_a": p, "doc_id_b": n} for query, p, n in pairs))
-    return lost
-
-
-def hard_negatives(path: Path, examples: Iterable[Example]) -> Lost:
+def write_hard_negatives(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     ids = ((e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in examples)
     write_records(
         path, ({"qid": query, "pos": positives, "neg": {"all": negatives}} for query, positives, negatives in ids)
     )
-    return lost_of(examples, "query ids", "passage ids", "titles")
+    return count_losses(examples, "query ids", "passage ids", "titles")

@@ -1,13 +1,11 @@
-"""What a format is: how a file of it looks, and what it gives.
+"""Formats: how to recognise a file of one, and what it holds, each role by a reader of its own.
 
-A file gives some of these, each by a reader of its own:
-
-    passages    (place, Passage)
-    queries     Query, with answer strings where the file has them
-    judgements  (place, Judgement)
-    examples    (place, Example): a query with all its positives and negatives, and a teacher's scores
-    named       (place, Named): the same by ids, whose texts are in other files
-    rankings    RunLine: what was retrieved for a query, with rank and score
+passages     (location, Passage)
+queries      Query, with answer strings where the file has them
+judgements   (location, Judgement)
+examples     (location, Example): a query with all its positives and negatives, and a teacher's scores
+id_examples  (location, IdExample): the same by ids, whose texts are in other files
+rankings     RunLine: a passage retrieved for a query, with rank and score
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxret.data.files import Digest, Policy, Where, read_chunks
-from jaxret.data.formats.head import Head
+from jaxret.data.errors import Location, Policy
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.lines import Digest, read_chunks
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 ROLES = ("passages", "queries", "judgements", "examples", "rankings")
 
 
-class Named(NamedTuple):
-    """An example by ids. `query` is None where its text is in another file too; without `positives` it is unknown
-    which of the documents are relevant."""
+class IdExample(NamedTuple):
+    """An example by ids. `query` is None where its text is in another file too; `positives` is () if unknown."""
 
     query_id: str
     query: Query | None
@@ -38,33 +36,43 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """`name` forces it (NAME:PATH); `title` is what people call it; `looks` says what a file of it has. `keys` and
-    `columns` are for who looks for the nearest one. `every_positive`: each positive of an example is a target of
-    training; else the first one is. any_key: its records' keys may be
-    called anything, and all are read. ranks_alone: its rankings say no scores; those of their lines are 1 / rank."""
+    """A file format: how to recognise it, and a reader for each role that it holds.
+
+    Attributes:
+        name: Forces the format, as NAME:PATH.
+        title: Its usual name, for messages.
+        description: The keys or columns of its files, for messages and docs/data.md.
+        matches: Whether a sample is of this format.
+        keys: Keys of its records, to find the nearest format and keys that are not read.
+        columns: Numbers of columns of its tables, to find the nearest format.
+        every_positive: Whether each positive of an example is a training target; else the first one alone is.
+        any_key: Records may have any keys, and all are read.
+        without_scores: Its rankings have no scores; those of their lines are 1 / rank.
+        titles: Role -> title, where the title depends on the role.
+    """
 
     name: str
     title: str
-    looks: str
-    fits: Callable[[Head], bool]
+    description: str
+    matches: Callable[[FileSample], bool]
     keys: tuple[str, ...] = ()
     columns: tuple[int, ...] = ()
     every_positive: bool = True
     any_key: bool = False
-    ranks_alone: bool = False
+    without_scores: bool = False
     titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
-    passages: Callable[[Path, Policy, Digest | None], Iterator[tuple[Where, Passage]]] | None = None
-    queries: Callable[[Path, Policy], Iterable[Query]] | None = None
-    judgements: Callable[[Path, Policy], Iterator[tuple[Where, Judgement]]] | None = None
-    examples: Callable[[Path, Policy], Iterator[tuple[Where, Example]]] | None = None
-    named: Callable[[Path, Policy], Iterator[tuple[Where, Named]]] | None = None
-    rankings: Callable[[Path, Policy], Iterator[Any]] | None = None
+    passages: Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]] | None = None
+    queries: Callable[[DataFile, Policy], Iterable[Query]] | None = None
+    judgements: Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]] | None = None
+    examples: Callable[[DataFile, Policy], Iterator[tuple[Location, Example]]] | None = None
+    id_examples: Callable[[DataFile, Policy], Iterator[tuple[Location, IdExample]]] | None = None
+    rankings: Callable[[DataFile, Policy], Iterator[Any]] | None = None
 
     def gives(self, role: str) -> bool:
-        """Whether it has what is asked for, or examples that it can be taken from."""
+        """Return whether a role can be read: by a reader of its own, or from examples."""
         if getattr(self, role) is not None:
             return True
-        if self.named is not None and role in ("examples", "judgements"):
+        if self.id_examples is not None and role in ("examples", "judgements"):
             return True
         return self.examples is not None and role in ("passages", "queries", "judgements")
 
@@ -72,35 +80,74 @@ class Format:
         return [role for role in ROLES if self.gives(role)]
 
 
-def has(*keys: str) -> Callable[[Head], bool]:
-    """Whether the records have these keys."""
+@dataclass(frozen=True)
+class DataFile:
+    """A file or table whose format has been detected."""
 
-    def fits(head: Head) -> bool:
-        return any(all(key in record for key in keys) for record in head.records)
+    path: Path
+    format: Format
+    container: str  # of its records, see `FileSample`
+    role: str = ""  # requested of the file; "": none
+    contents: str = ""  # in words: "JSON lines", "2 columns"
+    unread_keys: tuple[str, ...] = ()  # keys of the first records that the reader ignores
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether each record begins on a line of its own."""
+        return self.container in ("lines", "table", "unreadable")
+
+    def __str__(self) -> str:
+        title = self.format.titles.get(self.role, self.format.title)
+        others = f" (other keys: {', '.join(self.unread_keys)})" if self.unread_keys else ""
+        return f"{title}{', ' * bool(self.contents)}{self.contents}{others}"
+
+
+def has_keys(*keys: str) -> Callable[[FileSample], bool]:
+    """Return a test whether some record has all these keys."""
+
+    def fits(sample: FileSample) -> bool:
+        return any(all(key in record for key in keys) for record in sample.records)
 
     return fits
 
 
-def text_id(text: str, title: str = "") -> str:
-    """The id of a passage in a file that has none: its content."""
+def record_format(
+    name: str, title: str, required: tuple[str, ...], optional: tuple[str, ...] = (), **readers: Any
+) -> Format:
+    """Return a format of JSON records, whose keys declare how it is recognised and described.
+
+    Args:
+        name: Forces the format, as NAME:PATH.
+        title: Its usual name, for messages.
+        required: Keys by which a record is recognised.
+        optional: Further keys that its readers look at.
+        **readers: Role -> reader, and other fields of `Format`.
+    """
+    perhaps = f", and perhaps {', '.join(optional)}" if optional else ""
+    description = f"JSON records with {', '.join(required)}{perhaps}"
+    return Format(name, title, description, has_keys(*required), keys=(*required, *optional), **readers)
+
+
+def content_id(text: str, title: str = "") -> str:
+    """Return the id of a passage in a file without ids: a hash of its content."""
     return hashlib.blake2b(f"{title}\0{text}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def value_of(record: dict[str, Any], keys: Iterable[str]) -> str:
-    """The first of some keys that a record has; the first of all if it has none, for the error to name."""
+def first_present_key(record: dict[str, Any], keys: Iterable[str]) -> str:
+    """Return the first of `keys` that a record has; the first of all if it has none, for the error to name."""
     keys = list(keys)
     return next((key for key in keys if record.get(key) is not None), keys[0])
 
 
-def own_id(where: Where) -> str:
-    """The id of a query in a file that has none: the number of its record, or of its line, from "0"."""
-    if isinstance(where.line, int):
-        return str(where.line - 1)
-    name = str(where.line).partition(" ")[2]  # "record 7", or "record 'key'" of an object: all of the key counts
+def id_from_location(location: Location) -> str:
+    """Return the id of a query in a file without ids: the number of its record, or of its line, from "0"."""
+    if isinstance(location.line, int):
+        return str(location.line - 1)
+    name = str(location.line).partition(" ")[2]  # "record 7", or "record 'key'" of an object: all of the key counts
     return str(ast.literal_eval(name)) if name[:1] in ("'", '"') else name
 
 
-def feed(path: Path, digest: Digest) -> None:
-    """For readers that read records of several lines: feeds the file to a digest when they are done."""
+def digest_file(path: Path, digest: Digest) -> None:
+    """Feed a file to a digest, for readers that read records of several lines."""
     for _ in read_chunks(path, digest):
         pass

@@ -9,24 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jaxret.data.files import (
-    DataError,
-    Digest,
-    Policy,
-    Where,
-    check_passage,
-    check_query,
-    normalise_question,
-    require_key,
-    write_text,
-)
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import Format, Named, has
-from jaxret.data.formats.grouped import Row, grouped
-from jaxret.data.formats.head import Head
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys
 from jaxret.data.formats.tables import tab_rows
-from jaxret.data.formats.texts import id_of, ids_of, refuse_duplicate
+from jaxret.data.formats.text_rows import TextRow, group_by_query
+from jaxret.data.formats.texts import record_id, record_ids, require_new_id
 from jaxret.data.formats.trec import RunLine, is_integer
+from jaxret.data.lines import Digest, write_text
+from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
 from jaxret.data.records import Example, Passage, Query
 
 _GRADES = 4  # of qrels, as a rule; what is higher is a rank, or an id
@@ -34,165 +26,180 @@ _ANY_GRADE = 100  # what is not higher in most lines is no id of a passage, wher
 _TELLING = 10
 
 
-def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
+def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
     """Yields (place, passage) of collection.tsv: id, text."""
-    for where, (key, text) in tab_rows(path, ("passage id", "text"), policy, digest):
+    for location, (key, text) in tab_rows(file.path, ("passage id", "text"), policy, digest):
         try:
-            yield where, check_passage(Passage(key, text), where, policy)
+            yield location, check_passage(Passage(key, text), location, policy)
         except DataError as error:
             policy.reject(error)
 
 
-def queries(path: Path, policy: Policy) -> list[Query]:
+def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
     """The queries of queries.*.tsv: id, text."""
-    found: list[Query] = []
-    first: dict[str, Where] = {}
-    for where, (key, text) in tab_rows(path, ("query id", "text"), policy):
+    queries: list[Query] = []
+    first: dict[str, Location] = {}
+    for location, (key, text) in tab_rows(file.path, ("query id", "text"), policy):
         try:
-            query = check_query(Query(key, normalise_question(text)), where)
-            refuse_duplicate(query.id, "query id", where, first)
+            query = check_query(Query(key, normalise_question(text)), location)
+            require_new_id(query.id, "query id", location, first)
         except DataError as error:
             policy.reject(error)
             continue
-        found.append(query)
-    return found
+        queries.append(query)
+    return queries
 
 
-def triples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
+def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """Examples of triples.train.small.tsv: query, text of a positive, text of a negative; one for each query."""
-    rows = tab_rows(path, ("query", "positive", "negative"), policy)
-    read = (Row(where, query, [(positive, None)], [(negative, None)]) for where, (query, positive, negative) in rows)
-    return grouped(read, policy)
+    rows = tab_rows(file.path, ("query", "positive", "negative"), policy)
+    read = (
+        TextRow(location, query, [(positive, None)], [(negative, None)])
+        for location, (query, positive, negative) in rows
+    )
+    return group_by_query(read, policy)
 
 
-def named_triples(path: Path, policy: Policy) -> Iterator[tuple[Where, Named]]:
+def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
     """Of qidpidtriples.*.tsv: query, positive and negative by id; one for each query, in the order in which they
     come."""
-    first: dict[str, Where] = {}
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for where, (query, positive, negative) in tab_rows(path, ("query id", "positive id", "negative id"), policy):
-        first.setdefault(query, where)
-        positives, negatives = found.setdefault(query, ({}, {}))
+    first: dict[str, Location] = {}
+    by_query: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for location, (query, positive, negative) in tab_rows(
+        file.path, ("query id", "positive id", "negative id"), policy
+    ):
+        first.setdefault(query, location)
+        positives, negatives = by_query.setdefault(query, ({}, {}))
         positives[positive] = negatives[negative] = None
-    for query, (positives, negatives) in found.items():
-        yield first[query], Named(query, None, tuple(positives), tuple(negatives))
+    for query, (positives, negatives) in by_query.items():
+        yield first[query], IdExample(query, None, tuple(positives), tuple(negatives))
 
 
-def hard_negatives(path: Path, policy: Policy) -> Iterator[tuple[Where, Named]]:
+def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
     """Of sentence-transformers' msmarco-hard-negatives: negatives by the system that found them, here one list of each
     once: the first of every system, the second of every system, ..."""
-    for where, record in read_records(path, policy):
+    for location, record in read_records(file, policy):
         try:
-            query = id_of(record, "qid", where)
-            systems = require_key(record, "neg", dict, where)
-            lists = [ids_of(systems, name, where) for name in systems]
-            positives = ids_of(record, "pos", where)
+            query = record_id(record, "qid", location)
+            systems = require_key(record, "neg", dict, location)
+            lists = [record_ids(systems, name, location) for name in systems]
+            positives = record_ids(record, "pos", location)
         except DataError as error:
             policy.reject(error)
             continue
         depth = max(map(len, lists), default=0)
-        negatives = dict.fromkeys(found[i] for i in range(depth) for found in lists if i < len(found))
-        yield where, Named(query, None, positives, tuple(negatives))
+        negatives = dict.fromkeys(ids[i] for i in range(depth) for ids in lists if i < len(ids))
+        yield location, IdExample(query, None, positives, tuple(negatives))
 
 
-def candidate_passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
+def read_candidate_passages(
+    file: DataFile, policy: Policy, digest: Digest | None = None
+) -> Iterator[tuple[Location, Passage]]:
     """The passages of top1000.*: query id, passage id, query, passage; each once."""
-    first: dict[str, Where] = {}
+    first: dict[str, Location] = {}
     texts: dict[str, int] = {}
-    for where, (_, key, _, text) in tab_rows(path, _CANDIDATES, policy, digest):
+    for location, (_, key, _, text) in tab_rows(file.path, _CANDIDATES, policy, digest):
         try:
-            passage = check_passage(Passage(key, text), where, policy)
-            if _same(key, text, "passage", where, first, texts):
+            passage = check_passage(Passage(key, text), location, policy)
+            if _same(key, text, "passage", location, first, texts):
                 continue
         except DataError as error:
             policy.reject(error)
             continue
-        yield where, passage
+        yield location, passage
 
 
-def candidate_queries(path: Path, policy: Policy) -> list[Query]:
+def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
     """The queries of top1000.*, each once."""
-    found: list[Query] = []
-    first: dict[str, Where] = {}
+    queries: list[Query] = []
+    first: dict[str, Location] = {}
     texts: dict[str, int] = {}
-    for where, (key, _, text, _) in tab_rows(path, _CANDIDATES, policy):
+    for location, (key, _, text, _) in tab_rows(file.path, _CANDIDATES, policy):
         try:
-            query = check_query(Query(key, normalise_question(text)), where)
-            if not _same(key, text, "query", where, first, texts):
-                found.append(query)
+            query = check_query(Query(key, normalise_question(text)), location)
+            if not _same(key, text, "query", location, first, texts):
+                queries.append(query)
         except DataError as error:
             policy.reject(error)
-    return found
+    return queries
 
 
 _CANDIDATES = ("query id", "passage id", "query", "passage")
 
 
-def _same(key: str, text: str, what: str, where: Where, first: dict[str, Where], texts: dict[str, int]) -> bool:
+def _same(
+    key: str, text: str, kind: str, location: Location, first: dict[str, Location], texts: dict[str, int]
+) -> bool:
     """Whether the id was met before, with this text; with another one that is an error."""
     if key in first and texts[key] != hash(text):
-        found = f"{what} {key!r} has another text than on line {first[key].line}"
-        raise where.error("duplicate id", found, "give different texts different ids")
+        problem = f"{kind} {key!r} has another text than on line {first[key].line}"
+        raise location.error("duplicate id", problem, "give different texts different ids")
     met = key in first
-    first.setdefault(key, where)
+    first.setdefault(key, location)
     texts.setdefault(key, hash(text))
     return met
 
 
-def run_lines(path: Path, policy: Policy) -> Iterator[RunLine]:
+def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yields the lines of a run with three columns: query id, passage id, rank. The score is 1 / rank."""
-    for where, (query, passage, rank) in tab_rows(path, ("query id", "passage id", "rank"), policy):
+    for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
         if not is_integer(rank) or int(rank) < 1:
-            policy.reject(where.error("bad rank", f"rank {rank!r} is no whole number from 1", "ranks count from 1"))
+            policy.reject(location.error("bad rank", f"rank {rank!r} is no whole number from 1", "ranks count from 1"))
             continue
-        yield RunLine(where, query, passage, int(rank), 1 / int(rank))
+        yield RunLine(location, query, passage, int(rank), 1 / int(rank))
 
 
 # What files look like
 
 
-def one_word(row: list[str], *places: int) -> bool:
-    return all(len(row[place].split()) == 1 for place in places)
+def is_one_word(row: list[str], *columns: int) -> bool:
+    return all(len(row[column].split()) == 1 for column in columns)
 
 
-def mostly(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
+def holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
     """Of most rows: a bad one does not change what a file is."""
     return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 
-def _is_texts(head: Head) -> bool:
-    return head.container == "table" and head.columns == 2 and mostly(head.rows, lambda row: one_word(row, 0))
+def _is_texts(sample: FileSample) -> bool:
+    return (
+        sample.container == "table"
+        and sample.columns == 2
+        and holds_for_most(sample.rows, lambda row: is_one_word(row, 0))
+    )
 
 
-def is_run(head: Head) -> bool:
+def looks_like_ranks(sample: FileSample) -> bool:
     """Three columns, the third 1, 2, 3, ... for each query, further than grades go."""
-    if head.columns != 3 or not head.rows or not all(is_integer(row[2]) for row in head.rows):
+    if sample.columns != 3 or not sample.rows or not all(is_integer(row[2]) for row in sample.rows):
         return False
     ranks: dict[str, list[int]] = {}
-    for row in head.rows:
+    for row in sample.rows:
         ranks.setdefault(row[0], []).append(int(row[2]))
     return (
         all(sorted(r) == list(range(1, len(r) + 1)) for r in ranks.values()) and max(map(max, ranks.values())) > _GRADES
     )
 
 
-def _is_named(head: Head) -> bool:
-    if head.columns != 3 or not mostly(head.rows, lambda row: one_word(row, 0, 1, 2)):
+def _is_named(sample: FileSample) -> bool:
+    if sample.columns != 3 or not holds_for_most(sample.rows, lambda row: is_one_word(row, 0, 1, 2)):
         return False
-    if head.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
+    if sample.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
         return False
-    highest = _ANY_GRADE if len(head.rows) >= _TELLING else _GRADES
-    return not mostly(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)
+    highest = _ANY_GRADE if len(sample.rows) >= _TELLING else _GRADES
+    return not holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)
 
 
-def _is_triples(head: Head) -> bool:
-    return head.columns == 3 and mostly(head.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
+def _is_triples(sample: FileSample) -> bool:
+    return sample.columns == 3 and holds_for_most(
+        sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2])
+    )
 
 
-def _is_candidates(head: Head) -> bool:
+def _is_candidates(sample: FileSample) -> bool:
     """Not the documents, whose second column is an address."""
-    return head.columns == 4 and mostly(
-        head.rows, lambda row: one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
+    return sample.columns == 4 and holds_for_most(
+        sample.rows, lambda row: is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
     )
 
 
@@ -219,53 +226,53 @@ FORMATS = (
     Format(
         name="msmarco.run",
         title="MS MARCO run",
-        looks="three columns between tabs: query id, passage id, rank from 1",
-        fits=is_run,
+        description="three columns between tabs: query id, passage id, rank from 1",
+        matches=looks_like_ranks,
         columns=(3,),
-        ranks_alone=True,
-        rankings=run_lines,
+        without_scores=True,
+        rankings=read_ranks,
     ),
     Format(
         name="msmarco.named",
         title="MS MARCO triples of ids",
-        looks="three columns between tabs: ids of query, positive, negative",
-        fits=_is_named,
+        description="three columns between tabs: ids of query, positive, negative",
+        matches=_is_named,
         columns=(3,),
-        named=named_triples,
+        id_examples=read_id_triples,
     ),
     Format(
         name="msmarco.triples",
         title="MS MARCO triples of texts",
-        looks="three columns between tabs: query, positive, negative",
-        fits=_is_triples,
+        description="three columns between tabs: query, positive, negative",
+        matches=_is_triples,
         columns=(3,),
-        examples=triples,
+        examples=read_text_triples,
     ),
     Format(
         name="msmarco.candidates",
         title="MS MARCO candidates (top1000)",
-        looks="four columns between tabs: query id, passage id, query, passage",
-        fits=_is_candidates,
+        description="four columns between tabs: query id, passage id, query, passage",
+        matches=_is_candidates,
         columns=(4,),
-        passages=candidate_passages,
-        queries=candidate_queries,
+        passages=read_candidate_passages,
+        queries=read_candidate_queries,
     ),
     Format(
         name="msmarco.negatives",
         title="MS MARCO hard negatives of sentence-transformers",
-        looks='JSON records with qid, pos (ids), neg ({"system": ids})',
-        fits=lambda head: has("qid", "pos", "neg")(head) and isinstance(head.records[0].get("neg"), dict),
+        description='JSON records with qid, pos (ids), neg ({"system": ids})',
+        matches=lambda sample: has_keys("qid", "pos", "neg")(sample) and isinstance(sample.records[0].get("neg"), dict),
         keys=("qid", "pos", "neg"),
-        named=hard_negatives,
+        id_examples=read_hard_negatives,
     ),
     Format(
         name="msmarco.texts",
         title="MS MARCO collection or queries",
         titles={"passages": "MS MARCO collection", "queries": "MS MARCO queries"},
-        looks="two columns between tabs: id, text",
-        fits=_is_texts,
+        description="two columns between tabs: id, text",
+        matches=_is_texts,
         columns=(2,),
-        passages=passages,
-        queries=queries,
+        passages=read_collection,
+        queries=read_tab_queries,
     ),
 )

@@ -7,23 +7,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import DataError, Where
-from jaxret.storage import atomic_write
+from jaxret.data.errors import DataError, Location
+from jaxret.storage.atomic import atomic_write
 
 _ROWS = 1024  # read at a time
 
 
-def _module(where: Where) -> Any:
+def _module(location: Location) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise where.error("missing package", "a parquet file needs a package", "pip install pyarrow") from error
+        raise location.error("missing package", "a parquet file needs a package", "pip install pyarrow") from error
     return pyarrow.parquet
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file, in order. Raises DataError if it is damaged."""
-    module = _module(Where(path))
+    module = _module(Location(path))
     try:
         with module.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS):
@@ -32,24 +32,24 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
         if isinstance(error, DataError):
             raise
         reason = str(error).splitlines()[0]
-        raise Where(path).error(
+        raise Location(path).error(
             "damaged file", f"pyarrow cannot read it ({reason})", "fetch or write it again"
         ) from error
 
 
-def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    found = rows(path)
+def read_first_parquet_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    rows = read_parquet(path)
     try:
-        return list(islice(found, count))
+        return list(islice(rows, count))
     finally:
-        found.close()  # type: ignore[attr-defined]
+        rows.close()  # type: ignore[attr-defined]
 
 
-def write_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. What type
     a column has the first block says, or more of them where it has only nulls and empty lists. Raises DataError for a
     key that comes later."""
-    module = _module(Where(path))
+    module = _module(Location(path))
     import pyarrow
 
     iterator = iter(records)
@@ -59,14 +59,14 @@ def write_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     def schema() -> Any:
         return pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in block]).schema
 
-    while _open(known := schema()) and (more := [dict(record) for record in islice(iterator, len(block))]):
+    while _open(block_schema := schema()) and (more := [dict(record) for record in islice(iterator, len(block))]):
         block += more
-    with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, known) as writer:
+    with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, block_schema) as writer:
         while block:
             if late := next((name for record in block for name in record if name not in names), ""):
-                found = f"the key {late!r} comes after record {_ROWS:,} for the first time"
-                raise Where(path).error("late key", found, "write JSON lines, which need not know their keys")
-            writer.write_table(pyarrow.Table.from_pylist(block, schema=known))
+                problem = f"the key {late!r} comes after record {_ROWS:,} for the first time"
+                raise Location(path).error("late key", problem, "write JSON lines, which need not know their keys")
+            writer.write_table(pyarrow.Table.from_pylist(block, schema=block_schema))
             block = [dict(record) for record in islice(iterator, _ROWS)]
 
 

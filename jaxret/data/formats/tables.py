@@ -11,31 +11,40 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxret.data.files import LINE_LIMIT, DataError, Digest, PathLike, Policy, Where, decode, read_lines, too_long
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.lines import LINE_LIMIT, Digest, PathLike, decode_line, read_lines, too_long_error
 
 
 def csv_rows(
     path: PathLike, policy: Policy, digest: Digest | None = None, delimiter: str = "\t"
-) -> Iterator[tuple[Where, int, list[str]]]:
-    """Yields (place of its first line, number, fields) of the rows of a CSV file. Blank lines are no rows; those that
-    cannot be read are, so that skipping one does not renumber the others."""
+) -> Iterator[tuple[Location, int, list[str]]]:
+    """Yield (location of its first line, number, fields) of the rows of a CSV file.
+
+    Blank lines are no rows; rows that cannot be read are, so that skipping one does not renumber the others.
+
+    Args:
+        path: Compressed or not.
+        policy: What to do with a bad row.
+        digest: Is fed the decompressed bytes.
+        delimiter: Between fields.
+    """
     csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
     count, size = 0, 0
-    first: Where | None = None  # line of the row that is being read
+    first: Location | None = None  # line of the row that is being read
     undecodable: list[DataError] = []
 
     def text() -> Iterator[str]:
         nonlocal first, size
-        for where, line in read_lines(path, digest, blank=b"\r\n"):
+        for location, line in read_lines(path, digest, blank=b"\r\n"):
             if first is None:
                 if line[0] in b"\r\n" and not line.strip(b"\r\n"):
                     continue
-                first = where
+                first = location
             size += len(line)
             if size > LINE_LIMIT:  # perhaps a quote that is never closed
-                raise too_long(first, "row")
+                raise too_long_error(first, "row")
             try:
-                yield decode(line, where)
+                yield decode_line(line, location)
             except DataError as error:
                 undecodable.append(error)  # the row must reach its end before it can be rejected
                 yield line.decode("utf-8", errors="replace")
@@ -46,12 +55,12 @@ def csv_rows(
         undecodable.clear()
         try:
             row = next(reader, None)
-            where = first or Where(Path(path))
+            location = first or Location(Path(path))
         except csv.Error as error:
-            where = first or Where(Path(path))
-            found = f"the row that begins here is not well-formed CSV ({error})"
+            location = first or Location(Path(path))
+            problem = f"the row that begins here is not well-formed CSV ({error})"
             remedy = 'put a field with a tab, a quote or a line end in double quotes, and write " inside as ""'
-            policy.reject(where.error("broken quoting", found, remedy))
+            policy.reject(location.error("broken quoting", problem, remedy))
             count += 1
             continue
         if row is None:
@@ -59,15 +68,15 @@ def csv_rows(
         if undecodable:
             policy.reject(undecodable[0])
         elif row:
-            yield where, count, row
+            yield location, count, row
         count += bool(row)
 
 
-def require_columns(row: Sequence[str], columns: Sequence[str], where: Where) -> None:
+def require_columns(row: Sequence[str], columns: Sequence[str], location: Location) -> None:
     if len(row) != len(columns):
-        found = f"this row has {len(row)} columns, beginning {row[0][:40]!r}"
+        problem = f"this row has {len(row)} columns, beginning {row[0][:40]!r}"
         remedy = f"{len(columns)} are expected, separated by tabs: {', '.join(columns)}"
-        raise where.error("wrong columns", found, remedy)
+        raise location.error("wrong columns", problem, remedy)
 
 
 _HEADER = re.compile(  # each field of it: what columns are called, and no text is
@@ -82,30 +91,37 @@ def is_header(row: Sequence[str]) -> bool:
     return len(row) > 1 and all(_HEADER.fullmatch(field.strip()) for field in row)
 
 
-def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, str]]:
+def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, str]]:
     """Yields (place, line without its end) of the lines that are not blank."""
-    for where, raw in read_lines(path, digest):
+    for location, raw in read_lines(path, digest):
         try:
-            line = decode(raw, where).rstrip("\r\n")
+            line = decode_line(raw, location).rstrip("\r\n")
         except DataError as error:
             policy.reject(error)
             continue
         if line.strip():
-            yield where, line
+            yield location, line
 
 
 def tab_rows(
     path: PathLike, columns: Sequence[str], policy: Policy, digest: Digest | None = None
-) -> Iterator[tuple[Where, list[str]]]:
-    """Yields (place, fields) of the lines of a file without quoting; those with another number of columns are bad."""
-    for where, line in text_lines(path, policy, digest):
+) -> Iterator[tuple[Location, list[str]]]:
+    """Yield (location, fields) of the lines of a file without quoting; a header line is skipped.
+
+    Args:
+        path: Compressed or not.
+        columns: Their names, for errors; a line with another number of columns is bad.
+        policy: What to do with a bad line.
+        digest: Is fed the decompressed bytes.
+    """
+    for location, line in text_lines(path, policy, digest):
         row = line.split("\t")
-        if where.line == 1 and is_header(row):
-            policy.note("header line, which is no data", where)
+        if location.line == 1 and is_header(row):
+            policy.note("header line, which is no data", location)
             continue
         try:
-            require_columns(row, columns, where)
+            require_columns(row, columns, location)
         except DataError as error:
             policy.reject(error)
             continue
-        yield where, row
+        yield location, row

@@ -8,73 +8,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import DataError, Policy, Where, require_object
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record, read_records
-from jaxret.data.formats.format import Format, Named, has
-from jaxret.data.formats.head import Head
-from jaxret.data.formats.pool import Pool, Scored, make_example, no_positive
-from jaxret.data.formats.texts import id_of, ids_of, list_of, passage_of, passages_by, queries_by, query_of
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys, record_format
+from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
+from jaxret.data.formats.texts import (
+    parse_passage,
+    parse_query,
+    passage_reader,
+    query_reader,
+    record_id,
+    record_ids,
+    record_list,
+)
+from jaxret.data.record_checks import require_object
 from jaxret.data.records import Example, Passage
 
 
-def examples(path: Path, policy: Policy) -> Iterator[tuple[Where, Example]]:
+def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """One example a record: positive_passages, negative_passages (which may be empty)."""
-    pool = Pool(policy)
-    for where, record in read_records(path, policy):
+    pool = SharedPassages(policy)
+    for location, record in read_records(file, policy):
         try:
-            yield where, example_of(record, where, pool)
+            yield location, parse_tevatron_example(record, location, pool)
         except DataError as error:
             policy.reject(error)
 
 
-def example_of(record: Record, where: Where, pool: Pool) -> Example:
+def parse_tevatron_example(record: Record, location: Location, pool: SharedPassages) -> Example:
     """The example of one record. Raises DataError if it is none."""
 
-    def parse(value: Any, where: Where) -> Passage:
-        return passage_of(require_object(value, where), where, pool.policy, "docid")
+    def parse(value: Any, location: Location) -> Passage:
+        return parse_passage(require_object(value, location), location, pool.policy, "docid")
 
-    def side(key: str) -> Scored:
-        values = list_of(record, key, where)
-        return pool.scored(((value, _score(value, where)) for value in values), key, where, parse)
+    def side(key: str) -> ScoredPassages:
+        values = record_list(record, key, location)
+        return pool.parse_scored(((value, _score(value, location)) for value in values), key, location, parse)
 
-    query = query_of(record, where, "query_id", "query")
+    query = parse_query(record, location, "query_id", "query")
     positives = side("positive_passages")
     if not positives:
-        raise no_positive(where, "positive_passages")
+        raise no_positive_error(location, "positive_passages")
     return make_example(query, positives, side("negative_passages"))
 
 
-def _score(value: Any, where: Where) -> float | None:
+def _score(value: Any, location: Location) -> float | None:
     score = value.get("score") if isinstance(value, dict) else None
     if score is None:
         return None
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise where.error("bad score", f"a passage's score is {score!r}", "a score is a finite number")
+        raise location.error("bad score", f"a passage's score is {score!r}", "a score is a finite number")
     return float(score)
 
 
-def named(path: Path, policy: Policy) -> Iterator[tuple[Where, Named]]:
+def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
     """positive_document_ids, negative_document_ids; a query_text that is null is looked up."""
-    for where, record in read_records(path, policy):
+    for location, record in read_records(file, policy):
         try:
-            query_id = id_of(record, "query_id", where)
-            query = None if record.get("query_text") is None else query_of(record, where, "query_id", "query_text")
-            positives = ids_of(record, "positive_document_ids", where)
+            query_id = record_id(record, "query_id", location)
+            query = (
+                None if record.get("query_text") is None else parse_query(record, location, "query_id", "query_text")
+            )
+            positives = record_ids(record, "positive_document_ids", location)
             if not positives:
-                raise no_positive(where, "positive_document_ids")
-            yield where, Named(query_id, query, positives, ids_of(record, "negative_document_ids", where))
+                raise no_positive_error(location, "positive_document_ids")
+            yield location, IdExample(query_id, query, positives, record_ids(record, "negative_document_ids", location))
         except DataError as error:
             policy.reject(error)
 
 
-def _fits(every_positive: bool) -> Callable[[Head], bool]:
-    keys = has("query", "positive_passages")
+def _fits(every_positive: bool) -> Callable[[FileSample], bool]:
+    keys = has_keys("query", "positive_passages")
 
-    def fits(head: Head) -> bool:
-        return keys(head) and head.records[0].get("every_positive", True) == every_positive
+    def fits(sample: FileSample) -> bool:
+        return keys(sample) and sample.records[0].get("every_positive", True) == every_positive
 
     return fits
 
@@ -84,42 +94,40 @@ FORMATS = (
     Format(
         name="tevatron.examples",
         title="Tevatron training records",
-        looks="JSON records with query_id, query, positive_passages, negative_passages",
-        fits=_fits(True),
+        description="JSON records with query_id, query, positive_passages, negative_passages",
+        matches=_fits(True),
         keys=KEYS,
-        examples=examples,
+        examples=read_tevatron_examples,
     ),
     Format(
         name="tevatron.first",
         title="Tevatron training records, whose first positive is the target",
-        looks="as tevatron.examples, with every_positive: false",
-        fits=_fits(False),
+        description="as tevatron.examples, with every_positive: false",
+        matches=_fits(False),
         keys=KEYS,
         every_positive=False,
-        examples=examples,
+        examples=read_tevatron_examples,
     ),
     Format(
         name="tevatron.named",
         title="Tevatron training records by ids",
-        looks="JSON records with query_id, query_text, positive_document_ids, negative_document_ids",
-        fits=has("query_id", "positive_document_ids"),
+        description="JSON records with query_id, query_text, positive_document_ids, negative_document_ids",
+        matches=has_keys("query_id", "positive_document_ids"),
         keys=("query_id", "query_text", "answers", "positive_document_ids", "negative_document_ids"),
-        named=named,
+        id_examples=read_tevatron_id_examples,
     ),
-    Format(
-        name="tevatron.corpus",
-        title="Tevatron corpus",
-        looks="JSON records with docid, text, and perhaps title",
-        fits=has("docid", "text"),
-        keys=("docid", "title", "text"),
-        passages=passages_by("docid"),
+    record_format(
+        "tevatron.corpus",
+        "Tevatron corpus",
+        ("docid", "text"),
+        optional=("title",),
+        passages=passage_reader("docid"),
     ),
-    Format(
-        name="tevatron.queries",
-        title="Tevatron queries",
-        looks="JSON records with query_id, query",
-        fits=has("query_id", "query"),
-        keys=("query_id", "query", "answers"),
-        queries=queries_by("query_id", "query"),
+    record_format(
+        "tevatron.queries",
+        "Tevatron queries",
+        ("query_id", "query"),
+        optional=("answers",),
+        queries=query_reader("query_id", "query"),
     ),
 )

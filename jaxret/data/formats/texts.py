@@ -3,110 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import (
-    DataError,
-    Digest,
-    Policy,
-    Where,
-    check_passage,
-    check_query,
-    normalise_question,
-    require_key,
-    require_strings,
-)
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.format import DataFile
+from jaxret.data.lines import Digest
+from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, require_strings
 from jaxret.data.records import Passage, Query
 
 
-def id_of(record: Record, key: str, where: Where, numbers: bool = True) -> str:
-    """The id under a key; numbers: it may be a whole one."""
+def record_id(record: Record, key: str, location: Location, numbers: bool = True) -> str:
+    """Return the id of a record.
+
+    Args:
+        record: A JSON object.
+        key: Of the id.
+        location: For errors.
+        numbers: Whether the id may be a whole number.
+    """
     if numbers and type(record.get(key)) is int:
         return str(record[key])
-    return require_key(record, key, str, where)
+    return require_key(record, key, str, location)
 
 
-def passages_by(
+def passage_reader(
     key: str, text: str = "text", title: str = "title", numbers: bool = True
-) -> Callable[[Path, Policy, Digest | None], Iterator[tuple[Where, Passage]]]:
-    """A reader of passages by the names of their keys; a title that is absent or null is an empty one."""
+) -> Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]]:
+    """Return a reader of passages by the names of their keys; a title that is absent or null is an empty one.
 
-    def passages(path: Path, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Where, Passage]]:
-        for where, record in read_records(path, policy, digest):
+    Args:
+        key: Of the id.
+        text: Key of the text.
+        title: Key of the title.
+        numbers: Whether an id may be a whole number.
+    """
+
+    def passages(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
+        for location, record in read_records(file, policy, digest):
             try:
-                yield where, passage_of(record, where, policy, key, text, title, numbers)
+                yield location, parse_passage(record, location, policy, key, text, title, numbers)
             except DataError as error:
                 policy.reject(error)
 
     return passages
 
 
-def passage_of(
+def parse_passage(
     record: Record,
-    where: Where,
+    location: Location,
     policy: Policy,
     key: str,
     text: str = "text",
     title: str = "title",
     numbers: bool = True,
 ) -> Passage:
-    name = "" if record.get(title) is None else require_key(record, title, str, where)
-    written = require_key(record, text, str, where)
-    return check_passage(Passage(id_of(record, key, where, numbers), written, name), where, policy)
+    name = "" if record.get(title) is None else require_key(record, title, str, location)
+    written = require_key(record, text, str, location)
+    return check_passage(Passage(record_id(record, key, location, numbers), written, name), location, policy)
 
 
-def queries_by(key: str, text: str = "text", numbers: bool = True) -> Callable[[Path, Policy], list[Query]]:
+def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable[[DataFile, Policy], list[Query]]:
     """A reader of queries by the names of their keys; "answers" is a list of strings, where there is one."""
 
-    def queries(path: Path, policy: Policy) -> list[Query]:
-        found: list[Query] = []
-        first: dict[str, Where] = {}
-        for where, record in read_records(path, policy):
+    def queries(file: DataFile, policy: Policy) -> list[Query]:
+        valid_queries: list[Query] = []
+        first: dict[str, Location] = {}
+        for location, record in read_records(file, policy):
             try:
-                query = query_of(record, where, key, text, numbers)
-                refuse_duplicate(query.id, "query id", where, first)
+                query = parse_query(record, location, key, text, numbers)
+                require_new_id(query.id, "query id", location, first)
             except DataError as error:
                 policy.reject(error)
                 continue
-            found.append(query)
-        return found
+            valid_queries.append(query)
+        return valid_queries
 
     return queries
 
 
-def query_of(record: Record, where: Where, key: str, text: str = "text", numbers: bool = True) -> Query:
-    written = normalise_question(require_key(record, text, str, where))
-    answers = require_strings(record.get("answers") or [], "the value of 'answers'", where)
-    return check_query(Query(id_of(record, key, where, numbers), written, answers), where)
+def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:
+    written = normalise_question(require_key(record, text, str, location))
+    answers = require_strings(record.get("answers") or [], "the value of 'answers'", location)
+    return check_query(Query(record_id(record, key, location, numbers), written, answers), location)
 
 
-def refuse_duplicate(key: str, what: str, where: Where, first: dict[str, Where]) -> None:
-    """Raises if `key` is in `first` (key -> where it was seen), else notes it there."""
+def require_new_id(key: str, kind: str, location: Location, first: dict[str, Location]) -> None:
+    """Raise DataError if an id occurred before, else remember its location.
+
+    Args:
+        key: The id.
+        kind: "query id" or "passage id", for the error.
+        location: Of the record.
+        first: Id -> location of its first occurrence; updated.
+    """
     if key in first:
-        raise duplicate_error(key, what, where, first[key])
-    first[key] = where
+        raise duplicate_id_error(key, kind, location, first[key])
+    first[key] = location
 
 
-def duplicate_error(key: str, what: str, where: Where, first: Where) -> DataError:
-    place = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
-    found = f"{what} {key!r} was used before, {place}"
-    return where.error("duplicate id", found, "ids must be unique: rename or remove one")
+def duplicate_id_error(key: str, kind: str, location: Location, first: Location) -> DataError:
+    earlier = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
+    problem = f"{kind} {key!r} was used before, {earlier}"
+    return location.error("duplicate id", problem, "ids must be unique: rename or remove one")
 
 
-def list_of(record: Record, key: str, where: Where, absent: bool = True) -> list[Any]:
-    """The list under a key; absent: none and null are an empty one."""
+def record_list(record: Record, key: str, location: Location, absent: bool = True) -> list[Any]:
+    """Return the list of a record.
+
+    Args:
+        record: A JSON object.
+        key: Of the list.
+        location: For errors.
+        absent: Whether an absent key and null are an empty list.
+    """
     if absent and record.get(key) is None:
         return []
-    return require_key(record, key, list, where)
+    return require_key(record, key, list, location)
 
 
-def ids_of(record: Record, key: str, where: Where) -> tuple[str, ...]:
-    """A list of ids, which may be whole numbers, each once."""
-    values = list_of(record, key, where)
+def record_ids(record: Record, key: str, location: Location) -> tuple[str, ...]:
+    """Return a list of ids, which may be whole numbers, each once."""
+    values = record_list(record, key, location)
     for value in values:
         if type(value) not in (str, int):
-            found = f"{key!r} holds {value!r}"
-            raise where.error("wrong type", found, "a list of ids is expected, strings or whole numbers")
+            problem = f"{key!r} holds {value!r}"
+            raise location.error("wrong type", problem, "a list of ids is expected, strings or whole numbers")
     return tuple(dict.fromkeys(str(value) for value in values))

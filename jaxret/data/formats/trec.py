@@ -10,10 +10,12 @@ from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 
-from jaxret.data.files import DataError, PathLike, Policy, Where, require_id, write_text
-from jaxret.data.formats.format import Format
-from jaxret.data.formats.head import Head
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.tables import tab_rows, text_lines
+from jaxret.data.lines import PathLike, write_text
+from jaxret.data.record_checks import require_id
 from jaxret.data.records import Judgement
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -24,79 +26,97 @@ def is_integer(text: str) -> bool:
     return bool(_INTEGER.fullmatch(text.strip()))
 
 
-def judgements(path: PathLike, policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
     """Yields (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or
     TREC's "query 0 passage score"."""
 
-    def every() -> Iterator[tuple[Where, Judgement]]:
-        for where, line in text_lines(path, policy):
-            if where.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
+    def every() -> Iterator[tuple[Location, Judgement]]:
+        for location, line in text_lines(file.path, policy):
+            if location.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
                 continue
             try:
-                yield where, _parse_judgement(line, where)
+                yield location, _parse_judgement(line, location)
             except DataError as error:
                 policy.reject(error)
 
-    return consistent(every(), policy)
+    return reject_contradictions(every(), policy)
 
 
-def consistent(judgements: Iterable[tuple[Where, Judgement]], policy: Policy) -> Iterator[tuple[Where, Judgement]]:
+def reject_contradictions(
+    judgements: Iterable[tuple[Location, Judgement]], policy: Policy
+) -> Iterator[tuple[Location, Judgement]]:
     """A judgement that repeats an earlier one says nothing new and is dropped; one that contradicts it is bad input."""
-    seen: dict[tuple[str, str], tuple[int, Where]] = {}
-    for where, judgement in judgements:
+    judged: dict[tuple[str, str], tuple[int, Location]] = {}
+    for location, judgement in judgements:
         pair = judgement.query_id, judgement.passage_id
-        relevance, first = seen.setdefault(pair, (judgement.relevance, where))
+        relevance, first = judged.setdefault(pair, (judgement.relevance, location))
         if relevance != judgement.relevance:
-            place = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
-            found = f"score {judgement.relevance} for {pair} contradicts score {relevance} {place}"
-            policy.reject(where.error("contradicting judgement", found, "keep one of the two lines"))
-        elif first is where:
-            yield where, judgement
+            earlier = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
+            problem = f"score {judgement.relevance} for {pair} contradicts score {relevance} {earlier}"
+            policy.reject(location.error("contradicting judgement", problem, "keep one of the two lines"))
+        elif first is location:
+            yield location, judgement
 
 
-def _parse_judgement(line: str, where: Where) -> Judgement:
+def _parse_judgement(line: str, location: Location) -> Judgement:
     columns, words = line.split("\t"), line.split()
     if len(columns) == 3:
         query_id, passage_id, score = columns
     elif len(words) == 4:
         query_id, _, passage_id, score = words
     else:
-        found = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
-        raise where.error("wrong columns", found, 'write "query TAB passage TAB score" or "query 0 passage score"')
+        problem = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
+        raise location.error("wrong columns", problem, 'write "query TAB passage TAB score" or "query 0 passage score"')
     if not is_integer(score):
-        found = f"score {score!r} is not an integer"
-        raise where.error("bad score", found, "a judgement's score is a whole number, above 0 if relevant")
-    return Judgement(require_id(query_id, "query id", where), require_id(passage_id, "passage id", where), int(score))
+        problem = f"score {score!r} is not an integer"
+        raise location.error("bad score", problem, "a judgement's score is a whole number, above 0 if relevant")
+    return Judgement(
+        require_id(query_id, "query id", location), require_id(passage_id, "passage id", location), int(score)
+    )
 
 
-def known(
-    judgements: Iterable[tuple[Where, Judgement]],
+def reject_unknown_ids(
+    judgements: Iterable[tuple[Location, Judgement]],
     query_ids: Collection[str] | None,
     passage_ids: Collection[str] | None,
     policy: Policy,
-) -> Iterator[tuple[Where, Judgement]]:
-    """Yields the judgements whose ids are among those given (None: any); others are bad input."""
-    for where, judgement in judgements:
+) -> Iterator[tuple[Location, Judgement]]:
+    """Yield the judgements whose ids are valid; others are bad input.
+
+    Args:
+        judgements: With their locations.
+        query_ids: The valid ids; None: any.
+        passage_ids: The valid ids; None: any.
+        policy: What to do with a bad judgement.
+    """
+    for location, judgement in judgements:
         try:
-            refuse_unknown(judgement.query_id, "query", query_ids, where)
-            refuse_unknown(judgement.passage_id, "passage", passage_ids, where)
+            require_known_id(judgement.query_id, "query", query_ids, location)
+            require_known_id(judgement.passage_id, "passage", passage_ids, location)
         except DataError as error:
             policy.reject(error)
             continue
-        yield where, judgement
+        yield location, judgement
 
 
-def refuse_unknown(key: str, what: str, known: Collection[str] | None, where: Where) -> None:
-    """Raises if `key` is not in `known`; None knows everything."""
-    if known is not None and key not in known:
+def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, location: Location) -> None:
+    """Raise DataError if an id is not valid.
+
+    Args:
+        key: The id.
+        kind: "query" or "passage", for the error.
+        valid_ids: None: any.
+        location: For the error.
+    """
+    if valid_ids is not None and key not in valid_ids:
         remedy = "correct the id, remove the line, or use the files that belong together"
-        raise where.error(f"unknown {what} id", f"there is no {what} with the id {key!r}", remedy)
+        raise location.error(f"unknown {kind} id", f"there is no {kind} with the id {key!r}", remedy)
 
 
 class RunLine(NamedTuple):
     """One line of a run file, and where it stands."""
 
-    where: Where
+    location: Location
     query_id: str
     passage_id: str
     rank: int
@@ -104,75 +124,75 @@ class RunLine(NamedTuple):
     query_text: str = ""  # where the format has it
 
 
-def run_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
+def read_trec_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yields the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
-    for where, line in text_lines(path, policy):
+    for location, line in text_lines(file.path, policy):
         try:
             words = line.split()
             if len(words) != 6:
-                found = f"this line has {len(words)} columns: {line[:60]!r}"
-                raise where.error("wrong columns", found, 'a run has six: "query Q0 passage rank score tag"')
+                problem = f"this line has {len(words)} columns: {line[:60]!r}"
+                raise location.error("wrong columns", problem, 'a run has six: "query Q0 passage rank score tag"')
             query_id, _, passage_id, rank, score, _ = words
             if not _INTEGER.fullmatch(rank):
-                raise where.error("bad rank", f"rank {rank!r} is not an integer", "ranks count from 1")
-            yield RunLine(where, query_id, passage_id, int(rank), _parse_score(score, where))
+                raise location.error("bad rank", f"rank {rank!r} is not an integer", "ranks count from 1")
+            yield RunLine(location, query_id, passage_id, int(rank), _parse_score(score, location))
         except DataError as error:
             policy.reject(error)
 
 
-def _parse_score(score: str, where: Where) -> float:
+def _parse_score(score: str, location: Location) -> float:
     try:
         value = float(score)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise where.error("bad score", f"score {score!r} is not a finite number", "write a decimal number")
+        raise location.error("bad score", f"score {score!r} is not a finite number", "write a decimal number")
     return value
 
 
-def scored_lines(path: PathLike, policy: Policy) -> Iterator[RunLine]:
+def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yields the lines "query TAB passage TAB score" of Tevatron's rankings; ranks are those of the file's order."""
     ranks: dict[str, int] = {}
-    for where, (query_id, passage_id, score) in tab_rows(path, ("query id", "passage id", "score"), policy):
+    for location, (query_id, passage_id, score) in tab_rows(file.path, ("query id", "passage id", "score"), policy):
         try:
-            value = _parse_score(score, where)
+            value = _parse_score(score, location)
         except DataError as error:
             policy.reject(error)
             continue
         ranks[query_id] = ranks.get(query_id, 0) + 1
-        yield RunLine(where, query_id, passage_id, ranks[query_id], value)
+        yield RunLine(location, query_id, passage_id, ranks[query_id], value)
 
 
-def ranked(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
+def rank_lines(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
     """A run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank (evaluation
     tools sort by score, so the file would mean two rankings), is bad input.
     """
     by_query: dict[str, list[RunLine]] = {}
     for line in lines:
         by_query.setdefault(line.query_id, []).append(line)
-    for query_id, found in by_query.items():
-        kept: list[RunLine] = []
-        first: dict[str, Where] = {}
-        for line in sorted(found, key=lambda line: line.rank):  # stable: equal ranks stay in the file's order
+    for query_id, query_lines in by_query.items():
+        valid_lines: list[RunLine] = []
+        first: dict[str, Location] = {}
+        for line in sorted(query_lines, key=lambda line: line.rank):  # stable: equal ranks stay in the file's order
             try:
-                _check_ranked(line, kept[-1] if kept else None, first)
+                _check_ranked(line, valid_lines[-1] if valid_lines else None, first)
             except DataError as error:
                 policy.reject(error)
                 continue
-            kept.append(line)
-        by_query[query_id] = kept
+            valid_lines.append(line)
+        by_query[query_id] = valid_lines
     return by_query
 
 
-def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Where]) -> None:
+def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Location]) -> None:
     if line.passage_id in first:
-        found = f"passage {line.passage_id!r} is retrieved twice for query {line.query_id!r}"
+        problem = f"passage {line.passage_id!r} is retrieved twice for query {line.query_id!r}"
         remedy = f"keep one of the two (the first is on line {first[line.passage_id].line})"
-        raise line.where.error("duplicate passage", found, remedy)
+        raise line.location.error("duplicate passage", problem, remedy)
     if previous is not None and line.score > previous.score:
-        found = f"rank {line.rank} has score {line.score!r}, above {previous.score!r} at rank {previous.rank}"
-        raise line.where.error("rank against score", found, "rank by descending score, one query at a time")
-    first[line.passage_id] = line.where
+        problem = f"rank {line.rank} has score {line.score!r}, above {previous.score!r} at rank {previous.rank}"
+        raise line.location.error("rank against score", problem, "rank by descending score, one query at a time")
+    first[line.passage_id] = line.location
 
 
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
@@ -185,19 +205,19 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
     path = Path(path)
     with write_text(path) as file:
         number = 0
-        require_id(tag, "the tag", Where(path))
+        require_id(tag, "the tag", Location(path))
         for query_id, ranking in rankings.items():
             previous = None
-            first: dict[str, Where] = {}
+            first: dict[str, Location] = {}
             written = _descending([float(score) for _, score in ranking])
             for rank, ((passage_id, score), lowered) in enumerate(zip(ranking, written), 1):
                 number += 1
-                where = Where(path, number)
-                require_id(query_id, "query id", where)
-                require_id(passage_id, "passage id", where)
-                line = RunLine(where, query_id, passage_id, rank, _parse_score(repr(float(score)), where))
+                location = Location(path, number)
+                require_id(query_id, "query id", location)
+                require_id(passage_id, "passage id", location)
+                line = RunLine(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
                 _check_ranked(line, previous, first)
-                _parse_score(repr(lowered), where)  # beyond float32
+                _parse_score(repr(lowered), location)  # beyond float32
                 file.write(f"{query_id} Q0 {passage_id} {rank} {lowered!r} {tag}\n")
                 previous = line
 
@@ -207,28 +227,28 @@ def _descending(scores: Sequence[float]) -> list[float]:
     with np.errstate(over="ignore"):
         bits = np.asarray(scores, np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # neighbouring floats are neighbouring integers
-    places = np.arange(len(steps))
-    steps = np.minimum.accumulate(steps + places) - places
+    offsets = np.arange(len(steps))
+    steps = np.minimum.accumulate(steps + offsets) - offsets
     bits = np.where(steps < 0, -steps | 0x80000000, steps)
     return bits.astype(np.uint32).view(np.float32).tolist()
 
 
-def _is_qrels(head: Head) -> bool:
+def _is_qrels(sample: FileSample) -> bool:
     """Four words, the second 0 or Q0, the last a whole number; or BEIR's three columns, the last one a grade."""
-    if head.container != "table":
+    if sample.container != "table":
         return False
-    if head.columns == 3:
-        header = head.lines[0].split()[-1].lower() in _SCORE_HEADERS
-        return header or _most(head.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
-    return _most(head.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_integer(row[3]))
+    if sample.columns == 3:
+        header = sample.lines[0].split()[-1].lower() in _SCORE_HEADERS
+        return header or _most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
+    return _most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_integer(row[3]))
 
 
-def _is_run(head: Head) -> bool:
-    return _most(head.words, lambda row: len(row) == 6 and row[1].upper() == "Q0" and is_integer(row[3]))
+def _is_run(sample: FileSample) -> bool:
+    return _most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0" and is_integer(row[3]))
 
 
-def _is_scored(head: Head) -> bool:
-    return head.columns == 3 and _most(head.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2])))
+def _is_scored(sample: FileSample) -> bool:
+    return sample.columns == 3 and _most(sample.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2])))
 
 
 def _most(rows: Sequence[Sequence[str]], test: Callable[[Sequence[str]], bool]) -> bool:
@@ -239,25 +259,25 @@ FORMATS = (
     Format(
         name="trec.run",
         title="TREC run",
-        looks="six words: query id, Q0, passage id, rank, score, tag",
-        fits=_is_run,
+        description="six words: query id, Q0, passage id, rank, score, tag",
+        matches=_is_run,
         columns=(6, 1),
-        rankings=run_lines,
+        rankings=read_trec_run,
     ),
     Format(
         name="tevatron.run",
         title="Tevatron ranking",
-        looks="three columns between tabs: query id, passage id, score with a decimal point",
-        fits=_is_scored,
+        description="three columns between tabs: query id, passage id, score with a decimal point",
+        matches=_is_scored,
         columns=(3,),
-        rankings=scored_lines,
+        rankings=read_tevatron_run,
     ),
     Format(
         name="trec.qrels",
         title="qrels",
-        looks="four words: query id, 0, passage id, grade; or query id TAB passage id TAB grade (BEIR)",
-        fits=_is_qrels,
+        description="four words: query id, 0, passage id, grade; or query id TAB passage id TAB grade (BEIR)",
+        matches=_is_qrels,
         columns=(3, 4),
-        judgements=judgements,
+        judgements=read_qrels,
     ),
 )

@@ -8,44 +8,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import Where, check_passage, check_query, require_id
+from jaxret.data.errors import Location
 from jaxret.data.formats import example_writers
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_queries
 from jaxret.data.formats.trec import write_run
-from jaxret.data.formats.writing import Lost, joined_text, write_records, write_table
+from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
+from jaxret.data.record_checks import check_passage, check_query, require_id
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 
 # Passages and queries
 
 
-def passages_as(key: str, text: str = "text", title: str = "title") -> Callable[[Path, Iterable[Passage]], Lost]:
-    """A writer of JSON records with these keys; title "": no titles."""
+def passage_writer(key: str) -> Callable[[Path, Iterable[Passage]], Losses]:
+    """Return a writer of passages as JSON records, whose id has this key."""
 
-    def write(path: Path, passages: Iterable[Passage]) -> Lost:
-        lost: Lost = Counter()
-
+    def write(path: Path, passages: Iterable[Passage]) -> Losses:
         def rows() -> Iterator[dict[str, str]]:
             for number, passage in enumerate(passages, 1):
-                check_passage(passage, Where(path, f"passage {number}"))
-                lost["titles (joined to the texts)"] += not title and bool(passage.title)
-                titled = {title: passage.title} if title else {}
-                yield {key: passage.id, **titled, text: passage.text if title else joined_text(passage)}
+                check_passage(passage, Location(path, f"passage {number}"))
+                yield {key: passage.id, "title": passage.title, "text": passage.text}
 
         write_records(path, rows())
-        return lost
+        return Counter()
 
     return write
 
 
-def queries_as(key: str, text: str = "text", answers: bool = False) -> Callable[[Path, Iterable[Query]], Lost]:
-    """A writer of JSON records with these keys."""
+def query_writer(key: str, text: str = "text", answers: bool = False) -> Callable[[Path, Iterable[Query]], Losses]:
+    """Return a writer of queries as JSON records with these keys."""
 
-    def write(path: Path, queries: Iterable[Query]) -> Lost:
-        lost: Lost = Counter()
+    def write(path: Path, queries: Iterable[Query]) -> Losses:
+        lost: Losses = Counter()
 
         def rows() -> Iterator[dict[str, Any]]:
             for number, query in enumerate(queries, 1):
-                check_query(query, Where(path, f"query {number}"))
+                check_query(query, Location(path, f"query {number}"))
                 lost["queries' answers"] += not answers and bool(query.answers)
                 more = {"answers": list(query.answers)} if answers and query.answers else {}
                 yield {key: query.id, text: query.text, **more}
@@ -56,34 +53,34 @@ def queries_as(key: str, text: str = "text", answers: bool = False) -> Callable[
     return write
 
 
-def _collection(path: Path, passages: Iterable[Passage]) -> Lost:
-    lost: Lost = Counter()
+def _collection(path: Path, passages: Iterable[Passage]) -> Losses:
+    lost: Losses = Counter()
 
     def rows() -> Iterator[tuple[str, str]]:
         for number, passage in enumerate(passages, 1):
-            check_passage(passage, Where(path, number))
+            check_passage(passage, Location(path, number))
             lost["titles (joined to the texts)"] += bool(passage.title)
             yield passage.id, joined_text(passage)
 
-    write_table(path, rows(), lost)
+    write_tab_rows(path, rows(), lost)
     return lost
 
 
-def _tab_queries(path: Path, queries: Iterable[Query]) -> Lost:
-    lost: Lost = Counter()
+def _tab_queries(path: Path, queries: Iterable[Query]) -> Losses:
+    lost: Losses = Counter()
 
     def rows() -> Iterator[tuple[str, str]]:
         for number, query in enumerate(queries, 1):
-            check_query(query, Where(path, number))
+            check_query(query, Location(path, number))
             lost["queries' answers"] += bool(query.answers)
             yield query.id, query.text
 
-    write_table(path, rows(), lost)
+    write_tab_rows(path, rows(), lost)
     return lost
 
 
-def _dpr_passages(path: Path, passages: Iterable[Passage]) -> Lost:
-    lost: Lost = Counter()
+def _dpr_passages(path: Path, passages: Iterable[Passage]) -> Losses:
+    lost: Losses = Counter()
 
     def counted() -> Iterator[Passage]:
         for passage in passages:
@@ -94,7 +91,7 @@ def _dpr_passages(path: Path, passages: Iterable[Passage]) -> Lost:
     return lost
 
 
-def _dpr_queries(path: Path, queries: Iterable[Query]) -> Lost:
+def _dpr_queries(path: Path, queries: Iterable[Query]) -> Losses:
     queries = list(queries)
     write_dpr_queries(path, queries)
     return Counter({"queries' ids": sum(query.id != str(i) for i, query in enumerate(queries))})
@@ -103,18 +100,25 @@ def _dpr_queries(path: Path, queries: Iterable[Query]) -> Lost:
 # Judgements and rankings
 
 
-def _qrels(path: Path, judgements: Iterable[Judgement]) -> Lost:
+def _qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
     rows = ((j.query_id, "0", j.passage_id, str(j.relevance)) for j in _checked(path, judgements))
-    write_table(path, rows, Counter())
+    write_tab_rows(path, rows, Counter())
     return Counter()
 
 
-def judgements_as(
+def judgement_writer(
     query: str, passage: str, score: str, kind: type = int
-) -> Callable[[Path, Iterable[Judgement]], Lost]:
-    """A writer of JSON records with these keys; kind: of the scores."""
+) -> Callable[[Path, Iterable[Judgement]], Losses]:
+    """Return a writer of judgements as JSON records.
 
-    def write(path: Path, judgements: Iterable[Judgement]) -> Lost:
+    Args:
+        query: Key of the query id.
+        passage: Key of the passage id.
+        score: Key of the grade.
+        kind: Type of the grade.
+    """
+
+    def write(path: Path, judgements: Iterable[Judgement]) -> Losses:
         checked = _checked(path, judgements)
         write_records(path, ({query: j.query_id, passage: j.passage_id, score: kind(j.relevance)} for j in checked))
         return Counter()
@@ -124,90 +128,67 @@ def judgements_as(
 
 def _checked(path: Path, judgements: Iterable[Judgement]) -> Iterator[Judgement]:
     for number, judgement in enumerate(judgements, 1):
-        require_id(judgement.query_id, "query id", Where(path, number))
-        require_id(judgement.passage_id, "passage id", Where(path, number))
+        require_id(judgement.query_id, "query id", Location(path, number))
+        require_id(judgement.passage_id, "passage id", Location(path, number))
         yield judgement
 
 
-def _trec_run(path: Path, rankings: Rankings) -> Lost:
+def _trec_run(path: Path, rankings: Rankings) -> Losses:
     write_run(path, rankings, "jaxret")
     return Counter()
 
 
-def _scored_run(path: Path, rankings: Rankings) -> Lost:
-    rows = ((query, key, f"{score:#.9g}") for query, found in rankings.items() for key, score in found)
-    write_table(path, rows, Counter())
+def _scored_run(path: Path, rankings: Rankings) -> Losses:
+    rows = ((query, key, f"{score:#.9g}") for query, ranking in rankings.items() for key, score in ranking)
+    write_tab_rows(path, rows, Counter())
     return Counter()
 
 
-def _ranked_run(path: Path, rankings: Rankings) -> Lost:
+def _ranked_run(path: Path, rankings: Rankings) -> Losses:
     lists = rankings.items()
-    write_table(
-        path, ((query, key, str(n)) for query, found in lists for n, (key, _) in enumerate(found, 1)), Counter()
+    write_tab_rows(
+        path, ((query, key, str(n)) for query, ranking in lists for n, (key, _) in enumerate(ranking, 1)), Counter()
     )
     return Counter({"scores": sum(map(len, rankings.values()))})
 
 
-def _scores(path: Path, rankings: Rankings) -> Lost:
-    lists = ((query, *zip(*found)) for query, found in rankings.items() if found)
-    write_records(
-        path, ({"query_id": q, "document_ids": list(ids), "scores": list(scores)} for q, ids, scores in lists)
-    )
-    return Counter()
-
-
-def _scored_documents(path: Path, rankings: Rankings) -> Lost:
-    pairs = ((query, key, score) for query, found in rankings.items() for key, score in found)
-    write_records(path, ({"query_id": query, "doc_id": key, "score": score} for query, key, score in pairs))
-    return Counter()
-
-
-def _labels(path: Path, judgements: Iterable[Judgement]) -> Lost:
-    found: dict[str, dict[str, int]] = {}
+def _labels(path: Path, judgements: Iterable[Judgement]) -> Losses:
+    by_query: dict[str, dict[str, int]] = {}
     for judgement in _checked(path, judgements):
-        found.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
-    lists = found.items()
+        by_query.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    lists = by_query.items()
     write_records(path, ({"query_id": q, "doc_ids": [*grades], "labels": [*grades.values()]} for q, grades in lists))
     return Counter()
 
 
 @dataclass(frozen=True)
-class Writer:
+class RoleWriter:
     """Writes what a role holds to a file, and counts what is lost."""
 
     role: str
-    write: Callable[[Path, Any], Lost]
+    write: Callable[[Path, Any], Losses]
 
 
-WRITERS: dict[str, tuple[Writer, ...]] = {
-    "beir.texts": (Writer("passages", passages_as("_id")), Writer("queries", queries_as("_id"))),
-    "beir.qrels": (Writer("judgements", judgements_as("query-id", "corpus-id", "score", float)),),
-    "dpr.examples": (Writer("examples", example_writers.dpr_examples),),
-    "dpr.passages": (Writer("passages", _dpr_passages),),
-    "dpr.queries": (Writer("queries", _dpr_queries),),
-    "msmarco.texts": (Writer("passages", _collection), Writer("queries", _tab_queries)),
-    "msmarco.named": (Writer("examples", example_writers.named_triples),),
-    "msmarco.negatives": (Writer("examples", example_writers.hard_negatives),),
-    "msmarco.triples": (Writer("examples", example_writers.triples),),
-    "msmarco.run": (Writer("rankings", _ranked_run),),
-    "tevatron.examples": (Writer("examples", example_writers.tevatron_examples),),
-    "tevatron.first": (Writer("examples", example_writers.tevatron_first),),
-    "tevatron.named": (Writer("examples", example_writers.tevatron_named),),
-    "tevatron.corpus": (Writer("passages", passages_as("docid")),),
-    "tevatron.queries": (Writer("queries", queries_as("query_id", "query", answers=True)),),
-    "tevatron.run": (Writer("rankings", _scored_run),),
-    "flag.examples": (Writer("examples", example_writers.flag_examples),),
-    "st.labels": (Writer("judgements", _labels),),
-    "st.tuples": (Writer("examples", example_writers.tuples),),
-    "irds.docs": (Writer("passages", passages_as("doc_id")),),
-    "irds.qrels": (Writer("judgements", judgements_as("query_id", "doc_id", "relevance")),),
-    "irds.pairs": (Writer("examples", example_writers.document_pairs),),
-    "irds.scores": (Writer("rankings", _scored_documents),),
-    "trec.qrels": (Writer("judgements", _qrels),),
-    "trec.run": (Writer("rankings", _trec_run),),
-    "pylate.documents": (Writer("passages", passages_as("document_id", title="")),),
-    "pylate.queries": (Writer("queries", queries_as("query_id")),),
-    "pylate.scores": (Writer("rankings", _scores),),
-    "anserini.corpus": (Writer("passages", passages_as("id", "contents", title="")),),
-    "anserini.topics": (Writer("queries", queries_as("qid", "query")),),
+WRITERS: dict[str, tuple[RoleWriter, ...]] = {
+    "beir.texts": (RoleWriter("passages", passage_writer("_id")), RoleWriter("queries", query_writer("_id"))),
+    "beir.qrels": (RoleWriter("judgements", judgement_writer("query-id", "corpus-id", "score", float)),),
+    "dpr.examples": (RoleWriter("examples", example_writers.write_dpr_example_file),),
+    "dpr.passages": (RoleWriter("passages", _dpr_passages),),
+    "dpr.queries": (RoleWriter("queries", _dpr_queries),),
+    "msmarco.texts": (RoleWriter("passages", _collection), RoleWriter("queries", _tab_queries)),
+    "msmarco.named": (RoleWriter("examples", example_writers.write_id_triples),),
+    "msmarco.negatives": (RoleWriter("examples", example_writers.write_hard_negatives),),
+    "msmarco.triples": (RoleWriter("examples", example_writers.write_text_triples),),
+    "msmarco.run": (RoleWriter("rankings", _ranked_run),),
+    "tevatron.examples": (RoleWriter("examples", example_writers.write_tevatron_examples),),
+    "tevatron.first": (RoleWriter("examples", example_writers.write_tevatron_first),),
+    "tevatron.named": (RoleWriter("examples", example_writers.write_tevatron_id_examples),),
+    "tevatron.corpus": (RoleWriter("passages", passage_writer("docid")),),
+    "tevatron.queries": (RoleWriter("queries", query_writer("query_id", "query", answers=True)),),
+    "tevatron.run": (RoleWriter("rankings", _scored_run),),
+    "flag.examples": (RoleWriter("examples", example_writers.write_flag_examples),),
+    "st.labels": (RoleWriter("judgements", _labels),),
+    "st.tuples": (RoleWriter("examples", example_writers.write_tuples),),
+    "trec.qrels": (RoleWriter("judgements", _qrels),),
+    "trec.run": (RoleWriter("rankings", _trec_run),),
 }

@@ -1,4 +1,4 @@
-"""What writers share: records and tables on disk, and an account of what these cannot hold."""
+"""Records and tables on disk, and the account of what a format cannot hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import write_text
 from jaxret.data.formats import parquet
 from jaxret.data.formats.msmarco import one_line
+from jaxret.data.lines import write_text
 from jaxret.data.records import Passage
 
-Lost = Counter[str]  # what a file does not hold of what it was given -> how often
+Losses = Counter[str]  # what a file does not hold of what it was given -> how often
 
 
 def joined_text(passage: Passage) -> str:
@@ -24,15 +24,22 @@ def joined_text(passage: Passage) -> str:
 def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON lines; parquet, if the name ends so."""
     if path.suffix == ".parquet":
-        parquet.write_rows(path, rows)
+        parquet.write_parquet(path, rows)
         return
     with write_text(path) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_table(path: Path, rows: Iterable[Iterable[str]], lost: Lost, header: str = "") -> None:
-    """Fields between tabs; a tab or line end inside becomes a blank, and is counted."""
+def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], lost: Losses, header: str = "") -> None:
+    """Write fields between tabs; a tab or line end inside becomes a blank, and is counted.
+
+    Args:
+        path: Compressed if it ends in .gz or .zst.
+        rows: The fields of each line.
+        lost: The account that the changed texts are added to.
+        header: Written before the rows.
+    """
     with write_text(path) as file:
         file.write(header)
         for row in rows:

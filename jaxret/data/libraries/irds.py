@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.files import DataError, Where
-from jaxret.data.libraries.named import NamedSet, Record, Table, absent, library_of, module
+from jaxret.data.errors import DataError, Location
+from jaxret.data.libraries.named import NamedSet, Record, Table, import_library, library_of, missing_set_error
 
 _TABLES = ("docs", "queries", "qrels", "docpairs", "scoreddocs")
 _SPLITS = ("train", "dev", "validation", "test")
@@ -20,30 +20,30 @@ class FetchError(Exception):
     """ir_datasets was about to fetch something."""
 
 
-def open_set(path: Path) -> NamedSet:
-    """See `named.opened`."""
-    library = module(path)
+def open_irds_set(path: Path) -> NamedSet:
+    """Open a set of this library, see `open_named_set`."""
+    library = import_library(path)
     name = library_of(path)[1]
     rest: tuple[str, ...] = ()
     parts = name.split("/")
     for last in range(len(parts), 0, -1):  # an id has slashes too: the longest there is
-        found = _load(library, "/".join(parts[:last]))
-        if found is not None and (last == len(parts) or parts[last] in _TABLES):
+        data_set = _load(library, "/".join(parts[:last]))
+        if data_set is not None and (last == len(parts) or parts[last] in _TABLES):
             name, rest = "/".join(parts[:last]), tuple(parts[last:])
             break
     else:
         near = get_close_matches(name, list(library.registry), n=3)
         have = f"near are {', '.join(near)}" if near else "ir-datasets.com lists those that there are"
-        raise Where(path).error("unknown set", f"ir_datasets has no set {name!r}", have)
+        raise Location(path).error("unknown set", f"ir_datasets has no set {name!r}", have)
     split = next((part for part in parts[:last] if part in _SPLITS), parts[last - 1])
-    tables = {table: (split,) for table in _TABLES if found.has(table)}
+    tables = {table: (split,) for table in _TABLES if data_set.has(table)}
 
     def open_table(config: str, _: str) -> Table:
-        return _table(path, library, found, name, config)
+        return _table(path, library, data_set, name, config)
 
     root = Path(f"irds:{name}")
     opened = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
-    return opened.asked(rest)
+    return opened.select(rest)
 
 
 def _load(library: Any, name: str) -> Any:
@@ -52,26 +52,26 @@ def _load(library: Any, name: str) -> Any:
     return None
 
 
-def _table(path: Path, library: Any, found: Any, name: str, config: str) -> Table:
+def _table(path: Path, library: Any, data_set: Any, name: str, config: str) -> Table:
     def rows() -> Iterator[Record]:
         try:
             with _DOORS.shut(library):
-                for entry in getattr(found, f"{config}_iter")():
+                for entry in getattr(data_set, f"{config}_iter")():
                     yield _RECORDS[config](entry)
         except (GeneratorExit, DataError):
             raise
         except Exception as error:  # its own, of the network, of whatever reads its files
             if isinstance(error, FetchError) or any(isinstance(one, FetchError) for one in _causes(error)):
                 fetch = f"ir_datasets export {name} {config} > /dev/null"
-                raise absent(
+                raise missing_set_error(
                     path, f"ir_datasets does not have the {config} of {name!r} on this machine", fetch
                 ) from error
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise Where(path).error(
+            raise Location(path).error(
                 "damaged set", f"ir_datasets cannot read its {config} ({reason})", "fetch it again"
             ) from error
 
-    handler = getattr(found, f"{config}_handler")()
+    handler = getattr(data_set, f"{config}_handler")()
     files = sorted({file.absolute() for file in _files(handler, set()) if file.is_file()})
     return Table(f"{config} of {name} (ir_datasets {library.__version__})", rows, tuple(files))
 
@@ -134,17 +134,17 @@ def _is_door(kind: Any, downloads: Any) -> bool:
     )
 
 
-def _files(value: Any, seen: set[int]) -> Iterator[Path]:
+def _files(value: Any, visited: set[int]) -> Iterator[Path]:
     """The files that a handler reads from: those of every stream that it is made of."""
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            yield from _files(one, seen)
+            yield from _files(one, visited)
         return
     if isinstance(value, dict):
-        yield from _files(list(value.values()), seen)
+        yield from _files(list(value.values()), visited)
         return
     if not type(value).__module__.startswith("ir_datasets") or isinstance(value, type):
         return
@@ -155,7 +155,7 @@ def _files(value: Any, seen: set[int]) -> Iterator[Path]:
         if "_streamer" in held and Path(path).exists():  # a copy, which is read in its place
             return
     for one in held.values():
-        yield from _files(one, seen)
+        yield from _files(one, visited)
 
 
 def _doc(entry: Any) -> Record:
@@ -169,8 +169,8 @@ def _doc(entry: Any) -> Record:
 def _query(entry: Any) -> Record:
     text = getattr(entry, "text", None)
     answers = getattr(entry, "answers", ())
-    found = {"query_id": entry.query_id, "text": entry.default_text() if text is None else text}
-    return {**found, "answers": list(answers)} if answers else found
+    record = {"query_id": entry.query_id, "text": entry.default_text() if text is None else text}
+    return {**record, "answers": list(answers)} if answers else record
 
 
 _RECORDS: dict[str, Callable[[Any], Record]] = {

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from jaxret.data.files import Where
-from jaxret.data.libraries.named import NamedSet, Record, Table, absent, library_of, module
+from jaxret.data.errors import Location
+from jaxret.data.libraries.named import NamedSet, Record, Table, import_library, library_of, missing_set_error
 
 PASSAGES = "passages"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -29,39 +29,41 @@ _BLOCK = 512  # records read at a time
 _DEFAULT = "default"  # what the one table of a set without configs is called
 
 
-def data_dir() -> Path:
+def tfds_folder() -> Path:
     """Where TFDS keeps sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
-def versions(folder: Path) -> list[str]:
+def list_versions(folder: Path) -> list[str]:
     """The versions that are whole in a folder, the newest last."""
-    found = [path.parent.name for path in folder.glob("*/dataset_info.json") if _VERSION.fullmatch(path.parent.name)]
-    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+    names = [path.parent.name for path in folder.glob("*/dataset_info.json") if _VERSION.fullmatch(path.parent.name)]
+    return sorted(names, key=lambda version: [int(part) for part in version.split(".")])
 
 
-def is_set(folder: Path) -> bool:
+def is_tfds_set(folder: Path) -> bool:
     """Whether a folder is a set of TFDS, or a config of one."""
     return folder.is_dir() and bool(
-        versions(folder) or any(versions(path) for path in folder.iterdir() if path.is_dir())
+        list_versions(folder) or any(list_versions(path) for path in folder.iterdir() if path.is_dir())
     )
 
 
-def open_set(path: Path) -> NamedSet:
-    """See `named.opened`."""
+def open_tfds_set(path: Path) -> NamedSet:
+    """Open a set of this library, see `open_named_set`."""
     root, folder, version, rest = _split(path)
-    found = {sub.name: versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
-    configs = {name: folder / name for name, numbers in found.items() if numbers}
+    versions = {sub.name: list_versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+    configs = {name: folder / name for name, numbers in versions.items() if numbers}
     if not configs:
-        configs, found = {_DEFAULT: folder}, {_DEFAULT: versions(folder)}
-    leading = found.get(PASSAGES) or [number for numbers in found.values() for number in numbers]
+        configs, versions = {_DEFAULT: folder}, {_DEFAULT: list_versions(folder)}
+    leading = versions.get(PASSAGES) or [number for numbers in versions.values() for number in numbers]
     if version and version not in leading:
-        raise Where(path).error("missing version", f"there is no version {version}", f"there are {', '.join(leading)}")
+        raise Location(path).error(
+            "missing version", f"there is no version {version}", f"there are {', '.join(leading)}"
+        )
     fixed = version or (leading[-1] if PASSAGES in configs else "")
     folders = {
-        name: config / (fixed or found[name][-1])
+        name: config / (fixed or versions[name][-1])
         for name, config in configs.items()
-        if not fixed or fixed in found[name]
+        if not fixed or fixed in versions[name]
     }
     info = {name: _info(at) for name, at in folders.items()}
     tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
@@ -74,7 +76,7 @@ def open_set(path: Path) -> NamedSet:
                 files += [file for one in tables[other] for file in _files(folders[other], info[other], one)]
         return _table(path, folders[config], info[config], split, tuple(files))
 
-    return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).asked(rest)
+    return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).select(rest)
 
 
 def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
@@ -84,19 +86,19 @@ def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
         written, colon, version = parts[count - 1].rpartition(":")
         if not (colon and _VERSION.fullmatch(version)):
             written, version = parts[count - 1], ""
-        given = Path(*parts[: count - 1], written).expanduser()
-        for folder in (data_dir() / given, given):
-            if is_set(folder):
-                if (own := versions(folder)) and _info(folder / own[-1]).get("configName"):
-                    return Path(f"tfds:{given.parent}"), folder.parent, version, (folder.name, *parts[count:])
+        base = Path(*parts[: count - 1], written).expanduser()
+        for folder in (tfds_folder() / base, base):
+            if is_tfds_set(folder):
+                if (config_versions := list_versions(folder)) and _info(folder / config_versions[-1]).get("configName"):
+                    return Path(f"tfds:{base.parent}"), folder.parent, version, (folder.name, *parts[count:])
                 return Path(f"tfds:{Path(*parts[:count])}"), folder, version, parts[count:]
     name = parts[0].partition(":")[0] if parts else ""
     if str(path).startswith(("tfds:/", "tfds:.")):
-        found = "there is no data set of TFDS in this folder"
-        raise Where(path).error("missing set", found, "one has VERSION/dataset_info.json, or CONFIG/VERSION/...")
+        problem = "there is no data set of TFDS in this folder"
+        raise Location(path).error("missing set", problem, "one has VERSION/dataset_info.json, or CONFIG/VERSION/...")
     fetch = f"tfds.builder('{name}', file_format='array_record').download_and_prepare()"
-    found = f"TFDS has no {name!r} in {data_dir()} (TFDS_DATA_DIR names another folder)"
-    raise absent(path, found, f'python -c "import tensorflow_datasets as tfds; {fetch}"')
+    problem = f"TFDS has no {name!r} in {tfds_folder()} (TFDS_DATA_DIR names another folder)"
+    raise missing_set_error(path, problem, f'python -c "import tensorflow_datasets as tfds; {fetch}"')
 
 
 def _info(folder: Path) -> dict[str, Any]:
@@ -104,21 +106,21 @@ def _info(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Where(path).error(
+        raise Location(path).error(
             "damaged file", f"it cannot be read ({error})", "build or fetch the set again"
         ) from error
 
 
 def _files(folder: Path, info: Mapping[str, Any], split: str) -> list[Path]:
     if info.get("fileFormat") != "array_record":
-        found = f"its files are {info.get('fileFormat') or 'tfrecord'}, which only TensorFlow reads"
-        raise Where(folder).error("wrong format", found, "prepare the set again with file_format='array_record'")
+        problem = f"its files are {info.get('fileFormat') or 'tfrecord'}, which only TensorFlow reads"
+        raise Location(folder).error("wrong format", problem, "prepare the set again with file_format='array_record'")
     shards = sorted(folder.glob(f"{info['name']}-{split}.array_record*"))
     return [*shards, folder / "features.json", folder / "dataset_info.json"]
 
 
 def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files: tuple[Path, ...]) -> Table:
-    tfds = module(path)
+    tfds = import_library(path)
     try:
         with _quiet(tfds):
             source = tfds.builder_from_directory(str(folder)).as_data_source(split=split)
@@ -140,11 +142,11 @@ def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files:
 
 def _damaged(folder: Path, error: Exception) -> Exception:
     reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return Where(folder).error("damaged set", f"TFDS cannot read it ({reason})", "build or fetch the set again")
+    return Location(folder).error("damaged set", f"TFDS cannot read it ({reason})", "build or fetch the set again")
 
 
 def _plain(value: Any) -> Any:
-    """What TFDS gives, as JSON has it: text is bytes there, and lists are arrays."""
+    """Return a value of TFDS as JSON has it: TFDS gives text as bytes, and lists as arrays."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if hasattr(value, "tolist"):
@@ -168,7 +170,7 @@ def _quiet(tfds: Any) -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def write_table(
+def write_tfds_table(
     data_dir: Path,
     name: str,
     config: str,
@@ -176,10 +178,18 @@ def write_table(
     features: Mapping[str, Any],
     splits: Mapping[str, Iterable[Record]],
 ) -> Path:
-    """Writes <data_dir>/NAME/CONFIG/VERSION, the records in the order given; its path. features: a type (str, int,
-    float, bool) for each key, or a list of one. No split may be empty."""
+    """Write <data_dir>/NAME/CONFIG/VERSION, the records in their order; return its path.
+
+    Args:
+        data_dir: Of TFDS.
+        name: Of the data set.
+        config: Of the table.
+        version: As "1.0.0".
+        features: Key -> its type (str, int, float, bool), or a list of one.
+        splits: Split -> its records, of which there must be one at least.
+    """
     path = Path(f"tfds:{name}")
-    tfds = module(path)
+    tfds = import_library(path)
     kinds = {str: tfds.features.Text(), int: np.int64, float: np.float32, bool: np.bool_}
 
     def feature(kind: Any) -> Any:
@@ -191,8 +201,8 @@ def write_table(
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
 
         def _info(self) -> Any:
-            known = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
-            return tfds.core.DatasetInfo(builder=self, features=known, disable_shuffling=True)
+            feature_types = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
+            return tfds.core.DatasetInfo(builder=self, features=feature_types, disable_shuffling=True)
 
         def _split_generators(self, _: Any) -> dict[str, Iterator[tuple[int, Record]]]:
             return {split: enumerate(rows) for split, rows in splits.items()}  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The encoders there are: a file each, and a line in the table."""
+"""Table of the encoders, a file each; configs and tensors of their Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxret.models.encoders import bert, distilbert, modernbert, roberta, t5, xl
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 from jaxret.types import Tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -29,8 +29,8 @@ _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias
 
 
 def read_config(directory: str | Path) -> EncoderConfig:
-    """config.json -> the config of an encoder. Raises ValueError, with the key, for an architecture or an option that
-    is not implemented and for values that mean nothing."""
+    """Return the encoder's config of a directory's config.json. Raises ValueError with the key for an architecture or
+    an option that is not implemented, and for invalid values."""
     path = Path(directory) / "config.json"
     raw = read_json(path)
     if not isinstance(raw, dict):
@@ -45,21 +45,20 @@ def read_config(directory: str | Path) -> EncoderConfig:
 
 
 def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:
-    """The encoder of a config (a protocol.Encoder)."""
+    """Return the encoder of a config (a protocol.Encoder)."""
     return ARCHITECTURES[config.model_type].module(config, compute)
 
 
-class Stored(NamedTuple):
-    """The tensors that a parameter is made of, and the shape of each: one, or one per layer, to be `stacked`. Kernels
-    are stored transposed, [out, in]."""
+class StoredTensors(NamedTuple):
+    """Tensors of a parameter: one, or one per layer. Kernels are stored transposed, [out, in]."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     stacked: bool
 
 
-def stored_tensors(config: EncoderConfig) -> dict[str, Stored]:
-    """Parameter path -> its tensors."""
+def stored_tensors(config: EncoderConfig) -> dict[str, StoredTensors]:
+    """Return {parameter path: its tensors}."""
     names = ARCHITECTURES[config.model_type].names(config)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     shapes = jax.eval_shape(make_encoder(config).init, jax.random.key(0), tokens)["params"]
@@ -71,5 +70,5 @@ def stored_tensors(config: EncoderConfig) -> dict[str, Stored]:
         shape = leaf.shape[1:] if stacked else leaf.shape
         layers = range(config.num_layers - leaf.shape[0], config.num_layers) if stacked else range(1)
         shape = shape[::-1] if suffix == "kernel" else shape
-        tensors[path] = Stored(tuple(name.format(i) for i in layers), shape, stacked)
+        tensors[path] = StoredTensors(tuple(name.format(i) for i in layers), shape, stacked)
     return tensors

@@ -1,24 +1,43 @@
-"""What every transformer here shares: attention over the real keys, rotary positions, activations."""
+"""Parts that all transformers share: attention, rotary positions, activations, the MLM head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.fused import fused
-from jaxret.models.encoders.layers import MASKED, Compute, Drop, product
+from jaxret.models.encoders.fused import fused_attention
+from jaxret.models.encoders.layers import MASKED_LOGIT, Compute, Dropout, product
+
+
+@jax.custom_jvp
+def erf(x: jax.Array) -> jax.Array:
+    """Return the error function of x, with a derivative that works inside `shard_map` on every supported JAX.
+
+    In jax 0.12.0 the derivative of `jax.lax.erf` calls `jax.lax.polynomial`, which raises inside `shard_map` (Primitive
+    polynomial requires varying manual axes to match): its coefficients are constants that do not vary over the mesh
+    (docs/upstream.md). This derivative is the formula that JAX 0.10 and 0.11 use, in the same order of operations.
+    """
+    return jax.lax.erf(x)
+
+
+erf.defjvps(lambda tangent, _, x: jnp.asarray(2 * np.pi**-0.5, x.dtype) * (tangent * jnp.exp(-jnp.square(x))))
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """With erf, as BERT means it; Flax's default is tanh. JAX's exact one has erfc, which costs a CPU more; but in
-    fewer digits than float32's 1 + erf would lose its tail."""
+    """Return the exact GELU of x, 0.5 x (1 + erf(x / sqrt(2))), as BERT defines it; Flax's default is the tanh form.
+
+    `jax.nn.gelu(approximate=False)` uses erfc, which is slower on CPUs. It is used below float32, where 1 + erf would
+    lose the tail.
+    """
     if x.dtype == jnp.float32:
-        return 0.5 * x * (1 + jax.lax.erf(x * 2**-0.5))
+        return 0.5 * x * (1 + erf(x * 2**-0.5))
     return jax.nn.gelu(x, approximate=False)
 
 
@@ -39,20 +58,29 @@ def attend(
     key: Float[jax.Array, "B T heads width"],
     value: Float[jax.Array, "B T heads width"],
     mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
-    drop: Drop | Callable[[jax.Array], jax.Array],
+    drop: Dropout | Callable[[jax.Array], jax.Array],
     bias: Float[jax.Array, "heads Q T"] | None = None,
     compute: Compute = Compute(),
 ) -> Float[jax.Array, "B Q W"]:
-    """softmax(query·key + bias) over the keys that `mask` has (for all queries, or for each), in float32; `drop` is the
-    weights' dropout; heads are concatenated. A scale, where there is one, is the caller's: T5 has none.
+    """Return softmax(query·key + bias) value with concatenated heads; the softmax is computed in float32.
 
-    Where a text attends to itself, by the kernel that `compute` names, if it names one. Raises ValueError for a mask
-    or a bias that kernels do not have.
+    Self-attention uses the kernel that `compute` names, if any.
+
+    Args:
+      query: scaled by the caller, if the architecture does (T5 does not).
+      key, value: of the tokens to attend to.
+      mask: keys to attend to, the same for all queries or one mask for each.
+      drop: dropout of the attention weights.
+      bias: added to the scores.
+      compute: dtype and kernel.
+
+    Raises:
+      ValueError: a mask per query, or a bias, which kernels do not support.
     """
     if compute.attention != "plain" and query.shape[1] == key.shape[1]:
-        if mask.ndim == 3 or bias is not None or not isinstance(drop, Drop):
+        if mask.ndim == 3 or bias is not None or not isinstance(drop, Dropout):
             raise ValueError(f"encoder.attention={compute.attention!r} has no mask for each query, and no bias")
-        mixed = fused(query, key, value, mask, drop, compute)
+        mixed = fused_attention(query, key, value, mask, drop, compute)
     else:
         mixed = _plain(query, key, value, mask, drop, bias)
     return checkpoint_name(mixed, "mixed").reshape(*mixed.shape[:2], -1)
@@ -63,21 +91,23 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B,heads,T,width], as products want it
     scores = product("bhqw,bhkw->bhqk", query, key, dtype, jnp.float32)
     scores = scores if bias is None else scores + bias
-    seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
+    mask = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
+    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED_LOGIT), axis=-1)
     return jnp.swapaxes(product("bhqk,bhkw->bhqw", drop(weights), value, dtype, dtype), 1, 2)
 
 
 def rotate(
     heads: Float[jax.Array, "B T heads width"], positions: Int[jax.Array, "*rows T"], rates: Float[jax.Array, " half"]
 ) -> Float[jax.Array, "B T heads width"]:
-    """Rotary positions: dimensions i and i + width/2 are turned by position * rates[i] radians, in float32. A product
-    of two turned vectors depends on the distance of their positions alone. [Su et al. 2021]"""
+    """Return heads with rotary position embeddings (Su et al. 2021), computed in float32.
+
+    Dimensions i and i + width/2 are rotated by position * rates[i] radians.
+    """
     angles = positions.astype(jnp.float32)[..., None, None] * rates  # [T,1,half], or [B,T,1,half]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(heads.dtype)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(heads.dtype)
 
 
 def require_length(length: int, longest: int) -> None:
@@ -89,9 +119,22 @@ def require_length(length: int, longest: int) -> None:
         )
 
 
-def vocabulary_logits(
-    hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"], compute: Compute
-) -> Float[jax.Array, "*batch vocabulary"]:
-    """How well each word fits, before a bias: its row of the table times the state, in float32."""
-    rows = "abc"[: hidden.ndim - 1]
-    return product(f"{rows}h,vh->{rows}v", hidden, table, compute.dtype, jnp.float32)
+class MlmHead(nn.Module):
+    """The head of masked language modelling (Devlin et al. 2019): hidden states -> logits over the vocabulary.
+
+    Dense layer, activation, norm, product with the word table, bias.
+    """
+
+    compute: Compute
+    activation: str
+    dense: Callable[[], nn.Module]  # makes a module called "dense"
+    norm: Callable[[], nn.Module]  # makes a module called "norm"
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
+    ) -> Float[jax.Array, "*batch vocabulary"]:
+        normed = self.norm()(ACTIVATIONS[self.activation](self.dense()(hidden)))
+        batch = "abc"[: normed.ndim - 1]
+        logits = product(f"{batch}h,vh->{batch}v", normed, table, self.compute.dtype, jnp.float32)
+        return logits + self.param("bias", nn.initializers.zeros, (table.shape[0],))

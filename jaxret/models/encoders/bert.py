@@ -1,6 +1,6 @@
-"""BERT in Linen with every hidden state exposed (MiniLM, BERT of any size, and what is built like it).
+"""BERT in Linen with every hidden state exposed: MiniLM, BERT of any size, and architectures built like it.
 
-Layers are a `Stack`: parameters of all lie in one array with a leading layer axis. `Keep` decides what leaves it.
+Layers are a `Stack`: their parameters lie in arrays with a leading layer axis. A `Selection` of states leaves it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.attention import (
-    ACTIVATIONS,
-    attend,
-    require_length,
-    split_heads,
-    vocabulary_logits,
-)
-from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
-from jaxret.models.encoders.layout import Layout, Rows, repeat_first
+from jaxret.models.encoders.attention import ACTIVATIONS, MlmHead, attend, require_length, split_heads
+from jaxret.models.encoders.layers import Compute, Dense, Dropout
+from jaxret.models.encoders.layout import TokenLayout, repeat_first
+from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Classifier, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -31,8 +25,7 @@ from jaxret.types import HiddenStates, Tokens
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Shapes and constants of a BERT. `type_vocab_size` is 0 for DistilBERT, which has no token types;
-    `first_position` is 2 for RoBERTa, whose positions begin after the id of padding and do not count it."""
+    """Shapes and constants of a BERT."""
 
     vocab_size: int
     hidden_size: int
@@ -40,14 +33,14 @@ class BertConfig:
     num_heads: int
     intermediate_size: int
     max_positions: int
-    type_vocab_size: int = 2
+    type_vocab_size: int = 2  # 0 for DistilBERT, which has no token types
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-12
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     initializer_range: float = 0.02
-    first_position: int = 0
-    mlm_head: bool = False  # whether the head of masked language modelling is there too
+    first_position: int = 0  # 2 for RoBERTa, whose positions begin after the id of padding and do not count padding
+    mlm_head: bool = False  # whether there is a head of masked language modelling
     model_type: str = "bert"
 
     @property
@@ -60,18 +53,18 @@ class BertConfig:
         return {}
 
 
-def dense(features: int, config: BertConfig, compute: Compute, name: str) -> Dense:
+def bert_dense(features: int, config: BertConfig, compute: Compute, name: str) -> Dense:
     return Dense(features, compute, nn.initializers.normal(config.initializer_range), name=name)
 
 
-def layer_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
+def bert_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
     # use_fast_variance computes E[x^2] - E[x]^2, which loses digits that parity with torch needs.
     return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + type embeddings, layer norm, dropout. Token types are zero everywhere, as in DPR and MLR, but
-    for the second text of pairs."""
+    """Word + position + type embeddings, layer norm, dropout. Token types are 0, as in DPR and MLR, and 1 in the second
+    text of a pair."""
 
     config: BertConfig
 
@@ -85,33 +78,38 @@ class BertEmbeddings(nn.Module):
         self.word, self.position = table(c.vocab_size), table(c.max_positions)
         if c.type_vocab_size:
             self.type = table(c.type_vocab_size)
-        self.norm = layer_norm(c)
+        self.norm = bert_norm(c)
 
     @nn.compact
     def __call__(
         self,
         ids: Int[jax.Array, "N T"],
-        layout: Layout,
-        rows: Rows,
-        leading: jax.Array | None = None,
+        layout: TokenLayout,
+        prefix: jax.Array | None = None,
         first: Int[jax.Array, " N"] | None = None,
     ) -> Float[jax.Array, "R W H"]:
-        """first: tokens of the first text of each pair. `leading` [n] (ids) or [n,H] (word embeddings) replaces the
-        first token by n slots, all at its position."""
+        """Return the input of the first layer.
+
+        Args:
+          ids: padded.
+          layout: of the tokens, prefix tokens included.
+          prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H].
+          first: length of the first text of each pair; None: there are no pairs.
+        """
         positions = self.positions(ids)
-        if leading is not None:
-            positions = repeat_first(positions, len(leading))
-        hidden = layout.embed(self.word, ids, leading) + self.position(layout.place(positions))
+        if prefix is not None:
+            positions = repeat_first(positions, len(prefix))
+        hidden = layout.embed(self.word, ids, prefix) + self.position(layout.arrange(positions))
         if self.config.type_vocab_size:
             types = jnp.zeros((1, 1), jnp.int32)
             if first is not None and self.config.type_vocab_size > 1:
-                types = layout.place((jnp.arange(ids.shape[1])[None] >= first[:, None]).astype(jnp.int32))
+                types = layout.arrange((jnp.arange(ids.shape[1])[None] >= first[:, None]).astype(jnp.int32))
             hidden = hidden + self.type(types)
-        return Dropout(self.config.hidden_dropout)(self.norm(hidden), rows)
+        return Dropout(self.config.hidden_dropout, layout)(self.norm(hidden))
 
     def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
-        """Rows of the position table. RoBERTa's follow from the ids, not from the mask: whatever has padding's id stays
-        at padding's row and is not counted."""
+        """Return rows of the position table. RoBERTa's follow from the ids, not from the mask: tokens with padding's id
+        have padding's row and are not counted."""
         if not self.config.first_position:
             return jnp.arange(ids.shape[1])[None]
         padding = self.config.first_position - 1
@@ -119,26 +117,12 @@ class BertEmbeddings(nn.Module):
         return padding + jnp.cumsum(real, axis=1) * real
 
 
-class MlmHead(nn.Module):
-    """Hidden states -> logits over the vocabulary: dense, activation, norm, then the word table transposed, and a
-    bias. [Devlin et al. 2019]"""
-
-    config: BertConfig
-    compute: Compute
-
-    @nn.compact
-    def __call__(
-        self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
-    ) -> Float[jax.Array, "*batch vocabulary"]:
-        c = self.config
-        transformed = ACTIVATIONS[c.hidden_act](dense(c.hidden_size, c, self.compute, "dense")(hidden))
-        transformed = layer_norm(c, "norm")(transformed)
-        return vocabulary_logits(transformed, table, self.compute) + self.param(
-            "bias", nn.initializers.zeros, (c.vocab_size,)
-        )
+def bert_mlm_head(config: BertConfig, compute: Compute) -> MlmHead:
+    dense = partial(bert_dense, config.hidden_size, config, compute, "dense")
+    return MlmHead(compute, config.hidden_act, dense, partial(bert_norm, config, "norm"))
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Multi-head attention of one sequence to another, or to itself, in both directions."""
 
     config: BertConfig
@@ -150,41 +134,76 @@ class Attention(nn.Module):
         hidden: Float[jax.Array, "B Q H"],
         states: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
-        rows: Rows,
+        layout: TokenLayout,
     ) -> Float[jax.Array, "B Q H"]:
-        """Queries from `hidden`, keys and values from `states`, of which `mask` says which may be seen."""
+        """Return the attention of queries from `hidden` to keys and values from `states`.
+
+        Args:
+          hidden: of the queries.
+          states: of the keys and values.
+          mask: keys to attend to, the same for all queries or one mask for each.
+          layout: of the queries, for dropout.
+        """
         c = self.config
 
         def heads(name: str, x: jax.Array) -> jax.Array:
-            return split_heads(dense(c.hidden_size, c, self.compute, name)(x), c.num_heads)
+            return split_heads(bert_dense(c.hidden_size, c, self.compute, name)(x), c.num_heads)
 
         query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
-        drop = dropout(c.attention_dropout, rows)
+        drop = Dropout(c.attention_dropout, layout)
         mixed = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
-        return dense(c.hidden_size, c, self.compute, "output")(mixed)
+        return bert_dense(c.hidden_size, c, self.compute, "output")(mixed)
 
 
-class BertLayer(nn.Module):
-    """One post-norm transformer layer; returns its output, at the `first` positions or all, and what `keep` selects of
-    it."""
+class PostNormLayer(nn.Module):
+    """The blocks that layers like BERT's are made of: each adds its result to its input and norms the sum."""
 
     config: BertConfig
     compute: Compute
-    keep: Keep
+
+    @nn.nowrap
+    def attention_block(
+        self,
+        hidden: Float[jax.Array, "B Q H"],
+        states: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
+        drop: Dropout,
+        name: str = "attention",
+    ) -> Float[jax.Array, "B Q H"]:
+        """Return hidden with its attention to `states` added, normed.
+
+        Args:
+          hidden: of the queries.
+          states: of the keys and values.
+          mask: keys to attend to, the same for all queries or one mask for each.
+          drop: the layer's dropout.
+          name: of the parameters; those of the norm are called NAME_norm.
+        """
+        attended = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)
+        return bert_norm(self.config, f"{name}_norm")(hidden + drop(attended))
+
+    @nn.nowrap
+    def feed_forward_block(self, hidden: Float[jax.Array, "B Q H"], drop: Dropout) -> Float[jax.Array, "B Q H"]:
+        c = self.config
+        wide = ACTIVATIONS[c.hidden_act](bert_dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
+        narrow = bert_dense(c.hidden_size, c, self.compute, "output")(wide)
+        return bert_norm(c, "output_norm")(hidden + drop(narrow))
+
+
+class BertLayer(PostNormLayer):
+    """A layer of BERT: returns its output, at the `first` positions or all, and its selected states."""
+
+    selection: Selection
 
     @nn.compact
     def __call__(
-        self, hidden: Float[jax.Array, "R W H"], layout: Layout, rows: Rows, first: int | None = None
-    ) -> tuple[Float[jax.Array, "R some H"], Float[jax.Array, "N K H"] | None]:
-        c = self.config
-        asked, rows = layout.asked(hidden, rows, first)
-        drop = dropout(c.hidden_dropout, rows)
-        attended = Attention(c, self.compute, name="attention")(asked, hidden, layout.seen, rows)
-        hidden = layer_norm(c, "attention_norm")(asked + drop(attended))
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
-        narrow = dense(c.hidden_size, c, self.compute, "output")(wide)
-        hidden = layer_norm(c, "output_norm")(hidden + drop(narrow))
-        return hidden, self.keep.of(hidden, layout)[0] if self.keep.layers == "all" else None
+        self, hidden: Float[jax.Array, "R W H"], layout: TokenLayout, first: int | None = None
+    ) -> tuple[Float[jax.Array, "R queries H"], Float[jax.Array, "N K H"] | None]:
+        queries, layout = layout.last_layer_queries(hidden, first)
+        drop = Dropout(self.config.hidden_dropout, layout)
+        attended = self.attention_block(queries, hidden, layout.attention_mask, drop)
+        hidden = self.feed_forward_block(attended, drop)
+        return hidden, self.selection.select(hidden, layout)[0] if self.selection.layers == "all" else None
 
 
 class Bert(nn.Module):
@@ -196,35 +215,40 @@ class Bert(nn.Module):
     def setup(self) -> None:
         self.embeddings = BertEmbeddings(self.config)
         if self.config.mlm_head:
-            self.mlm_head = MlmHead(self.config, self.compute)
+            self.mlm_head = bert_mlm_head(self.config, self.compute)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.embeddings.word.embedding
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """What the first layer reads."""
-        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train), first=tokens.first)
+        """Return the input of the first layer."""
+        return self.embeddings(tokens.ids, TokenLayout.of(tokens, train), first=tokens.first)
 
     @nn.compact
     def __call__(
-        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+        self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encodes a batch. Dropout needs a "dropout" rng when `train`. `leading`: see BertEmbeddings; the T of the
-        states is then T - 1 + n.
+        """Encode a batch.
 
-        Raises ValueError if the batch is longer than the position table.
+        Args:
+          tokens: of the batch.
+          selection: of the hidden states to return.
+          train: whether there is dropout, which needs a "dropout" rng.
+          prefix: n tokens in place of the first (see BertEmbeddings); the T of the states is then T - 1 + n.
+
+        Raises:
+          ValueError: the batch is longer than the position table.
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        layout = Layout.of(tokens, leading)
-        rows = layout.rows(dropout_rows(tokens, train))
-        embedded = self.embeddings(tokens.ids, layout, rows, leading, tokens.first)
-        layers = Stack(partial(BertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
-        last, kept = layers(embedded, layout, rows, first=keep.first(layout.mask.shape[1]))
+        layout = TokenLayout.of(tokens, train, prefix)
+        embedded = self.embeddings(tokens.ids, layout, prefix, tokens.first)
+        layers = Stack(partial(BertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
+        last, intermediate = layers(embedded, layout, first=selection.last_layer_positions(layout.mask.shape[1]))
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return keep.collect(embedded, kept, last, layout)
+        return selection.collect(embedded, intermediate, last, layout)
 
 
 KEYS = {
@@ -257,7 +281,7 @@ NAMES = {
 }
 
 
-def check(config: BertConfig) -> Iterator[tuple[str, str]]:
+def check_bert(config: BertConfig) -> Iterator[tuple[str, str]]:
     if config.hidden_size % config.num_heads:
         yield "num_heads", f"divide the hidden size, {config.hidden_size}"
     if config.longest < 1:
@@ -280,9 +304,9 @@ ARCHITECTURE = Architecture(
     class_name="BertModel",
     prefix="bert.",
     only={"position_embedding_type": "absolute"},
-    check=check,
+    check=check_bert,
     buffers=("embeddings.position_ids",),  # 0, 1, 2, ...
-    mlm_head=MlmHead,
+    mlm_head=bert_mlm_head,
     mlm_class="BertForMaskedLM",
     mlm_output="cls.predictions.decoder.weight",
     classifier=Classifier("BertForSequenceClassification", "pooler.dense", "classifier", inside="pooler."),

@@ -1,4 +1,4 @@
-"""Attention in one kernel, which keeps no weights in memory: which there are, where they run, what they need."""
+"""Fused attention kernels, which keep no attention weights in memory: platforms, requirements, dispatch."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.flash import flash_attention
-from jaxret.models.encoders.layers import Compute, Drop
+from jaxret.models.encoders.layers import Compute, Dropout
 
-# encoder.attention -> where it runs; "": everywhere.
-PLATFORMS = {"plain": "", "cudnn": "gpu", "flash": "tpu"}
+# encoder.attention -> platform; "": all.
+ATTENTION_PLATFORMS = {"plain": "", "cudnn": "gpu", "flash": "tpu"}
 
 
-def told(attention: str) -> str:
-    """What is said of it at the start."""
+def describe_attention(attention: str) -> str:
+    """Return the line about attention that is printed at the start."""
     if attention == "plain":
         return "attention: plain"
     return f"attention: {attention} where a text attends to itself; plain where few positions do, or those of another"
 
 
 def require_kernel(attention: str, platform: str) -> None:
-    """Raises ValueError if it does not run on `platform`, as JAX calls it: there is no other that would be taken."""
-    needed, found = PLATFORMS[attention], "gpu" if platform in ("cuda", "rocm") else platform
-    if needed and found != needed:
+    """Raise ValueError if an attention does not run on `platform` (JAX's name of it); there is no fallback."""
+    needed, current = ATTENTION_PLATFORMS[attention], "gpu" if platform in ("cuda", "rocm") else platform
+    if needed and current != needed:
         raise ValueError(
-            f"encoder.attention is {attention!r}, which runs on a {needed.upper()}, and here is a {found.upper()}: "
+            f"encoder.attention is {attention!r}, which runs on a {needed.upper()}, and here is a {current.upper()}: "
             "choose another (jaxret encode and search: --attention=plain)"
         )
 
 
 def require_no_dropout(attention: str, rate: float) -> None:
-    """Raises ValueError where a kernel would have to drop weights, and cannot."""
+    """Raise ValueError for dropout of attention weights in a kernel that does not support it."""
     if attention == "cudnn" and rate:
         raise ValueError(
             "encoder.attention is 'cudnn', which has no dropout of attention weights, and the encoder's rate is "
@@ -41,28 +41,39 @@ def require_no_dropout(attention: str, rate: float) -> None:
         )
 
 
-def fused(
+def fused_attention(
     query: Float[jax.Array, "B T heads width"],
     key: Float[jax.Array, "B T heads width"],
     value: Float[jax.Array, "B T heads width"],
     mask: Bool[jax.Array, "B T"],
-    drop: Drop,
+    drop: Dropout,
     compute: Compute,
 ) -> Float[jax.Array, "B T heads width"]:
-    """What `attention.attend` does, by the kernel of `compute`. cuDNN knows lengths, not masks: real keys come first,
-    as they do in `Tokens`; a text without any sees its first one, for which nobody asks."""
-    require_no_dropout(compute.attention, drop.rate)
+    """Return `attention.attend` of the arguments, computed by the kernel of `compute`.
+
+    Args:
+      query, key, value: of the same tokens.
+      mask: real keys, which come first, because cuDNN takes lengths instead of masks. A text without any attends to
+        its first token there; its states are not used.
+      drop: dropout of the attention weights.
+      compute: names the kernel.
+
+    Raises:
+      ValueError: dropout that the kernel does not support.
+    """
+    require_no_dropout(compute.attention, drop.rate if drop.active else 0.0)
     if compute.attention == "cudnn":
         lengths = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1)
         return jax.nn.dot_product_attention(
             query, key, value, scale=1.0, key_value_seq_lengths=lengths, implementation="cudnn"
         )
-    keys = _numbers(drop.keys()) if drop.rate else None
-    return flash_attention(query, key, value, mask, drop.rate, keys, compute.interpret)
+    if not drop.active:
+        return flash_attention(query, key, value, mask, interpret=compute.interpret)
+    return flash_attention(query, key, value, mask, drop.rate, _key_data(drop.keys()), compute.interpret)
 
 
-def _numbers(keys: Any) -> jax.Array:
-    """int32 [B,2] of keys [B]."""
+def _key_data(keys: Any) -> jax.Array:
+    """Return the data of keys [B] as int32 [B,2]."""
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     if str(jax.random.key_impl(keys)) != "threefry2x32" or not partitionable:
         raise ValueError(

@@ -1,25 +1,24 @@
-"""What every layer is made of, and how it is computed: products, dense layers, dropout."""
+"""Parts of every layer: products, dense layers, dropout; and the options of their computation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from jaxret.distributed import Reader
-from jaxret.models.encoders.layout import Rows, Spots
-from jaxret.types import Tokens
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.parallel.mesh import ParameterGatherer
 
-MASKED = -1e30  # a score that softmax turns into exactly 0, and that stays finite in a row that sees no key
+MASKED_LOGIT = -1e30  # softmax makes exactly 0 of it, and no NaN of a row of nothing else
 
-# What the backward pass computes again -> the names that are kept instead; None: all is kept.
+# Recompute policy -> names of activations to save for the backward pass; None saves all.
 RECOMPUTE: dict[str, tuple[str, ...] | None] = {
     "none": None,
     "cheap": ("product", "mixed"),  # activations, attention's scores and weights, norms, dropout
@@ -29,26 +28,31 @@ RECOMPUTE: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Compute:
-    """How an encoder and its head are computed. Nothing here changes what is computed, but for rounding.
+    """Options of computing an encoder and its head; they change results by rounding only."""
 
-    dtype: of the operands of products, and of what lies between them; parameters, sums, norms and the stream of hidden
-    states are float32. recompute: what the backward pass computes again, of RECOMPUTE. read: how the parameters of a
-    layer are read where devices hold parts of them (`jax.shard_map`); None: as they are. attention: by what it is
-    computed, of `fused.PLATFORMS`. interpret: kernels are run by XLA, so that tests can run them on a CPU.
-    """
-
+    # Of the operands of products and of activations. Parameters, sums, norms and hidden states are float32.
     dtype: Any = jnp.float32
-    recompute: str = "none"
-    read: Reader | None = None
-    attention: str = "plain"
-    interpret: bool = False
+    recompute: str = "none"  # a policy of RECOMPUTE
+    read: ParameterGatherer | None = (
+        None  # gathers a layer's parameters inside `jax.shard_map`; None: they are not split
+    )
+    attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
+    interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
-    """einsum of `a` and `b`, rounded to `dtype`, added up in float32 and given as `out`. The gradients too are products
-    of what is rounded to `dtype`, added up in float32, and have the types of `a` and `b`: what is subtracted later, as
-    in a softmax, or added up over a batch, is not rounded before. float32 really is float32 (TPUs and newer GPUs would
-    round the operands)."""
+    """Return the einsum of `a` and `b` with operands in `dtype` and sums in float32.
+
+    Gradients are products of the same kind. They have the types of `a` and `b`, so that gradients that are subtracted
+    (in a softmax) or summed over a batch are not rounded before. float32 is exact: TPUs and newer GPUs would round the
+    operands by default.
+
+    Args:
+      spec: of the einsum.
+      a, b: the operands.
+      dtype: the operands are rounded to it.
+      out: dtype of the result.
+    """
     return _product(spec, dtype, out, (a.dtype, b.dtype), a, b)
 
 
@@ -68,7 +72,7 @@ def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
 
     if dtype == jnp.float32:
         return exact(a, b)
-    return jax.lax.platform_dependent(a, b, cpu=exact, default=fast)  # XLA's CPU has no such product of bfloat16s
+    return jax.lax.platform_dependent(a, b, cpu=exact, default=fast)  # XLA on CPUs lacks this product of bfloat16
 
 
 def _forward(spec: str, dtype: Any, out: Any, types: Any, a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
@@ -76,8 +80,8 @@ def _forward(spec: str, dtype: Any, out: Any, types: Any, a: jax.Array, b: jax.A
     return _einsum(spec, a, b, dtype).astype(out), (a, b)
 
 
-def _backward(spec: str, dtype: Any, out: Any, types: Any, kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    (a, b), (left, _, right_and_result) = kept, spec.partition(",")
+def _backward(spec: str, dtype: Any, out: Any, types: Any, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (a, b), (left, _, right_and_result) = saved, spec.partition(",")
     right, _, result = right_and_result.partition("->")
     of_a = _einsum(f"{result},{right}->{left}", g, b, dtype)
     return of_a.astype(types[0]), _einsum(f"{left},{result}->{right}", a, g, dtype).astype(types[1])
@@ -87,7 +91,7 @@ _product.defvjp(_forward, _backward)
 
 
 class Dense(nn.Module):
-    """x W + b, in the compute type; b is added, and its gradient summed, in float32."""
+    """x W + b in the compute dtype; b is added, and its gradient summed, in float32."""
 
     features: int
     compute: Compute
@@ -104,76 +108,91 @@ class Dense(nn.Module):
         return y.astype(dtype)
 
 
-def dropout_rows(tokens: Tokens, train: bool) -> Int[jax.Array, " B"] | None:
-    """What the masks of dropout follow, of texts that are padded; None if this is not training."""
-    if not train:
-        return None
-    return jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
+def scaled_norm(
+    hidden: Float[jax.Array, "*batch H"], scale: Float[jax.Array, " H"], eps: float, centred: bool = False
+) -> Float[jax.Array, "*batch H"]:
+    """Return x / rms(x) * scale, computed in float32.
+
+    Args:
+      hidden: x.
+      scale: learned.
+      eps: added to the mean square.
+      centred: subtract the mean first, which makes it layer norm without a bias.
+    """
+    wide = hidden.astype(jnp.float32)
+    if centred:
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
+    return (normed * scale).astype(hidden.dtype)
+
+
+class ScaledNorm(nn.Module):
+    """`scaled_norm` with a learned scale."""
+
+    eps: float
+    centred: bool = False
+
+    @nn.compact
+    def __call__(self, hidden: Float[jax.Array, "*batch H"]) -> Float[jax.Array, "*batch H"]:
+        scale = self.param("scale", nn.initializers.ones, (hidden.shape[-1],))
+        return scaled_norm(hidden, scale, self.eps, self.centred)
 
 
 class Dropout(nn.Module):
-    """Sets numbers to 0 at `rate` and divides the others by 1 - `rate`. Which ones depends on the text's row in the
-    whole batch, not on the device or the chunk that holds it."""
+    """Set numbers to 0 at `rate` and divide the others by 1 - `rate`; every call draws anew. No-op outside of training.
+
+    A mask depends on the text's row in the whole batch, which the layout has, not on the device or the chunk that
+    holds it, nor on packing.
+    """
 
     rate: float
+    layout: TokenLayout
+
+    @property
+    def active(self) -> bool:
+        return self.layout.batch_rows is not None and self.rate > 0
 
     @nn.compact
-    def __call__(self, x: Float[jax.Array, "B ..."], rows: Rows) -> Float[jax.Array, "B ..."]:
-        if rows is None or not self.rate:
+    def __call__(self, x: Float[jax.Array, "R ..."]) -> Float[jax.Array, "R ..."]:
+        if not self.active:
             return x
-        keep = 1 - self.rate
-        keys = self.keys(rows.rows if isinstance(rows, Spots) else rows)
-        if isinstance(rows, Spots):
-            kept = bernoulli_at(keys, rows, keep, x.shape)
+        keep, keys = 1 - self.rate, self.keys()
+        if self.layout.packed is None:
+            drawn = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
         else:
-            kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
-        return jnp.where(kept, x / keep, 0)
+            drawn = packed_bernoulli(keys, self.layout, keep, x.shape)
+        return jnp.where(drawn, x / keep, 0)
 
-    def keys(self, rows: Int[jax.Array, " B"]) -> jax.Array:
-        """A key for each text, other ones at every call."""
+    def keys(self) -> jax.Array:
+        """Return a key for each text, other ones at every call."""
         key = self.make_rng("dropout")
-        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(self.layout.batch_rows)
 
 
-def bernoulli_at(keys: jax.Array, spots: Spots, keep: float, shape: tuple[int, ...]) -> Bool[jax.Array, ...]:
-    """What `Dropout` draws for the same tokens when each text has a row of its own, for packed rows: states [R,W,H],
-    or weights of attention [R,heads,W,W]. keys: of the texts.
+def packed_bernoulli(
+    keys: jax.Array, layout: TokenLayout, probability: float, shape: tuple[int, ...]
+) -> Bool[jax.Array, ...]:
+    """Return the numbers of jax.random.bernoulli for padded texts, at the positions of packed ones.
 
-    The i-th number of jax.random.bernoulli(key, keep, shape) is a hash of the key and i, whatever the shape is (JAX's
-    default random numbers, "threefry", say so: jax_threefry_partitionable). i counts as in the padded array of a text.
+    The i-th number of jax.random.bernoulli(key, probability, shape) is a hash of the key and i, whatever the shape is
+    (threefry, JAX's default generator, with its default jax_threefry_partitionable). i counts as in the padded array.
+
+    Args:
+      keys: of the texts [N].
+      layout: packed.
+      probability: of True.
+      shape: of states [R,W,H], or of attention weights [R,heads,W,W].
     """
-    words = jax.random.key_data(keys)[spots.places.text]  # [R,W,2]
-    slot = spots.places.slot.astype(jnp.uint32)
+    assert layout.packed is not None
+    words = jax.random.key_data(keys)[layout.packed.text]  # [R,W,2]
+    token, length = layout.packed.token.astype(jnp.uint32), layout.mask.shape[1]
     if len(shape) == 3:
         words = words[:, :, None]
-        place = slot[:, :, None] * shape[2] + jnp.arange(shape[2], dtype=jnp.uint32)
+        index = token[:, :, None] * shape[2] + jnp.arange(shape[2], dtype=jnp.uint32)
     else:
         words = words[:, None, :, None]
         heads = jnp.arange(shape[1], dtype=jnp.uint32)[:, None, None]
-        place = (heads * spots.asked + slot[:, None, :, None]) * spots.length + slot[:, None, None, :]
-    first, second, high, low = jnp.broadcast_arrays(words[..., 0], words[..., 1], jnp.uint32(0), place)
+        index = (heads * (layout.queries or length) + token[:, None, :, None]) * length + token[:, None, None, :]
+    first, second, high, low = jnp.broadcast_arrays(words[..., 0], words[..., 1], jnp.uint32(0), index)
     bits = jnp.bitwise_xor(*threefry2x32_p.bind(first, second, high, low))
-    return (bits >> 9).astype(jnp.float32) * 2.0**-23 < keep  # 23 bits are a float32 in [0, 1)
-
-
-class Drop(NamedTuple):
-    """`Dropout` of the texts of these rows; masks differ from call to call."""
-
-    module: Any
-    rows: Any
-
-    def __call__(self, x: Float[jax.Array, "B ..."]) -> Float[jax.Array, "B ..."]:
-        return self.module(x, self.rows)
-
-    @property
-    def rate(self) -> float:
-        return 0.0 if self.rows is None else self.module.rate
-
-    def keys(self) -> jax.Array:
-        """Of the masks of a call, one for each text."""
-        return self.module.keys(self.rows)
-
-
-def dropout(rate: float, rows: Rows) -> Drop:
-    """Makes a module: to be called where those are made."""
-    return Drop(Dropout(rate), rows)
+    return (bits >> 9).astype(jnp.float32) * 2.0**-23 < probability  # 23 bits are a float32 in [0, 1)

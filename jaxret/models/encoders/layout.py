@@ -1,14 +1,13 @@
-"""Where the tokens of texts lie in what an encoder's layers compute: a text a row, with padding; or, packed, one after
-the other in rows that hold several. What leaves the encoder is the same: states by text and position.
+"""Positions of the tokens of texts in an encoder's layers: padded (a text per row) or packed (several texts per row).
 
-A layer needs to know it in three places: what a token may see, where its position is looked up, and what dropout
-draws. All three follow a token's text and its place in it, so packing changes nothing but the order of sums.
+Hidden states leave the encoder by text and position either way. A layer depends on the layout in three ways: which
+tokens a token may attend to, which position embedding it gets, and which of its numbers dropout removes. All three
+follow the token's text and its position in that text, so packing changes nothing but the order of sums.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,106 +18,96 @@ from jaxret.types import Tokens
 
 
 @struct.dataclass
-class Places:
-    """Of packed texts. starts: where each begins, rows laid end to end; text, slot: which text is at each place of the
-    rows (-1: none), and which of its tokens."""
+class PackedPositions:
+    """Positions of packed texts in R rows of W tokens."""
 
-    starts: Int[jax.Array, " N"]
-    text: Int[jax.Array, "R W"]
-    slot: Int[jax.Array, "R W"]
-
-
-@struct.dataclass
-class Spots:
-    """What dropout's masks follow in packed rows. rows: of the texts in the whole batch; length: of a text, padded;
-    asked: tokens of a text whose attention is drawn for, the others are not read."""
-
-    rows: Int[jax.Array, " N"]
-    places: Places
-    length: int = struct.field(pytree_node=False)
-    asked: int = struct.field(pytree_node=False)
-
-
-# What dropout's masks follow: rows of texts in the whole batch, of a text a row or of packed ones; None: nothing is
-# dropped.
-Rows: TypeAlias = Int[jax.Array, " B"] | Spots | None
+    starts: Int[jax.Array, " N"]  # first token of each text, rows laid end to end
+    text: Int[jax.Array, "R W"]  # text of the token at each position; -1: none
+    token: Int[jax.Array, "R W"]  # its index in that text
 
 
 @struct.dataclass
-class Layout:
-    """mask: the real tokens of every text, with the slots that replace the first. places: None if a text is a row."""
+class TokenLayout:
+    """Layout of a batch of N texts of up to T tokens."""
 
-    mask: Bool[jax.Array, "N T"]
-    places: Places | None = None
+    mask: Bool[jax.Array, "N T"]  # real tokens, prefix tokens included
+    batch_rows: Int[jax.Array, " N"] | None = None  # rows in the whole batch, for dropout; None: nothing is dropped
+    packed: PackedPositions | None = None  # None: a text per row
+    # Packed: tokens of a text whose attention weights are drawn, the others are not read; None: all T.
+    queries: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
-    def of(cls, tokens: Tokens, leading: jax.Array | None = None) -> Layout:
-        """leading: what replaces the first token, of which only the number matters here."""
-        mask = tokens.mask if leading is None else repeat_first(tokens.mask, len(leading))
+    def of(cls, tokens: Tokens, train: bool = False, prefix: jax.Array | None = None) -> TokenLayout:
+        """Return the layout of a batch. Only the length of `prefix`, which replaces the first token, is read."""
+        mask = tokens.mask if prefix is None else repeat_first(tokens.mask, len(prefix))
+        rows = jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
+        padded = cls(mask, rows if train else None)
         if tokens.packing is None:
-            return cls(mask)
+            return padded
         starts, shape = tokens.packing.starts, (tokens.packing.rows, tokens.packing.width)
-        place = jnp.arange(shape[0] * shape[1])
-        text = jnp.sum(starts[None] <= place[:, None], axis=1) - 1  # starts rise; the last that is not behind
-        slot = place - starts[text]
-        there = (text >= 0) & (slot < jnp.sum(mask, axis=1)[text])
-        text, slot = jnp.where(there, text, -1), jnp.where(there, slot, 0)
-        return cls(mask, Places(starts, text.reshape(shape), slot.reshape(shape)))
+        position = jnp.arange(shape[0] * shape[1])
+        text = jnp.sum(starts[None] <= position[:, None], axis=1) - 1  # starts rise: the last one at or before it
+        token = position - starts[text]
+        real = (text >= 0) & (token < jnp.sum(mask, axis=1)[text])
+        text, token = jnp.where(real, text, -1), jnp.where(real, token, 0)
+        return padded.replace(packed=PackedPositions(starts, text.reshape(shape), token.reshape(shape)))  # type: ignore[attr-defined]
 
     @property
-    def seen(self) -> Bool[jax.Array, "N T"] | Bool[jax.Array, "R W W"]:
-        """What may be attended to: the real tokens of a text; in packed rows by each token, those of its own."""
-        if self.places is None:
+    def attention_mask(self) -> Bool[jax.Array, "N T"] | Bool[jax.Array, "R W W"]:
+        """Keys that may be attended to: the real tokens of a text; if packed, for each token those of its text."""
+        if self.packed is None:
             return self.mask
-        text = self.places.text
+        text = self.packed.text
         return (text[:, :, None] == text[:, None, :]) & (text >= 0)[:, None, :]
 
-    def rows(self, rows: Int[jax.Array, " N"] | None) -> Rows:
-        """Of texts in the whole batch -> what dropout in these rows follows."""
-        if rows is None or self.places is None:
-            return rows
-        return Spots(rows, self.places, self.mask.shape[1], self.mask.shape[1])
+    def arrange(self, values: Int[jax.Array, "*N T"]) -> Int[jax.Array, "*R W"]:
+        """Move a number per token of each text (or of all texts) to the positions of the layers."""
+        if self.packed is None:
+            return values
+        return jnp.broadcast_to(values, self.mask.shape)[self.packed.text, self.packed.token]
 
-    def place(self, of_tokens: Int[jax.Array, "*N T"]) -> Int[jax.Array, "*R W"]:
-        """A number of each token of each text (or of all texts) -> where the layers have that token."""
-        if self.places is None:
-            return of_tokens
-        return jnp.broadcast_to(of_tokens, self.mask.shape)[self.places.text, self.places.slot]
+    def embed(self, table: Any, ids: Int[jax.Array, "N words"], prefix: jax.Array | None) -> Float[jax.Array, "R W H"]:
+        """Return word embeddings at the positions of the layers.
 
-    def embed(self, table: Any, ids: Int[jax.Array, "N words"], leading: jax.Array | None) -> Float[jax.Array, "R W H"]:
-        """Word embeddings (`table` looks them up), with the first token's replaced by `leading`: ids [n], or word
-        embeddings [n,H]."""
-        if leading is None:
-            return table(self.place(ids))
-        slots = table(leading) if leading.ndim == 1 else leading
-        if self.places is None:
-            slots = jnp.broadcast_to(slots[None], (len(ids), *slots.shape))
-            return jnp.concatenate([slots, table(ids)[:, 1:]], axis=1)
-        words = table(self.place(repeat_first(ids, len(slots))))
-        slot = self.places.slot
-        return jnp.where((slot < len(slots))[..., None], slots[jnp.minimum(slot, len(slots) - 1)], words)
+        Args:
+          table: looks ids up.
+          ids: of the tokens, without prefix tokens.
+          prefix: ids [n] or word embeddings [n,H] that replace the first token; None: no replacement.
+        """
+        if prefix is None:
+            return table(self.arrange(ids))
+        embedded = table(prefix) if prefix.ndim == 1 else prefix
+        if self.packed is None:
+            embedded = jnp.broadcast_to(embedded[None], (len(ids), *embedded.shape))
+            return jnp.concatenate([embedded, table(ids)[:, 1:]], axis=1)
+        words = table(self.arrange(repeat_first(ids, len(embedded))))
+        token = self.packed.token
+        return jnp.where((token < len(embedded))[..., None], embedded[jnp.minimum(token, len(embedded) - 1)], words)
 
-    def asked(
-        self, hidden: Float[jax.Array, "R W H"], rows: Rows, first: int | None
-    ) -> tuple[Float[jax.Array, "R some H"], Rows]:
-        """Of the last layer: the `first` positions of each text (None: all), and what dropout follows there. Packed
-        rows are computed whole, because texts begin everywhere in them."""
-        if self.places is None or first is None:
-            return hidden[:, :first], rows
-        return hidden, replace(rows, asked=first) if isinstance(rows, Spots) else rows
+    def last_layer_queries(
+        self, hidden: Float[jax.Array, "R W H"], first: int | None
+    ) -> tuple[Float[jax.Array, "R queries H"], TokenLayout]:
+        """Return the last layer's queries, the `first` positions of each text (None: all), and their layout.
 
-    def texts(
+        Packed rows are computed whole, because texts begin everywhere in them.
+        """
+        if self.packed is None or first is None:
+            return hidden[:, :first], self
+        return hidden, self.replace(queries=first)  # type: ignore[attr-defined]
+
+    def by_text(
         self, hidden: Float[jax.Array, "R some H"], count: int | None
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
-        """The first `count` states of each text (None: all), and which are real; packed texts have 0 for the others."""
+        """Return the first `count` states of each text (None: all) and a mask of the real ones; packed texts have 0
+        for the others."""
         mask = self.mask[:, :count]
-        if self.places is None:
+        if self.packed is None:
             return hidden[:, :count], mask
         flat = hidden.reshape(-1, hidden.shape[-1])
-        places = jnp.where(mask, self.places.starts[:, None] + jnp.arange(mask.shape[1]), len(flat))
-        return flat.at[places].get(mode="fill", fill_value=0), mask
+        positions = jnp.where(mask, self.packed.starts[:, None] + jnp.arange(mask.shape[1]), len(flat))
+        return flat.at[positions].get(mode="fill", fill_value=0), mask
 
 
-def repeat_first(row: Shaped[jax.Array, "*B T"], count: int) -> Shaped[jax.Array, "*B slots"]:
-    """What `count` slots in the place of the first token make of a mask, or of positions: they all have its own."""
+def repeat_first(row: Shaped[jax.Array, "*B T"], count: int) -> Shaped[jax.Array, "*B longer"]:
+    """Return a mask, ids or positions with the first entry `count` times, once for each prefix token."""
     return jnp.concatenate([jnp.repeat(row[..., :1], count, axis=-1), row[..., 1:]], axis=-1)

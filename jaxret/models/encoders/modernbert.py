@@ -1,5 +1,7 @@
-"""ModernBERT in Linen with every hidden state exposed: rotary positions, every third layer global and the others with a
-local window, gated feed-forward, norms before each block and no biases. [Warner et al. 2024]
+"""ModernBERT (Warner et al. 2024) in Linen with every hidden state exposed.
+
+Rotary positions, every third layer global and the others with a local window, gated feed-forward, norms before each
+block and no biases.
 
 As in transformers, state 0 is the embedding output, states 1 to L-1 are the raw residual stream after each layer, and
 state L has the final norm. `normalize_intermediate` gives every layer's output the final norm instead, so that layers
@@ -19,17 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxret.models.encoders.attention import (
-    ACTIVATIONS,
-    attend,
-    require_length,
-    rotate,
-    split_heads,
-    vocabulary_logits,
-)
-from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
-from jaxret.models.encoders.layout import Layout, Rows, repeat_first
+from jaxret.models.encoders.attention import ACTIVATIONS, MlmHead, attend, require_length, rotate, split_heads
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, scaled_norm
+from jaxret.models.encoders.layout import TokenLayout, repeat_first
+from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Classifier, Key, at_least, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -42,8 +37,7 @@ LACKS = {
 
 @dataclass(frozen=True)
 class ModernBertConfig:
-    """Shapes and constants of a ModernBERT. Layer 0 and every `global_every`-th after it are global; in the others a
-    token sees those at most `local_window` // 2 positions away."""
+    """Shapes and constants of a ModernBERT."""
 
     vocab_size: int
     hidden_size: int
@@ -53,8 +47,8 @@ class ModernBertConfig:
     max_positions: int
     hidden_act: str = "gelu"
     norm_eps: float = 1e-5
-    global_every: int = 3
-    local_window: int = 128
+    global_every: int = 3  # layer 0 and every n-th after it are global
+    local_window: int = 128  # in the others a token attends to those at most half of this away
     global_theta: float = 160_000.0
     local_theta: float = 10_000.0
     attention_dropout: float = 0.0
@@ -62,13 +56,13 @@ class ModernBertConfig:
     embedding_dropout: float = 0.0
     initializer_range: float = 0.02
     normalize_intermediate: bool = False
-    mlm_head: bool = False  # whether the head of masked language modelling is there too
-    classifier_pooling: str = "cls"  # what a cross-encoder scores from; retrievers do not read it
+    mlm_head: bool = False  # whether there is a head of masked language modelling
+    classifier_pooling: str = "cls"  # token that a cross-encoder scores from; retrievers do not read it
     model_type: str = "modernbert"
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have; there is no table that ends, but the model has not seen longer ones."""
+        """Tokens that a text may have: no table ends there, but longer texts were not trained on."""
         return self.max_positions
 
     @property
@@ -76,29 +70,20 @@ class ModernBertConfig:
         return LACKS
 
 
-def centred_norm(hidden: Float[jax.Array, "*batch H"], scale: Float[jax.Array, " H"], eps: float) -> jax.Array:
-    """Layer norm without a bias, computed in float32."""
-    wide = hidden.astype(jnp.float32)
-    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
-    return (normed * scale).astype(hidden.dtype)
+def modernbert_dense(
+    features: int, config: ModernBertConfig, compute: Compute, name: str, residual: bool = False
+) -> Dense:
+    """Return a dense layer without a bias.
 
-
-class Norm(nn.Module):
-    """`centred_norm` with a learned scale."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, hidden: Float[jax.Array, "*batch H"]) -> Float[jax.Array, "*batch H"]:
-        return centred_norm(hidden, self.param("scale", nn.initializers.ones, (hidden.shape[-1],)), self.eps)
-
-
-def linear(features: int, config: ModernBertConfig, compute: Compute, name: str, depth: int = 0) -> Dense:
-    """A dense layer without a bias; what writes to the residual stream starts smaller, by the `depth` of the stack."""
-    spread = config.initializer_range / (2 * depth) ** 0.5 if depth else config.initializer_range
-    init = nn.initializers.truncated_normal(spread)
-    return Dense(features, compute, init, use_bias=False, name=name)
+    Args:
+      features: of the output.
+      config: of the encoder.
+      compute: dtype of the product.
+      name: of the parameters.
+      residual: whether it writes to the residual stream: it is then initialised smaller, by the depth of the encoder.
+    """
+    deviation = config.initializer_range / ((2 * config.num_layers) ** 0.5 if residual else 1)
+    return Dense(features, compute, nn.initializers.truncated_normal(deviation), use_bias=False, name=name)
 
 
 class ModernBertEmbeddings(nn.Module):
@@ -110,34 +95,22 @@ class ModernBertEmbeddings(nn.Module):
         c = self.config
         init = nn.initializers.truncated_normal(c.initializer_range)
         self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=init)
-        self.norm = Norm(c.norm_eps)
+        self.norm = ScaledNorm(c.norm_eps, centred=True)
 
     @nn.compact
     def __call__(
-        self, ids: Int[jax.Array, "N T"], layout: Layout, rows: Rows, leading: jax.Array | None = None
+        self, ids: Int[jax.Array, "N T"], layout: TokenLayout, prefix: jax.Array | None = None
     ) -> Float[jax.Array, "R W H"]:
-        """`leading` [n] (ids) or [n,H] (word embeddings) replaces the first token by n slots."""
-        return Dropout(self.config.embedding_dropout)(self.norm(layout.embed(self.word, ids, leading)), rows)
+        """Return the input of the first layer; `prefix`: as in `TokenLayout.embed`."""
+        return Dropout(self.config.embedding_dropout, layout)(self.norm(layout.embed(self.word, ids, prefix)))
 
 
-class ModernBertMlmHead(nn.Module):
-    """Hidden states -> logits over the vocabulary: dense, activation, norm, the word table transposed, and a bias."""
-
-    config: ModernBertConfig
-    compute: Compute
-
-    @nn.compact
-    def __call__(
-        self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
-    ) -> Float[jax.Array, "*batch vocabulary"]:
-        c = self.config
-        transformed = ACTIVATIONS["gelu"](linear(c.hidden_size, c, self.compute, "dense", c.num_layers)(hidden))
-        transformed = Norm(c.norm_eps, name="norm")(transformed)
-        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
-        return vocabulary_logits(transformed, table, self.compute) + bias
+def modernbert_mlm_head(config: ModernBertConfig, compute: Compute) -> MlmHead:
+    dense = partial(modernbert_dense, config.hidden_size, config, compute, "dense", residual=True)
+    return MlmHead(compute, "gelu", dense, partial(ScaledNorm, config.norm_eps, centred=True, name="norm"))
 
 
-class Attention(nn.Module):
+class ModernBertAttention(nn.Module):
     """Multi-head attention of a sequence, or of its first positions, to itself, with rotary positions."""
 
     config: ModernBertConfig
@@ -148,59 +121,78 @@ class Attention(nn.Module):
         self,
         hidden: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B Q T"],
-        rows: Rows,
         positions: Int[jax.Array, "*rows T"],
         rates: Float[jax.Array, " half"],
+        layout: TokenLayout,
     ) -> Float[jax.Array, "B Q H"]:
-        c, asked = self.config, mask.shape[1]
-        drop = dropout(c.attention_dropout, rows)
-        thirds = jnp.split(linear(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
+        """Return the attention of the first Q positions.
+
+        Args:
+          hidden: of all positions.
+          mask: keys that each query attends to.
+          positions: of the tokens in their texts.
+          rates: rotary angles per position.
+          layout: of the queries, for dropout.
+        """
+        c, count = self.config, mask.shape[1]
+        drop = Dropout(c.attention_dropout, layout)
+        thirds = jnp.split(modernbert_dense(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
-        query = rotate(query[:, :asked], positions[..., :asked], rates) * (c.hidden_size // c.num_heads) ** -0.5
+        query = rotate(query[:, :count], positions[..., :count], rates) * (c.hidden_size // c.num_heads) ** -0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
-        return drop(linear(c.hidden_size, c, self.compute, "output", c.num_layers)(mixed))
+        return drop(modernbert_dense(c.hidden_size, c, self.compute, "output", residual=True)(mixed))
 
 
 class ModernBertLayer(nn.Module):
-    """One pre-norm layer; returns its output, at the `first` positions or all, and what `keep` selects of it. Its own:
-    `own` [attention norm's scale, whether there is such a norm, window, rotary rates]."""
+    """A pre-norm layer: returns its output, at the `first` positions or all, and its selected states."""
 
     config: ModernBertConfig
     compute: Compute
-    keep: Keep
+    selection: Selection
 
     @nn.compact
     def __call__(
         self,
         hidden: Float[jax.Array, "R W H"],
-        own: dict[str, jax.Array],
-        layout: Layout,
-        rows: Rows,
+        constants: dict[str, jax.Array],
+        layout: TokenLayout,
         positions: Int[jax.Array, "*rows W"],
         final_scale: Float[jax.Array, " H"],
         first: int | None = None,
-    ) -> tuple[Float[jax.Array, "R some H"], Float[jax.Array, "N K H"] | None]:
-        c = self.config
-        asked, rows = layout.asked(hidden, rows, first)
-        near = jnp.abs(positions[..., : asked.shape[1], None] - positions[..., None, :]) <= own["reach"]
-        seen = layout.seen if layout.seen.ndim == 3 else layout.seen[:, None, :]
-        normed = jnp.where(own["normed"], centred_norm(hidden, own["scale"], c.norm_eps), hidden)
-        attention = Attention(c, self.compute, name="attention")
-        hidden = asked + attention(normed, seen & near, rows, positions, own["rates"])
+    ) -> tuple[Float[jax.Array, "R queries H"], Float[jax.Array, "N K H"] | None]:
+        """Compute the layer.
 
-        wide = linear(2 * c.intermediate_size, c, self.compute, "wide")(Norm(c.norm_eps, name="mlp_norm")(hidden))
-        raised, gate = jnp.split(wide, 2, axis=-1)
-        gated = Dropout(c.mlp_dropout)(ACTIVATIONS[c.hidden_act](raised) * gate, rows)
-        hidden = hidden + linear(c.hidden_size, c, self.compute, "narrow", c.num_layers)(gated)
-        if self.keep.layers == "last":
+        Args:
+          hidden: output of the layer below.
+          constants: this layer's row of `layer_constants`, and the scale of its norm before attention.
+          layout: of the tokens.
+          positions: of the tokens in their texts.
+          final_scale: of the norm after the last layer.
+          first: number of positions to compute, from the first one on; None: all.
+        """
+        c = self.config
+        queries, query_layout = layout.last_layer_queries(hidden, first)
+        distances = jnp.abs(positions[..., : queries.shape[1], None] - positions[..., None, :])
+        mask = layout.attention_mask
+        mask = (mask if mask.ndim == 3 else mask[:, None, :]) & (distances <= constants["reach"])
+        normed = scaled_norm(hidden, constants["scale"], c.norm_eps, centred=True)
+        normed = jnp.where(constants["normed"], normed, hidden)
+        attention = ModernBertAttention(c, self.compute, name="attention")
+        hidden = queries + attention(normed, mask, positions, constants["rates"], query_layout)
+
+        normed = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
+        raised, gate = jnp.split(modernbert_dense(2 * c.intermediate_size, c, self.compute, "wide")(normed), 2, axis=-1)
+        gated = Dropout(c.mlp_dropout, query_layout)(ACTIVATIONS[c.hidden_act](raised) * gate)
+        hidden = hidden + modernbert_dense(c.hidden_size, c, self.compute, "narrow", residual=True)(gated)
+        if self.selection.layers == "last":
             return hidden, None
-        shown = centred_norm(hidden, final_scale, c.norm_eps) if c.normalize_intermediate else hidden
-        return hidden, self.keep.of(shown, layout)[0]
+        states = scaled_norm(hidden, final_scale, c.norm_eps, centred=True) if c.normalize_intermediate else hidden
+        return hidden, self.selection.select(states, layout)[0]
 
 
 class LaterNorms(nn.Module):
-    """The scales of the norms before attention: layer 0 has none, so they cannot lie with the layers' other parameters.
-    Its row is a one that nothing learns."""
+    """Scales of the norms before attention, which are not part of the stacked parameters, because layer 0 has no such
+    norm: its row is a constant 1."""
 
     config: ModernBertConfig
 
@@ -225,47 +217,49 @@ class ModernBert(nn.Module):
         self.later_layers = LaterNorms(c)
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
         if c.mlm_head:
-            self.mlm_head = ModernBertMlmHead(c, self.compute)
+            self.mlm_head = modernbert_mlm_head(c, self.compute)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.embeddings.word.embedding
 
-    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """What the first layer reads."""
-        return self.embeddings(tokens.ids, Layout.of(tokens), dropout_rows(tokens, train))
-
     @nn.compact
     def __call__(
-        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+        self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encodes a batch. Dropout needs a "dropout" rng when `train`. `leading`: see ModernBertEmbeddings; its n slots
-        are all at position 0, the text follows from position 1, and the T of the states is then T - 1 + n.
+        """Encode a batch.
 
-        Raises ValueError if the batch is longer than the model's texts were.
+        Args:
+          tokens: of the batch.
+          selection: of the hidden states to return.
+          train: whether there is dropout, which needs a "dropout" rng.
+          prefix: n tokens in place of the first, all at position 0: ids [n] or word embeddings [n,H]. The text follows
+            from position 1; the T of the states is then T - 1 + n.
+
+        Raises:
+          ValueError: the batch is longer than the texts of pre-training.
         """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
-        layout = Layout.of(tokens, leading)
-        rows = layout.rows(dropout_rows(tokens, train))
-        embedded = self.embeddings(tokens.ids, layout, rows, leading)
+        layout = TokenLayout.of(tokens, train, prefix)
+        embedded = self.embeddings(tokens.ids, layout, prefix)
         positions = jnp.arange(tokens.ids.shape[1])
-        if leading is not None:
-            positions = repeat_first(positions, len(leading))
-        positions = layout.place(positions)
-        layers = Stack(partial(ModernBertLayer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
-        own = {"scale": self.later_layers(), **layer_constants(c)}
-        shared = layout, rows, positions, self.final_norm
-        last, kept = layers(embedded, *shared, own=own, first=keep.first(layout.mask.shape[1]))
-        last = centred_norm(last, self.final_norm, c.norm_eps)
+        if prefix is not None:
+            positions = repeat_first(positions, len(prefix))
+        positions = layout.arrange(positions)
+        layers = Stack(partial(ModernBertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
+        constants = {"scale": self.later_layers(), **layer_constants(c)}
+        first = selection.last_layer_positions(layout.mask.shape[1])
+        last, intermediate = layers(embedded, layout, positions, self.final_norm, per_layer=constants, first=first)
+        last = scaled_norm(last, self.final_norm, c.norm_eps, centred=True)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return keep.collect(embedded, kept, last, layout)
+        return selection.collect(embedded, intermediate, last, layout)
 
 
 def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
-    """What differs from layer to layer but is not learned, each with a leading layer axis: whether there is a norm
-    before attention, how far a token sees, and the rotary angles of one position."""
+    """Return the constants that differ between layers, each with a leading layer axis: whether there is a norm before
+    attention (normed), the largest distance that is attended to (reach), rotary angles per position (rates)."""
     layers = np.arange(config.num_layers)
     everywhere = layers % config.global_every == 0
     width = config.hidden_size // config.num_heads
@@ -322,7 +316,7 @@ NAMES = {
 KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 
-def translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """`layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files."""
     older = dict(raw)
     types = raw.get("layer_types")
@@ -351,7 +345,7 @@ def translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return older
 
 
-def check(config: ModernBertConfig) -> Iterator[tuple[str, str]]:
+def check_modernbert(config: ModernBertConfig) -> Iterator[tuple[str, str]]:
     if config.hidden_size % (2 * config.num_heads):
         yield "num_heads", f"divide the hidden size, {config.hidden_size}, into heads of an even size"
 
@@ -365,11 +359,11 @@ ARCHITECTURE = Architecture(
     class_name="ModernBertModel",
     prefix="model.",
     only=ONLY,
-    translate=translate,
-    check=check,
+    translate=translate_modernbert,
+    check=check_modernbert,
     # Their defaults are ids of one vocabulary, and errors in a smaller one.
     extra=dict.fromkeys(f"{token}_token_id" for token in ("pad", "bos", "eos", "cls", "sep")),
-    mlm_head=ModernBertMlmHead,
+    mlm_head=modernbert_mlm_head,
     mlm_class="ModernBertForMaskedLM",
     mlm_output="decoder.weight",
     classifier=Classifier(

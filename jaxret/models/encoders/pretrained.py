@@ -1,4 +1,4 @@
-"""A Hugging Face directory <-> parameters, strict both ways: nothing missing, nothing unused, nothing reshaped."""
+"""Parameters from and to Hugging Face directories; tensors that are missing, unused or of a wrong shape are errors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from jaxret.data.tokenizer import TOKENIZER_FILES
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.sentence_transformers import encoder_folder
-from jaxret.storage import atomic_write, sha256_file, write_json
+from jaxret.storage.atomic import atomic_write, sha256_file, write_json
 
 Params = dict[str, Any]
 
 
-def find(name: str, download: bool = False) -> Path:
-    """The local directory of a model: a directory, `package:NAME/FOLDER` (weights shipped in an installed Python
-    package), or a Hugging Face hub name (from the local cache; fetched only if `download`). Raises FileNotFoundError
-    that says what to install or fetch.
+def find_model(name: str, download: bool = False) -> Path:
+    """Return the local directory of a model.
+
+    Args:
+      name: a directory, `package:NAME/FOLDER` (weights in an installed Python package), or a Hugging Face hub name
+        (from the local cache).
+      download: fetch a hub name that is not in the cache.
+
+    Raises:
+      FileNotFoundError: there is none; the message names what to install or fetch.
     """
     if name.startswith("package:"):
         package, _, folder = name.removeprefix("package:").partition("/")
@@ -43,16 +49,16 @@ def find(name: str, download: bool = False) -> Path:
     return Path(name) if Path(name).is_dir() else _from_hub(name, download)
 
 
-def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
-    """The directory of a model's encoder: what `find` finds, or the folder in it that modules.json of
-    sentence-transformers names. Without `weights` its config.json is enough.
+def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> Path:
+    """Return the directory of a model's encoder: that of `find_model`, or the folder in it that sentence-transformers'
+    modules.json names. Without `weights`, config.json is enough.
 
-    Raises FileNotFoundError as `find`, or for a file that is not there; ValueError for modules that cannot be had here.
+    Raises FileNotFoundError as `find_model`, or for a missing file; ValueError for modules that are not supported.
     """
-    directory = encoder_folder(find(name, download))
+    directory = encoder_folder(find_model(name, download))
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (directory / file).is_file():
-            found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
+            files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
             if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
                 remedy = (
@@ -63,21 +69,21 @@ def resolve(name: str, download: bool = False, weights: bool = True) -> Path:
                 remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
                     conversion_command(directory)
                 )
-            raise FileNotFoundError(f"{directory} has no {file} (it has {found}); {remedy}")
+            raise FileNotFoundError(f"{directory} has no {file} (it has {files}); {remedy}")
     return directory
 
 
 def model_files(name: str) -> list[Path]:
-    """The files of a model's directory that say what it computes: config, weights, tokenizer, modules; none of what is
-    no directory here."""
+    """Return the files of a model's directory that its results depend on: config, weights, tokenizer, modules; [] if
+    `name` is no directory."""
     if not name or not Path(name).is_dir():
         return []
     return sorted(path for path in Path(name).rglob("*") if path.suffix in (".json", ".safetensors", ".txt", ".model"))
 
 
 def conversion_command(directory: Path) -> str:
-    """The shell command that writes model.safetensors from pytorch_model.bin; needs torch, which this package does
-    not. `weights_only` keeps the pickle from running code."""
+    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
+    does not; `weights_only` keeps the pickle from running code."""
     folder = str(directory)
     code = (
         f"import torch, safetensors.torch as s; d = {folder!r}; "
@@ -91,10 +97,10 @@ def _from_hub(name: str, download: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    own = ["config.json", "model.safetensors", *TOKENIZER_FILES, "sentence_*_config.json"]
+    files = ["config.json", "model.safetensors", *TOKENIZER_FILES, "sentence_*_config.json"]
     modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json", "1_Dense/config.json"]
     modules.append("1_Dense/model.safetensors")
-    patterns = [*own, *modules, *(f"0_Transformer/{name}" for name in own)]
+    patterns = [*files, *modules, *(f"0_Transformer/{name}" for name in files)]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:
@@ -105,7 +111,7 @@ def _from_hub(name: str, download: bool) -> Path:
 
 
 def canonical(name: str, prefix: str) -> str:
-    """Drops the "bert." prefix of models with a head and renames old TensorFlow-style norms."""
+    """Return a tensor's name without the "bert." prefix of models with a head, with TensorFlow-style norms renamed."""
     name = name.removeprefix(prefix)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
@@ -117,13 +123,17 @@ def _has_mlm_head(config: EncoderConfig) -> bool:
 def load_pretrained(
     directory: str | Path, ignore: Sequence[str] = ("pooler",), config: EncoderConfig | None = None, seed: int = 0
 ) -> tuple[EncoderConfig, Params]:
-    """Reads config.json and model.safetensors into float32 parameters on the host.
+    """Read config.json and model.safetensors; return the config and float32 parameters on the host.
 
-    `ignore` are name prefixes of tensors that may be left unused (the pooler, an MLM head "cls", a "decoder").
-    `config`: what to load instead of all that config.json describes: fewer layers (the first ones), or with the MLM
-    head. Where the file has no MLM head, a new one is drawn from `seed` (`stores_mlm_head` says so beforehand).
-    Raises ValueError naming every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN
-    or infinity.
+    Args:
+      directory: a Hugging Face directory.
+      ignore: name prefixes of tensors that may be unused (the pooler, an MLM head "cls", a "decoder").
+      config: overrides config.json: fewer layers (the first ones), or with the MLM head.
+      seed: of a new MLM head, where the file has none (`stores_mlm_head`).
+
+    Raises:
+      ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
+        infinity.
     """
     directory = Path(directory)
     whole = read_config(directory)
@@ -175,7 +185,7 @@ def load_pretrained(
 
 
 def stores_mlm_head(directory: str | Path) -> bool:
-    """Whether the weights in a directory come with the head of masked language modelling."""
+    """Return whether the weights in a directory include the head of masked language modelling."""
     config = read_config(directory)
     if "mlm_head" in config.lacks:
         return False
@@ -186,7 +196,7 @@ def stores_mlm_head(directory: str | Path) -> bool:
 
 
 def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
-    """A new MLM head; with the word table as its output matrix, it starts from the pre-trained embeddings."""
+    """Return the parameters of a new MLM head. Its output matrix is the pre-trained word table."""
     key = jax.random.key(seed)
     table = jnp.zeros((config.vocab_size, config.hidden_size))
     make_head = ARCHITECTURES[config.model_type].mlm_head
@@ -196,8 +206,8 @@ def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
 
 
 def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
-    """Writes config.json and model.safetensors as transformers' class of this encoder does (BertModel,
-    T5EncoderModel, ...; BertForMaskedLM with the head)."""
+    """Write config.json and model.safetensors as transformers' class of this encoder does (BertModel, T5EncoderModel,
+    ...; BertForMaskedLM with the MLM head)."""
     directory = Path(directory)
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
     expected = stored_tensors(config)
@@ -217,9 +227,9 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
 
 
 def weights_digest(directory: str | Path, expected: str = "") -> str:
-    """Hex SHA-256 of model.safetensors. Raises ValueError if another is expected."""
+    """Return the hex SHA-256 of model.safetensors. Raises ValueError if another one is expected."""
     path = Path(directory) / "model.safetensors"
-    found = sha256_file(path)
-    if expected and found != expected:
-        raise ValueError(f"{path} has sha256 {found}, encoder.sha256 asks for {expected}: not the expected weights")
-    return found
+    digest = sha256_file(path)
+    if expected and digest != expected:
+        raise ValueError(f"{path} has sha256 {digest}, encoder.sha256 asks for {expected}: not the expected weights")
+    return digest

@@ -1,6 +1,4 @@
-"""What an encoder is to the rest of the project. One file an architecture says all of it; a new one is a new file and a
-line in the table of `architectures.py`.
-"""
+"""Interface of encoders. An architecture is one file and a line in the table of `architectures.py`."""
 
 from __future__ import annotations
 
@@ -11,26 +9,27 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import jax
 from jaxtyping import Float
 
-from jaxret.models.encoders.keep import Keep
 from jaxret.models.encoders.layers import Compute
+from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-# What a head, or the config, may ask of an encoder, by name. An encoder that cannot says why (`EncoderConfig.lacks`).
+# Abilities that a head or the config may need. An encoder without one gives the reason (`EncoderConfig.lacks`).
 ABILITIES = (
-    "fused_attention",  # scores are products alone, and all that a token may not see is padding
+    "fused_attention",  # scores are products alone, and only padding is masked
     "cls",  # the first token is [CLS], whose state stands for the text
-    "leading",  # `leading` may take the place of the first token
-    "mlm_head",  # a pre-trained head of masked language modelling may come along
-    "positioned_masks",  # `embed` tells several [MASK]s apart, by their positions
+    "prefix_tokens",  # `prefix` may replace the first token
+    "mlm_head",  # there may be a pre-trained head of masked language modelling
+    "positioned_masks",  # `embed` exists, and gives several [MASK]s different embeddings, by their positions
 )
 
 
 @runtime_checkable
 class EncoderConfig(Protocol):
-    """Shapes and constants of an encoder: a frozen dataclass of plain values, read from config.json, that says
-    everything about the computation but its parameters. What the config of a run may set: `num_layers` (fewer: the
-    first ones) and, where there is such a field, `mlm_head` (bool; there unless `lacks` says otherwise) and
-    `normalize_intermediate` (bool; where layers below the last come out raw)."""
+    """Shapes and constants of an encoder, read from config.json: a frozen dataclass of plain values.
+
+    A run's config may set `num_layers` (the first ones) and, where there is such a field, `mlm_head` (bool; there
+    unless lacking) and `normalize_intermediate` (bool; where states below the last layer have no norm).
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -53,32 +52,41 @@ class EncoderConfig(Protocol):
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """Those of ABILITIES that it does not have -> why, as the end of a sentence."""
+        """Return {missing ability: reason, as the end of a sentence}."""
         ...
 
 
 class Encoder(Protocol):
-    """A Linen module `Encoder(config, compute)`. Its layers are a `stack.Stack`, of products and dropout as in
-    `layers.py`: there all that `compute` asks for is done. Every other parameter it may use as it finds it."""
+    """A Linen module `Encoder(config, compute)`. Its layers are a `stack.Stack` and use the products and the dropout of
+    `layers.py`, which implement `compute`."""
 
     config: Any
     compute: Compute
 
     def __call__(
-        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+        self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encodes a batch; state 0 is the output of the embeddings. The states of a text do not depend on whether it is
-        packed (`layout.Layout`), but for rounding. `leading` [n] (ids) or [n,H] (word embeddings)
-        replaces the first token by n slots, all at its position; the T of the states is then T - 1 + n. Raises
-        ValueError for it where the encoder lacks "leading"."""
+        """Encode a batch; state 0 is the output of the embeddings. Packing changes states by rounding only.
+
+        Args:
+          tokens: of the batch.
+          selection: of the hidden states to return.
+          train: whether there is dropout.
+          prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
+            states is then T - 1 + n.
+
+        Raises:
+          ValueError: prefix tokens, where the encoder lacks "prefix_tokens".
+        """
         ...
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """What the first layer reads, position and all."""
+        """Return the input of the first layer, position embeddings included; not there if "positioned_masks" is
+        lacking."""
         ...
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]: ...
 
-    # A module (hidden [*,H], word_table) -> logits [*,vocabulary]; there if config.mlm_head.
+    # A module (hidden [*,H], word_table) -> logits [*,vocabulary]; exists if config.mlm_head.
     mlm_head: Any

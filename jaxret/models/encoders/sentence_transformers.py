@@ -1,8 +1,8 @@
-"""A sentence-transformers directory: what its modules say of texts and vectors, in the config's own keys.
+"""sentence-transformers directories: the settings of their modules as keys of the config.
 
-modules.json lists the modules and their folders; all that is read is JSON. What they compute is the dual encoder's
-vector: `head.token`, `normalize`, the lengths and the prompts. Whatever else a directory asks for is refused by name,
-because the encoder alone would give other vectors without a word.
+modules.json lists the modules and their folders; only JSON is read. The modules compute the dual encoder's vector:
+`head.token`, `normalize`, the lengths and the prompts. Any other setting is an error, because the encoder alone would
+silently give other vectors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxret.models.encoders.architectures import read_config
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -27,9 +27,9 @@ _REASONS = {
     "WeightedLayerPooling": "it mixes layers for queries too, whose vector is the last layer's here",
 }
 _PYLATE = ["sentence_transformersTransformer", "pylateDense"]
-# The file names that sentence-transformers has had for a Transformer's settings, and what it says in them.
+# File names that sentence-transformers has used for a Transformer's settings.
 _TRANSFORMER = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-_PLAIN: dict[str, tuple[Any, ...]] = {  # key -> the values that change nothing here
+_PLAIN: dict[str, tuple[Any, ...]] = {  # key of these settings -> values without effect here
     "do_lower_case": (False,),
     "transformer_task": ("feature-extraction",),
     "module_output_name": ("token_embeddings",),
@@ -39,7 +39,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # key -> the values that change nothing 
     "tokenizer_args": ({},),
     "config_args": ({},),
 }
-_TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}  # the only modality there is here
+_TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}  # the only supported modality
 _POOLINGS = {  # old key -> mode; several are concatenated
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -50,16 +50,16 @@ _POOLINGS = {  # old key -> mode; several are concatenated
 }
 
 
-class Module(NamedTuple):
+class ModuleEntry(NamedTuple):
     """A line of modules.json."""
 
     kind: str  # the class, without its package
     folder: Path
 
 
-def modules(root: Path) -> list[Module]:
-    """The modules of a directory, in order; none if it is no sentence-transformers directory. Raises ValueError naming
-    the first that cannot be had here."""
+def read_modules(root: Path) -> list[ModuleEntry]:
+    """Return the modules of a directory, in order; [] if it is no sentence-transformers directory. Raises ValueError
+    naming the first that is not supported."""
     path = root / MODULES
     if not path.is_file():
         return []
@@ -67,43 +67,44 @@ def modules(root: Path) -> list[Module]:
         lines = [(str(line["type"]), str(line["path"])) for line in read_json(path)]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
-    found = [Module(type.rpartition(".")[2], root / folder) for type, folder in lines]
-    wanted = ("Transformer", "Pooling", "Normalize")
+    entries = [ModuleEntry(type.rpartition(".")[2], root / folder) for type, folder in lines]
+    expected = ("Transformer", "Pooling", "Normalize")
     if is_pylate(root):
-        if [type.partition(".")[0] + module.kind for (type, _), module in zip(lines, found, strict=True)] != _PYLATE:
+        if [type.partition(".")[0] + module.kind for (type, _), module in zip(lines, entries, strict=True)] != _PYLATE:
             raise ValueError(f"{path}: PyLate's modules here are {', '.join(t for t, _ in lines)}; a Transformer and "
                              "one Dense are read")  # fmt: skip
-        return found
-    for number, ((type, folder), module) in enumerate(zip(lines, found, strict=True)):
-        if module.kind != wanted[min(number, 2)] or not type.startswith("sentence_transformers."):
-            reason = _REASONS.get(module.kind, f"modules are {', '.join(wanted)} (or without the last), in this order")
+        return entries
+    for number, ((type, folder), module) in enumerate(zip(lines, entries, strict=True)):
+        if module.kind != expected[min(number, 2)] or not type.startswith("sentence_transformers."):
+            reason = _REASONS.get(
+                module.kind, f"modules are {', '.join(expected)} (or without the last), in this order"
+            )
             raise ValueError(f"{path}: module {number}, {folder or module.kind}, is a {type}; {reason}")
-    if len(found) < 2:
-        raise ValueError(f"{path}: {len(found)} module(s); a Transformer and a Pooling are needed")
-    return found
+    if len(entries) < 2:
+        raise ValueError(f"{path}: {len(entries)} module(s); a Transformer and a Pooling are needed")
+    return entries
 
 
 def is_pylate(root: Path) -> bool:
-    """Whether a directory has modules of PyLate."""
+    """Return whether a directory has modules of PyLate."""
     path = root / MODULES
     lines = read_json(path) if path.is_file() else []
     return isinstance(lines, list) and any(str(dict(line).get("type", "")).startswith("pylate.") for line in lines)
 
 
 def encoder_folder(root: Path) -> Path:
-    """Where the encoder of a directory is: the folder of its Transformer, or, without modules.json, the directory."""
-    return modules(root)[0].folder if (root / MODULES).is_file() else root
+    """Return the encoder's folder in a directory: that of its Transformer, or, without modules.json, the directory."""
+    return read_modules(root)[0].folder if (root / MODULES).is_file() else root
 
 
-def stated(root: Path) -> dict[str, Any]:
-    """What a directory says, as keys of the config with their values; {} if it is no sentence-transformers directory.
+def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
+    """Return the config keys, with values, that a directory sets; {} if it is no sentence-transformers directory.
 
-    Cosine similarity, which is what is meant where none is named, is the product of vectors of length 1, so it is
-    `normalize=True`, whether there is a Normalize module or not. Raises ValueError with file and key for what cannot be
-    had here.
+    Cosine similarity, the default, is `normalize=True`, with or without a Normalize module. Raises ValueError with file
+    and key for settings that are not supported.
     """
-    found = modules(root)
-    if not found:
+    entries = read_modules(root)
+    if not entries:
         return {}
     settings = _read(root / SETTINGS)
     if (kind := settings.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
@@ -114,21 +115,21 @@ def stated(root: Path) -> dict[str, Any]:
     if settings.get("truncate_dim"):
         raise ValueError(f"{root / SETTINGS}: truncate_dim is {settings['truncate_dim']}; vectors are not cut here")
     prompts = _prompts(root / SETTINGS, settings)
-    token = _token(found[1].folder / "config.json", any(prompts.values()))
-    normalize = similarity == "cosine" or len(found) > 2
-    return {"head.token": token, "normalize": normalize, **_lengths(found[0].folder), **prompts}
+    token = _token(entries[1].folder / "config.json", any(prompts.values()))
+    normalize = similarity == "cosine" or len(entries) > 2
+    return {"head.token": token, "normalize": normalize, **_lengths(entries[0].folder), **prompts}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if there is no file."""
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: a JSON object is needed, found {type(found).__name__}")
-    return found
+    """Return a JSON object; {} if there is no file."""
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: a JSON object is needed, found {type(content).__name__}")
+    return content
 
 
 def _token(path: Path, prompted: bool) -> str:
-    """The Pooling's mode: "cls" or "mean"."""
+    """Return the mode of the Pooling: "cls" or "mean"."""
     raw = _read(path)
     chosen = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
     modes = [chosen] if isinstance(chosen, str) else list(chosen)
@@ -140,19 +141,19 @@ def _token(path: Path, prompted: bool) -> str:
 
 
 def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The prompt of each side: the first of its names that has a text."""
+    """Return the prompt of each side: the first of its names that has a text."""
     prompts = settings.get("prompts") or {}
-    known = [name for names in PROMPTS.values() for name in names]
-    if (name := settings.get("default_prompt_name")) not in (None, *known):
-        raise ValueError(f"{path}: default_prompt_name is {name!r}, of which nobody says whether it is for queries")
-    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(n) or "", str) for n in known):
+    allowed = [name for names in PROMPTS.values() for name in names]
+    if (name := settings.get("default_prompt_name")) not in (None, *allowed):
+        raise ValueError(f"{path}: default_prompt_name is {name!r}, which is neither for queries nor for passages")
+    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(n) or "", str) for n in allowed):
         raise ValueError(f"{path}: prompts is {prompts!r}; texts by name are needed")
     return {key: next((prompts[n] for n in names if prompts.get(n)), "") for key, names in PROMPTS.items()}
 
 
 def _lengths(folder: Path) -> dict[str, int]:
-    """Tokens that a text may have, markers included: what the Transformer's settings say, else the tokenizer's limit;
-    never more than the encoder has positions."""
+    """Return the length limits in tokens, markers included: those of the Transformer's settings, else the tokenizer's
+    limit; at most the encoder's positions."""
     paths = [folder / f"sentence_{name}_config.json" for name in _TRANSFORMER]
     path = next((path for path in paths if path.is_file()), paths[0])
     raw = _read(path)

@@ -1,4 +1,4 @@
-"""A stack of layers: a loop with one body, and a last layer that computes no more than what is kept of it."""
+"""A stack of layers: a loop with one body, and a last layer that computes only the selected positions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from jaxret.distributed import LAYERS
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
+from jaxret.parallel.mesh import LAYERS
 
 Tree = Any
 
 
 class Stack(nn.Module):
-    """`length` layers, one after another. Parameters of all lie in one array with a leading layer axis, so that compile
-    time does not grow with depth.
+    """`length` layers, one after another; their parameters have a leading layer axis.
 
-    layer: makes a layer, as `partial(BertLayer, config, compute, keep)`; a layer is a module (hidden, what is its own,
-    what all share) -> (hidden, what it keeps or None). Raises ValueError for a name by which nobody would know that
-    here are layers (`distributed.LAYERS`).
+    Compile time does not grow with depth. With one selected position, the last layer computes its feed-forward there
+    alone, without copying the other layers' parameters. A gradient step of BERT layers on a CPU (batch 16 x 128):
+    6 x 384 takes 16 % less time than flax.linen.scan over all layers and 33 MiB less temporary memory; 12 x 768 (batch
+    4 x 128) takes 308 MiB less than a scan over slices of the parameters. It compiles more slowly than flax.linen.scan,
+    which has no second body for the last layer: 20 s against 11 s. (python bench/stack.py)
+
+    Raises ValueError for a name that `parallel.mesh.LAYERS` does not match.
     """
 
+    # Makes a layer, as `partial(BertLayer, config, compute, selection)`: a module (hidden, its row of `per_layer` if
+    # there is one, *shared) -> (hidden, selected states or None).
     layer: Callable[..., nn.Module]
     length: int
     compute: Compute
@@ -39,64 +44,68 @@ class Stack(nn.Module):
             )
 
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], *shared: Any, own: Tree = None, first: int | None = None
-    ) -> tuple[Float[jax.Array, "B some H"], Tree]:
-        """The output of the last layer, and what all layers below it keep, on a leading axis. own: arrays with a row
-        for each layer. first: of the last layer only these many positions are asked for, and computed (it gets
-        `first=`); None: all."""
+        self, hidden: Float[jax.Array, "B T H"], *shared: Any, per_layer: Tree = None, first: int | None = None
+    ) -> tuple[Float[jax.Array, "B queries H"], Tree]:
+        """Return the output of the last layer, and the selected states of all layers below it on a leading axis.
+
+        Args:
+          hidden: input of the first layer.
+          *shared: arguments that all layers get.
+          per_layer: arrays with a row for each layer.
+          first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
+        """
         if self.is_initializing():
-            self._initialize(hidden, own, shared)
-        # The gradient of the stack goes back through the layers as one array, in which each writes its own row: the
-        # loop may then end before the last layer, and neither the stack nor its gradient is ever copied to be cut.
+            self._initialize(hidden, per_layer, shared)
+        # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
+        # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced.
         stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
 
-        def compute(hidden: jax.Array, row: Tree, each: Tree, first: int | None) -> tuple[jax.Array, Tree]:
-            index, own, rngs = each
+        def compute(hidden: jax.Array, row: Tree, inputs: Tree, first: int | None) -> tuple[jax.Array, Tree]:
+            index, per_layer, rngs = inputs
             params = _read(stack, row, index)
             if self.compute.read is not None:
-                params = self.compute.read.layer(params)
-            return self._apply(params, rngs, hidden, own, shared, first)
+                params = self.compute.read.gather_layer(params)
+            return self._apply(params, rngs, hidden, per_layer, shared, first)
 
-        def layer(carry: Tree, each: Tree, first: int | None = None) -> tuple[Tree, Tree]:
+        def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
-            row, gradient = _row(gradient, each[0])
+            row, gradient = _row(gradient, inputs[0])
             computed = self._recomputed(partial(compute, first=first), in_loop=first is None)
-            hidden, kept = computed(hidden, row, each)
-            return (hidden, gradient), kept
+            hidden, states = computed(hidden, row, inputs)
+            return (hidden, gradient), states
 
-        each = jnp.arange(self.length), own, self._keys("dropout")
-        carry, kept = (hidden, gradient), None
+        inputs = jnp.arange(self.length), per_layer, self._keys("dropout")
+        carry, states = (hidden, gradient), None
         looped = self.length if first is None else self.length - 1
         if looped:
-            carry, kept = jax.lax.scan(layer, carry, jax.tree.map(lambda x: x[:looped], each))
+            carry, states = jax.lax.scan(layer, carry, jax.tree.map(lambda x: x[:looped], inputs))
         if first is None:
-            return carry[0], jax.tree.map(lambda x: x[:-1], kept)
-        (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], each), first)
-        return hidden, kept
+            return carry[0], jax.tree.map(lambda x: x[:-1], states)
+        (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], inputs), first)
+        return hidden, states
 
     def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
-        """The function, of which the backward pass computes again what `compute` says. Whole parameters, read inside,
-        are never kept for it."""
-        kept = RECOMPUTE[self.compute.recompute]
-        if kept is None:
+        """Return the function with the recompute policy. Gathered parameters, read inside, are never saved."""
+        names = RECOMPUTE[self.compute.recompute]
+        if names is None:
             return function
-        policy = jax.checkpoint_policies.save_only_these_names(*kept)
+        policy = jax.checkpoint_policies.save_only_these_names(*names)
         return jax.checkpoint(function, prevent_cse=not in_loop, policy=policy)
 
     def _apply(
-        self, params: Tree, rngs: Tree, hidden: jax.Array, own: Tree, shared: Tree, first: int | None
+        self, params: Tree, rngs: Tree, hidden: jax.Array, per_layer: Tree, shared: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
-        arguments = shared if own is None else (own, *shared)
-        asked = {} if first is None else {"first": first}
-        return self.layer(parent=None).apply({"params": params}, hidden, *arguments, rngs=rngs, **asked)
+        arguments = shared if per_layer is None else (per_layer, *shared)
+        last = {} if first is None else {"first": first}
+        return self.layer(parent=None).apply({"params": params}, hidden, *arguments, rngs=rngs, **last)
 
     def _keys(self, name: str) -> dict[str, jax.Array]:
-        """A key for each layer, if there are any."""
+        """Return a key for each layer, if there are keys."""
         return {name: jax.random.split(self.make_rng(name), self.length)} if self.has_rng(name) else {}
 
-    def _initialize(self, hidden: jax.Array, own: Tree, shared: Tree) -> None:
-        first = jax.tree.map(lambda x: x[0], own)
-        arguments = shared if own is None else (first, *shared)
+    def _initialize(self, hidden: jax.Array, per_layer: Tree, shared: Tree) -> None:
+        first = jax.tree.map(lambda x: x[0], per_layer)
+        arguments = shared if per_layer is None else (first, *shared)
         layers = jax.vmap(lambda rngs: self.layer(parent=None).init(rngs, hidden, *arguments)["params"])
         for name, value in layers(self._keys("params") | self._keys("dropout")).items():
             self.put_variable("params", name, value)
@@ -104,20 +113,19 @@ class Stack(nn.Module):
 
 @jax.custom_vjp
 def _gradient(stack: Tree) -> Tree:
-    """What the layers hand on so that their gradients meet in it. Forward, like the rows of it, it is nothing but
-    zeros, which nobody reads."""
+    """Return the carry in which the gradients of all layers are collected. Forward, it is zeros that nothing reads."""
     return jax.tree.map(jnp.zeros_like, stack)
 
 
 @jax.custom_vjp
 def _row(gradient: Tree, index: jax.Array) -> tuple[Tree, Tree]:
-    """A layer's row, and all: backward, the row is written to where it belongs."""
+    """Return a layer's row and the carry; backward, the row's gradient is written into the carry's."""
     return jax.tree.map(lambda x: jnp.zeros_like(x[0]), gradient), gradient
 
 
 @jax.custom_vjp
 def _read(stack: Tree, row: Tree, index: jax.Array) -> Tree:
-    """The parameters of a layer; backward, their gradient is that of `row`."""
+    """Return the parameters of a layer; backward, their gradient goes to `row`."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stack)
 
 

@@ -1,5 +1,5 @@
-"""How Hugging Face's files hold an encoder: the keys of config.json, the names of tensors. Every architecture's file
-ends with an `Architecture`."""
+"""Description of an architecture's Hugging Face files: keys of config.json and names of tensors. Every architecture's
+file ends with an `Architecture`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUIRED = object()  # a key without a default
 
 @dataclass(frozen=True)
 class Values:
-    """What a key may hold, in words and as a test."""
+    """The valid values of a key, in words and as a predicate."""
 
     words: str
     include: Callable[[Any], bool]
@@ -39,7 +39,7 @@ DROPOUT = Values("a number from 0 to below 1", _between(0.0, 1.0))
 
 @dataclass(frozen=True)
 class Key:
-    """A key of config.json; the field of ours that it stands for is its value plus `offset`."""
+    """A key of config.json; our field is its value plus `offset`."""
 
     name: str
     values: Values = COUNT
@@ -47,7 +47,7 @@ class Key:
     offset: int = 0
 
 
-# What may be in any config.json and changes the computation, with the only value that is computed here.
+# Options of any config.json that change the computation, with the only value that is implemented.
 PLAIN: dict[str, Any] = {"is_decoder": False, "pruned_heads": {}, "quantization_config": None}
 
 
@@ -61,66 +61,53 @@ def _nothing(_: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The head of transformers' class for sequence classification: dense, activation, perhaps a norm, dropout, and a
-    product.
-
-    dense, norm, score: names of its modules. inside: what begins the names of those that are part of the encoder's own
-    class. dropout_before: whether there is dropout before the dense layer, too. separators: markers between two texts.
-    """
+    """The head of transformers' class for sequence classification: dense, activation, norm or not, dropout, dense."""
 
     class_name: str
-    dense: str
-    score: str
-    inside: str = ""
-    dropout_before: bool = False
-    separators: int = 1
+    dense: str  # name of the module
+    score: str  # name of the last module
+    inside: str = ""  # name prefix of modules that belong to the encoder's own class
+    dropout_before: bool = False  # whether there is dropout before the dense layer, too
+    separators: int = 1  # markers between two texts
     activation: str = "tanh"
-    norm: str = ""
+    norm: str = ""  # name of the module; "": none
     dense_bias: bool = True
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What the names of its tensors begin with."""
+        """Return the name prefixes of its tensors."""
         return tuple(filter(None, (self.dense, self.norm, self.score)))
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `model_type` of transformers.
-
-    config, module: what is made of it (`module(config, compute)`; see protocol.py). keys: our field -> its key.
-    only: options, besides PLAIN, that change the computation, and the one value of each that is computed here.
-    translate: config.json -> the same in the spelling of `keys`; raises ValueError for what cannot be said so. check:
-    config -> (field, what would be right) of every value that does not go with the others. extra: what transformers
-    must find in config.json besides.
-
-    names: config -> {parameter path: tensor name}; a module's name is without suffix, and "{}" is the layer (a
-    parameter with fewer rows than there are layers has those of the last ones). prefix: what models with a head put
-    before every name. buffers: name prefixes of what is stored but is no weight. class_name, mlm_class: transformers'
-    name of the encoder alone, and with the MLM head. mlm_head: the module of that head; mlm_output: where its output
-    matrix may be stored although it is the word table. classifier: the head of a cross-encoder; None: not here.
-    """
+    """One `model_type` of transformers."""
 
     model_type: str
-    config: Callable[..., Any]
-    module: Callable[..., Any]
-    keys: Mapping[str, Key]
+    config: Callable[..., Any]  # makes our config of its fields
+    module: Callable[..., Any]  # makes the encoder of (config, compute); see protocol.py
+    keys: Mapping[str, Key]  # our field -> its key
+    # config -> {parameter path: tensor name}. A module's name is without suffix, and "{}" is the layer; a parameter
+    # with fewer rows than there are layers has those of the last ones.
     names: Callable[[Any], Mapping[str, str]]
-    class_name: str
-    prefix: str = ""
-    only: Mapping[str, Any] = field(default_factory=dict)
+    class_name: str  # transformers' class of the encoder alone
+    prefix: str = ""  # of every name, in models with a head
+    only: Mapping[str, Any] = field(default_factory=dict)  # more options like PLAIN
+    # Returns config.json in the spelling of `keys`; raises ValueError if that is impossible.
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
-    check: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()
-    mlm_head: Callable[..., Any] | None = None
-    mlm_class: str = ""
-    mlm_output: str = ""
-    classifier: Classifier | None = None
+    check: Callable[[Any], Iterator[tuple[str, str]]] = (
+        _nothing  # config -> (field, requirement) of values that conflict
+    )
+    extra: Mapping[str, Any] = field(default_factory=dict)  # more keys that transformers needs in config.json
+    buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are no weights
+    mlm_head: Callable[..., Any] | None = None  # makes the MLM head of (config, compute)
+    mlm_class: str = ""  # transformers' class with the MLM head
+    mlm_output: str = ""  # where the MLM head's output matrix may be stored, although it is the word table
+    classifier: Classifier | None = None  # head of a cross-encoder; None: not supported
 
     def read(self, raw: Mapping[str, Any]) -> Any:
-        """The content of config.json -> our config. Raises ValueError naming the key that is missing, that holds
-        nonsense, or that asks for what is not implemented."""
+        """Return our config of the content of config.json. Raises ValueError naming the key that is missing, invalid or
+        not implemented."""
         for option, only in (PLAIN | dict(self.only)).items():
             if raw.get(option) is not None and raw[option] != only:
                 raise ValueError(f"{option} is {raw[option]!r}; only {only!r} is implemented for {self.model_type}")
@@ -135,13 +122,13 @@ class Architecture:
                 raise ValueError(f"{key.name} is {value!r}; it must be {key.values.words}")
             fields[ours] = value + key.offset if key.offset else value
         config = self.config(**fields, model_type=self.model_type)
-        for ours, wanted in self.check(config):
+        for ours, requirement in self.check(config):
             key = self.keys[ours]
-            raise ValueError(f"{key.name} is {raw.get(key.name, key.default)!r}; it must {wanted}")
+            raise ValueError(f"{key.name} is {raw.get(key.name, key.default)!r}; it must {requirement}")
         return config
 
     def write(self, config: Any) -> dict[str, Any]:
-        """Our config -> the content of config.json."""
+        """Return the content of config.json for our config."""
         with_head = getattr(config, "mlm_head", False)
         raw: dict[str, Any] = {
             "model_type": self.model_type,

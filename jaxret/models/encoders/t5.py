@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
-from jaxret.models.encoders.keep import Keep
-from jaxret.models.encoders.layers import Compute, Dense, Dropout, dropout, dropout_rows
-from jaxret.models.encoders.layout import Layout, Rows
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, scaled_norm
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
@@ -29,14 +29,14 @@ from jaxret.types import HiddenStates, Tokens
 LACKS = {
     "cls": "T5 has no [CLS]",
     "fused_attention": "T5 adds a bias of positions to its scores",
-    "leading": "T5 has no [CLS] whose place they could take, and no position 0",
+    "prefix_tokens": "T5 has no [CLS] to replace, and no position 0",
     "mlm_head": "T5 has no head of masked language modelling",
     "positioned_masks": "T5 has no [MASK], and its embeddings hold no positions",
 }
 
 
 def activation(feed_forward: str) -> tuple[bool, str]:
-    """Whether there is a gate, and the activation; transformers reads "gated-gelu" as the tanh approximation."""
+    """Return whether there is a gate, and the activation; "gated-gelu" is the tanh approximation in transformers."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
     return gated, "gelu_new" if feed_forward == "gated-gelu" else name
 
@@ -79,8 +79,11 @@ class T5Config:
 
 
 def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Array, "T T"]:
-    """The bucket of key position minus query position: half for each direction; small distances have their own,
-    larger ones share, in steps that grow with the logarithm up to `max_distance`."""
+    """Return the bucket of each key position minus query position.
+
+    Half of the buckets are for each direction. Small distances have a bucket of their own, larger ones share buckets
+    whose width grows logarithmically up to `max_distance`.
+    """
     distance = jnp.arange(length)[None] - jnp.arange(length)[:, None]  # [query,key]
     half = buckets // 2
     far, exact = jnp.abs(distance), half // 2
@@ -90,64 +93,46 @@ def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Ar
     return jnp.where(distance > 0, half, 0) + bucket
 
 
-def rms_norm(hidden: Float[jax.Array, "B T H"], scale: Float[jax.Array, " H"], eps: float) -> Float[jax.Array, "B T H"]:
-    """x / rms(x) * scale, computed in float32: no mean is taken away, no bias is added."""
-    wide = hidden.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
-    return (normed * scale).astype(hidden.dtype)
-
-
-class RMSNorm(nn.Module):
-    """`rms_norm` with a learned scale."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, hidden: Float[jax.Array, "B T H"]) -> Float[jax.Array, "B T H"]:
-        return rms_norm(hidden, self.param("scale", nn.initializers.ones, (hidden.shape[-1],)), self.eps)
-
-
 class T5Layer(nn.Module):
-    """One pre-norm block; returns its output and what `keep` selects of it."""
+    """A pre-norm layer: returns its output and its selected states."""
 
     config: T5Config
     compute: Compute
-    keep: Keep
+    selection: Selection
 
     @nn.compact
     def __call__(
         self,
         hidden: Float[jax.Array, "R W H"],
-        layout: Layout,
-        rows: Rows,
+        layout: TokenLayout,
         position_bias: Float[jax.Array, "heads W W"],
         final_scale: Float[jax.Array, " H"],
     ) -> tuple[Float[jax.Array, "R W H"], Float[jax.Array, "N K H"] | None]:
         c = self.config
-        drop = dropout(c.dropout, rows)
+        drop = Dropout(c.dropout, layout)
 
-        def dense(features: int, name: str, spread: float) -> Dense:
-            init = nn.initializers.normal(c.initializer_factor * spread)
+        def dense(features: int, name: str, deviation: float) -> Dense:
+            init = nn.initializers.normal(c.initializer_factor * deviation)
             return Dense(features, self.compute, init, use_bias=False, name=name)
 
-        def heads(name: str, spread: float) -> Float[jax.Array, "R W heads width"]:
-            return split_heads(dense(c.num_heads * c.head_size, name, spread)(normed), c.num_heads)
+        def heads(name: str, deviation: float) -> Float[jax.Array, "R W heads width"]:
+            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(normed), c.num_heads)
 
-        normed = RMSNorm(c.layer_norm_eps, name="attention_norm")(hidden)
+        normed = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
         key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
-        mixed = attend(query, key, value, layout.seen, drop, position_bias, self.compute)
+        mixed = attend(query, key, value, layout.attention_mask, drop, position_bias, self.compute)
         hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(mixed))
 
-        normed = RMSNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
+        normed = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
         wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(normed))
         if c.gated:
             wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(normed)
         hidden = hidden + drop(dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(drop(wide)))
-        if self.keep.layers == "last":
+        if self.selection.layers == "last":
             return hidden, None
-        shown = rms_norm(hidden, final_scale, c.layer_norm_eps) if c.normalize_intermediate else hidden
-        return hidden, self.keep.of(shown, layout)[0]
+        states = scaled_norm(hidden, final_scale, c.layer_norm_eps) if c.normalize_intermediate else hidden
+        return hidden, self.selection.select(states, layout)[0]
 
 
 class T5(nn.Module):
@@ -159,37 +144,42 @@ class T5(nn.Module):
     def setup(self) -> None:
         c, normal = self.config, nn.initializers.normal
         self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=normal(c.initializer_factor))
-        spread = c.initializer_factor * c.hidden_size**-0.5
-        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(spread))
+        deviation = c.initializer_factor * c.hidden_size**-0.5
+        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(deviation))
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
-        self.drop = Dropout(c.dropout)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
         return self.word.embedding
 
-    def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """What the first layer reads."""
-        return self.drop(self.word(tokens.ids), dropout_rows(tokens, train))
-
     @nn.compact
     def __call__(
-        self, tokens: Tokens, keep: Keep = Keep(), train: bool = False, leading: jax.Array | None = None
+        self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encodes a batch. Dropout needs a "dropout" rng when `train`. Raises ValueError for `leading`."""
-        if leading is not None:
-            raise ValueError(f"leading slots cannot be had: {LACKS['leading']}")
-        c, layout = self.config, Layout.of(tokens)
-        rows = layout.rows(dropout_rows(tokens, train))
-        embedded = self.drop(layout.embed(self.word, tokens.ids, None), rows)
-        # Distances inside a text are those in its row, packed or not.
+        """Encode a batch.
+
+        Args:
+          tokens: of the batch.
+          selection: of the hidden states to return.
+          train: whether there is dropout, which needs a "dropout" rng.
+          prefix: None.
+
+        Raises:
+          ValueError: prefix tokens.
+        """
+        if prefix is not None:
+            raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
+        c, layout = self.config, TokenLayout.of(tokens, train)
+        drop = Dropout(c.dropout, layout, name="drop")
+        embedded = drop(layout.embed(self.word, tokens.ids, None))
+        # Distances between tokens of a text are those in its row, packed or not.
         buckets = relative_buckets(embedded.shape[1], c.buckets, c.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], the same in every layer
-        layers = Stack(partial(T5Layer, c, self.compute, keep), c.num_layers, self.compute, name="layers")
-        # Without a [CLS] the mean or every token is asked for, so the last layer is like the others.
-        last, kept = layers(embedded, layout, rows, bias, self.final_norm)
-        last = self.drop(rms_norm(last, self.final_norm, c.layer_norm_eps), rows)
-        return keep.collect(embedded, kept, last, layout)
+        layers = Stack(partial(T5Layer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
+        # There is no [CLS]: heads select the mean or every token, so the last layer computes all positions.
+        last, intermediate = layers(embedded, layout, bias, self.final_norm)
+        last = drop(scaled_norm(last, self.final_norm, c.layer_norm_eps))
+        return selection.collect(embedded, intermediate, last, layout)
 
 
 KEYS = {
@@ -225,7 +215,7 @@ GATED = {  # v1.1
 }
 
 
-def translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def translate_t5(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """transformers repeats the activation in a key of its own, and believes that one."""
     feed_forward = str(raw.get("feed_forward_proj", "relu"))
     for key, value in zip(("is_gated_act", "dense_act_fn"), activation(feed_forward), strict=True):
@@ -234,7 +224,7 @@ def translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return raw
 
 
-def check(config: T5Config) -> Iterator[tuple[str, str]]:
+def check_t5(config: T5Config) -> Iterator[tuple[str, str]]:
     if config.buckets < 4:
         yield "buckets", "be at least 4: two directions, near and far"
     if config.max_distance <= config.buckets // 4:
@@ -248,8 +238,8 @@ ARCHITECTURE = Architecture(
     KEYS,
     lambda config: NAMES | (GATED if config.gated else UNGATED),
     class_name="T5EncoderModel",
-    translate=translate,
-    check=check,
+    translate=translate_t5,
+    check=check_t5,
     # Files of the whole model also hold the word table a second and third time.
     buffers=("encoder.embed_tokens", "decoder.embed_tokens"),
 )

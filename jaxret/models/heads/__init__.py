@@ -1,4 +1,4 @@
-"""Heads: HiddenStates -> Embeddings, one file a family. `head.py` says what a head is to the rest of the project."""
+"""Heads: HiddenStates -> Embeddings, one file per family; `head.py` has their interface."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from ml_collections import ConfigDict
 
 from jaxret.models.encoders import sentence_transformers
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
-from jaxret.models.heads.all_tokens import AllTokens
-from jaxret.models.heads.first_tokens import FirstTokens
-from jaxret.models.heads.head import Head, Params
-from jaxret.models.heads.implicit import ImplicitInteraction
-from jaxret.models.heads.last_layer import LastLayer
-from jaxret.models.heads.layers import Layers
-from jaxret.models.heads.lexical import LexicalAggregate
-from jaxret.models.heads.pylate import is_pylate, stored_head
-from jaxret.models.heads.pylate import stated as stated_by_pylate
-from jaxret.models.heads.viewers import Viewers
+from jaxret.models.heads.aggretriever import AggretrieverHead
+from jaxret.models.heads.colbert import ColbertHead
+from jaxret.models.heads.dual_encoder import DualEncoderHead
+from jaxret.models.heads.head import Params, VectorHead
+from jaxret.models.heads.i3 import I3Head
+from jaxret.models.heads.me_bert import MeBertHead
+from jaxret.models.heads.mlr import MlrHead
+from jaxret.models.heads.mvr import MvrHead
+from jaxret.models.heads.pylate import is_pylate, stored_pylate_head
+from jaxret.models.heads.pylate import read_pylate_keys as stated_by_pylate
 
-HEADS: dict[str, type[Head]] = {
-    "last_layer": LastLayer,
-    "layers": Layers,
-    "first_tokens": FirstTokens,
-    "all_tokens": AllTokens,
-    "viewers": Viewers,
-    "lexical": LexicalAggregate,
-    "implicit": ImplicitInteraction,
+HEADS: dict[str, type[VectorHead]] = {
+    "dual_encoder": DualEncoderHead,
+    "mlr": MlrHead,
+    "me_bert": MeBertHead,
+    "colbert": ColbertHead,
+    "mvr": MvrHead,
+    "aggretriever": AggretrieverHead,
+    "i3": I3Head,
 }
 
 
-def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
-    """The head that `config.head` names, with its own group of keys. Raises ValueError for an unknown name, settings
-    that mean nothing, and an encoder that lacks what the family needs."""
+def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
+    """Return the head that `config.head` names, with its group of keys. Raises ValueError for an unknown name, invalid
+    settings, and an encoder that lacks an ability."""
     name = config.head.name
     if name not in HEADS:
         raise ValueError(f"head.name is {name!r}; it must be one of {', '.join(HEADS)}")
@@ -56,12 +56,12 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> Head:
     return head
 
 
-def stated(root: Path) -> dict[str, Any]:
-    """What a model's directory says of texts and vectors, as keys of the config with their values; {} if nothing.
-    Raises ValueError with file and key for what cannot be had here."""
-    return stated_by_pylate(root) if is_pylate(root) else sentence_transformers.stated(root)
+def read_model_keys(root: Path) -> dict[str, Any]:
+    """Return the config keys, with values, that a model's directory sets for texts and vectors. Raises ValueError with
+    file and key for settings that are not supported."""
+    return stated_by_pylate(root) if is_pylate(root) else sentence_transformers.read_sentence_transformers_keys(root)
 
 
-def stored_parameters(root: Path, head: Head) -> Params:
-    """What a model's directory has for the parameters of a head; {} if nothing."""
-    return stored_head(root) if head.STATED else {}
+def stored_head_parameters(root: Path, head: VectorHead) -> Params:
+    """Return the parameters of a head that a model's directory has; {}: none."""
+    return stored_pylate_head(root) if head.DIRECTORY_KEYS else {}

@@ -1,4 +1,4 @@
-"""A PyLate directory: a ColBERT checkpoint in the files of sentence-transformers.
+"""PyLate directories: ColBERT checkpoints in the files of sentence-transformers.
 
 modules.json has a Transformer and PyLate's Dense (the projection); config_sentence_transformers.json has the markers,
 the lengths, whether queries are filled with [MASK]s, and the words of passages that are no vectors. PyLate inserts a
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from jaxret.data.backend import load_backend
+from jaxret.data.tokens.backend import load_backend
 from jaxret.models.encoders.sentence_transformers import (
     DENSE,
     LENGTHS,
@@ -25,12 +25,12 @@ from jaxret.models.encoders.sentence_transformers import (
     SETTINGS,
     encoder_folder,
     is_pylate,
-    modules,
+    read_modules,
 )
 from jaxret.models.heads.head import Params
-from jaxret.storage import read_json
+from jaxret.storage.atomic import read_json
 
-# Keys of the settings, and what PyLate takes where they are not there.
+# Keys of the settings, with PyLate's defaults.
 DEFAULTS: dict[str, Any] = {
     "query_prefix": "[Q] ",
     "document_prefix": "[D] ",
@@ -43,16 +43,16 @@ DEFAULTS: dict[str, Any] = {
 USE = """from pylate import models
 model = models.ColBERT("FOLDER")
 queries, passages = model.encode([...], is_query=True), model.encode([...], is_query=False)"""
-_DENSE: dict[str, tuple[Any, ...]] = {  # what its config.json may say besides the sizes
+_DENSE: dict[str, tuple[Any, ...]] = {  # allowed values of its config.json besides the sizes
     "bias": (False,),
     "activation_function": ("torch.nn.modules.linear.Identity",),
     "use_residual": (False,),
 }
 
 
-def stated(root: Path) -> dict[str, Any]:
-    """What a PyLate directory says, as keys of the config with their values; {} of any other. Raises ValueError with
-    file and key for what cannot be had here."""
+def read_pylate_keys(root: Path) -> dict[str, Any]:
+    """Return the config keys, with values, that a PyLate directory sets; {} for any other directory. Raises ValueError
+    with file and key for settings that are not supported."""
     if not is_pylate(root):
         return {}
     settings = _settings(root)
@@ -69,8 +69,8 @@ def stated(root: Path) -> dict[str, Any]:
     unknown = backend.token_to_id(_unknown(root))
     words = {backend.token_to_id(word) for word in settings["skiplist_words"]}
     skipped = {unknown if id is None else id for id in words} - {None}
-    own = {
-        "projection": int(projection(root).shape[1]),
+    head_keys = {
+        "projection": int(read_projection(root).shape[1]),
         "late": True,
         "query_marker": _marker(root, backend, settings["query_prefix"]),
         "passage_marker": _marker(root, backend, settings["document_prefix"]),
@@ -79,36 +79,41 @@ def stated(root: Path) -> dict[str, Any]:
         **({} if expansion == "none" else {"mask_id": special["mask"]}),
     }
     return {
-        **{f"head.all_tokens.{key}": value for key, value in own.items()},
+        **{f"head.colbert.{key}": value for key, value in head_keys.items()},
         "normalize": True,
         **{key: lengths[f"{side}_length"] for side, key in LENGTHS.items()},
         **dict.fromkeys(PROMPTS, ""),
     }
 
 
-def projection(root: Path) -> np.ndarray:
-    """The matrix [H,D] of a PyLate directory. Raises ValueError if its module is more than a product with it."""
-    folder = modules(root)[1].folder
+def read_projection(root: Path) -> np.ndarray:
+    """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
+    folder = read_modules(root)[1].folder
     config = read_json(folder / "config.json")
     for key, allowed in _DENSE.items():
         if config.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {allowed[0]!r} is implemented")
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{folder} has no model.safetensors; save it so with PyLate: a pickle is never opened")
-    found = load_file(folder / "model.safetensors")
-    if set(found) != {"linear.weight"} or found["linear.weight"].ndim != 2:
-        raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(found))}; linear.weight is needed")
-    return np.ascontiguousarray(found["linear.weight"].T, np.float32)
+    tensors = load_file(folder / "model.safetensors")
+    if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
+        raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
+    return np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
 
 
-def stored_head(root: Path) -> Params:
-    """The parameters of a head that a directory holds; {} if it is none of PyLate's."""
-    return {"projection": {"kernel": projection(root)}} if is_pylate(root) else {}
+def stored_pylate_head(root: Path) -> Params:
+    """Return the head's parameters of a PyLate directory; {} for any other directory."""
+    return {"projection": {"kernel": read_projection(root)}} if is_pylate(root) else {}
 
 
-def settings_of(head: Any, lengths: Mapping[str, int], words: Mapping[int, str]) -> dict[str, Any]:
-    """The settings of PyLate that say the same as a head. lengths: of "query" and "document"; words: by id. Raises
-    ValueError for what PyLate cannot say."""
+def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, str]) -> dict[str, Any]:
+    """Return PyLate's settings for a head. Raises ValueError for a head that PyLate does not have.
+
+    Args:
+      head: a ColbertHead.
+      lengths: of "query" and "document".
+      words: by id.
+    """
     if not head.late_interaction():
         raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")
     prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
@@ -126,34 +131,34 @@ def settings_of(head: Any, lengths: Mapping[str, int], words: Mapping[int, str])
 
 
 def dense_module(kernel: np.ndarray) -> tuple[str, dict[str, Any]]:
-    """(type, config.json) of PyLate's Dense that multiplies with `kernel` [H,D]."""
+    """Return (type, config.json) of PyLate's Dense module with `kernel` [H,D]."""
     sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
     return DENSE, {**sizes, **{key: allowed[0] for key, allowed in _DENSE.items()}}
 
 
 def _settings(root: Path) -> dict[str, Any]:
     path = root / SETTINGS
-    found = DEFAULTS | (read_json(path) if path.is_file() else {})
-    if (kind := found.get("model_type", "ColBERT")) != "ColBERT":
+    settings = DEFAULTS | (read_json(path) if path.is_file() else {})
+    if (kind := settings.get("model_type", "ColBERT")) != "ColBERT":
         raise ValueError(f"{path}: model_type is {kind!r}, of modules that {root / MODULES} says are PyLate's ColBERT")
-    if found.get("default_prompt_name"):
-        raise ValueError(f"{path}: default_prompt_name is {found['default_prompt_name']!r}; none is read")
+    if settings.get("default_prompt_name"):
+        raise ValueError(f"{path}: default_prompt_name is {settings['default_prompt_name']!r}; none is read")
     for key in DEFAULTS:
-        if found[key] is None:
-            found[key] = DEFAULTS[key]
-    return found
+        if settings[key] is None:
+            settings[key] = DEFAULTS[key]
+    return settings
 
 
 def _marker(root: Path, backend: Any, prefix: str) -> int:
-    """The id of a marker; -1 where there is none."""
+    """Return the id of a marker; -1: none."""
     if not prefix:
         return -1
-    if (found := backend.token_to_id(prefix)) is None:
+    if (id := backend.token_to_id(prefix)) is None:
         raise ValueError(f"{root}: the tokenizer has no token {prefix!r}, which {SETTINGS} names as a marker")
-    return found
+    return id
 
 
 def _unknown(root: Path) -> str:
     path = encoder_folder(root) / "tokenizer_config.json"
-    found = read_json(path).get("unk_token") if path.is_file() else None
-    return str(found.get("content") if isinstance(found, dict) else found)
+    token = read_json(path).get("unk_token") if path.is_file() else None
+    return str(token.get("content") if isinstance(token, dict) else token)

@@ -1,0 +1,145 @@
+"""Write the reference pages that follow from the code: commands, config keys and modules.
+
+`make docs` runs it before Sphinx. The pages are in docs/reference/ and in no commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "reference"
+PACKAGE = ROOT / "jaxret"
+sys.path.insert(0, str(ROOT))
+
+from jaxret.cli.verbs import VERBS  # noqa: E402  (the path comes first)
+
+
+class Key(NamedTuple):
+    """A key or a group of keys of configs/base.py: its path, its default as written (None for a group), its comment."""
+
+    path: str
+    default: str | None
+    comment: str
+
+
+def escape(text: str) -> str:
+    """Return text with the characters that Markdown would interpret escaped, outside of `code`."""
+    return re.sub(r"([\\*_<>\[\]|#~])(?=(?:[^`]*`[^`]*`)*[^`]*$)", r"\\\1", text)
+
+
+def commands() -> str:
+    """Return the page of commands: the help of each verb, its flags as a list."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+
+    def read_help(verb: str) -> str:
+        command = [sys.executable, "-m", "jaxret", *verb.split(), "-h"]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        helps = dict(zip(VERBS, pool.map(read_help, VERBS), strict=True))
+    lines = ["# Commands", "", "`jaxret VERB -h` prints the same.", ""]
+    for verb, text in helps.items():
+        lines += [f"## jaxret {verb}", "", f"{escape(VERBS[verb].capitalize())}.", "", *_help(text), ""]
+    return "\n".join(lines)
+
+
+def _help(text: str) -> Iterator[str]:
+    """Yield the lines of one verb's help: its text as it is, its arguments and flags as definitions."""
+    about, _, flags = text.partition("\nFlags:\n")
+    about, _, arguments = about.partition("\nArguments:\n")
+    yield from ("```text", about.strip(), "```", "")
+    for line in f"{arguments}\n{flags}".splitlines():
+        if match := re.match(r"  (--\S+|\S+) {1,}(.*)$", line):
+            yield from (f"`{match[1]}`", f": {escape(match[2])}", "")
+        elif line.strip():
+            yield from (f"  {escape(line.strip())}", "")
+
+
+def read_keys() -> list[Key]:
+    """Return the keys of configs/base.py in their order, each with the comments above it and behind it."""
+    source = (PACKAGE / "configs" / "base.py").read_text()
+    keys: list[Key] = []
+    above: list[str] = []
+    for line in source[source.index("def get_config") :].splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            above.append(text.lstrip("# "))
+        elif match := re.match(r"c\.([\w.]+) = (.*)$", text):
+            value, behind = _split_comment(match[2])
+            group = value == "ConfigDict()"
+            keys.append(Key(match[1], None if group else value, " ".join([*above, behind]).strip()))
+            above = []
+        elif not text:
+            above = []
+    return keys
+
+
+def _split_comment(text: str) -> tuple[str, str]:
+    """Return the value and the comment of the right side of an assignment."""
+    for match in re.finditer(r"  # ", text):
+        try:
+            ast.parse(text[: match.start()])
+        except SyntaxError:
+            continue
+        return text[: match.start()].strip(), text[match.end() :].strip()
+    return text.strip(), ""
+
+
+def config_keys() -> str:
+    """Return the page of config keys."""
+    lines = [
+        "# Config keys",
+        "",
+        "Every key of `configs/base.py`, with its default. Set a key on the command line",
+        "(`--config.optimizer.learning_rate=1e-5`), in a config file, or in the `changes` of `jaxret.Retriever.train`.",
+        "An unknown key is an error.",
+        "",
+    ]
+    for key in read_keys():
+        if key.default is None:
+            level = "#" * (2 + key.path.count("."))
+            lines += [f"{level} {key.path}", "", escape(key.comment), ""]
+        else:
+            comment = escape(key.comment[:1].upper() + key.comment[1:]).rstrip(".")
+            lines += [f"`{key.path}`", f": {comment and comment + '. '}Default: `{key.default}`.", ""]
+    return "\n".join(lines)
+
+
+def modules() -> str:
+    """Return the page of modules: a section a folder, and the first sentence of each module's docstring."""
+    lines = ["# Modules", "", "The first sentence of every module, folder by folder.", ""]
+    folders = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+    for folder in folders:
+        lines += [f"## {folder.relative_to(ROOT).as_posix()}/", ""]
+        if text := _first_sentence(folder / "__init__.py"):
+            lines += [escape(text), ""]
+        for path in sorted(folder.glob("*.py")):
+            if path.name != "__init__.py":
+                lines += [f"`{path.name}`", f": {escape(_first_sentence(path)) or '–'}", ""]
+    return "\n".join(lines)
+
+
+def _first_sentence(path: Path) -> str:
+    if not path.exists():
+        return ""
+    paragraph = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
+    return re.split(r"(?<=\.)\s", " ".join(paragraph.split()), maxsplit=1)[0]
+
+
+def main() -> None:
+    PAGES.mkdir(exist_ok=True)
+    for name, page in (("commands", commands), ("config", config_keys), ("modules", modules)):
+        (PAGES / f"{name}.md").write_text(page())
+
+
+if __name__ == "__main__":
+    main()

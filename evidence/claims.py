@@ -1,0 +1,269 @@
+"""The steps of `evidence/run.py`, and the papers' claims about them: data, no code that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MARGIN = 0.002  # what "no worse" may lose of nDCG@10: about what self-contrastive pooling of two layers gains here
+
+LAYERS = 4
+# Every run, unless its own keys say otherwise: few layers, short texts, few steps. An epoch is 40 steps.
+COMMON: dict[str, Any] = {
+    "encoder.layers": LAYERS,
+    "data.subset": 1280,
+    "tokens.query_length": 32,
+    "tokens.passage_length": 64,
+    "tokens.length_multiple": 16,
+    "train.batch_size": 32,
+    "train.steps": 120,
+    "train.log_every": 10,
+    "optimizer.learning_rate": 1e-4,
+    # As MiniLM was trained: the mean over tokens, of length 1, and cosines divided by .05. Its [CLS] knows little.
+    "head.token": "mean",
+    "normalize": True,
+    "loss.temperature": 0.05,
+    "loss.local_temperature": 0.05,
+}
+
+
+@dataclass(frozen=True)
+class Train:
+    """A run: trained, and measured on the test questions. system: a suffix of configs/minilm.py. keys: what is changed;
+    "@NAME/FILE" is a file of another step, of the same seed. seeded: False for what no seed changes."""
+
+    system: str = "dual_encoder"
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = True
+
+
+@dataclass(frozen=True)
+class Mine:
+    """Hard negatives of the training questions, `mined.jsonl`. pool: "bm25", or the run "@NAME" that finds them."""
+
+    pool: str
+    seeded: bool = True
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """An encoder from nothing, in `model`, on the texts of all data sets; `start` is what it began with."""
+
+    method: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = False
+
+
+Step = Train | Mine | Pretrain
+
+
+def layers(*chosen: int, **keys: Any) -> dict[str, Any]:
+    """MLR: keys of the layers, all of whose vectors are kept."""
+    return {"head.name": "mlr", "head.mlr.chosen": chosen, **PLAIN, **keys}
+
+
+PLAIN: dict[str, Any] = {"pooling": "none", "loss.local_weight": 0.0}
+CONTRASTIVE: dict[str, Any] = {"pooling": "self_contrastive", "loss.local_weight": 0.1}
+# At the encoder's rate the weights of the mix stay within .002 of the average's in so few steps.
+MIXED: dict[str, Any] = {"optimizer.head_parameters": "^pooling/", "optimizer.head_learning_rate": 0.05}
+ALL = tuple(range(1, LAYERS + 1))
+# A query with four passages of its own; fewer queries, so that a step costs little more.
+HARD = {"data.negatives": 3, "train.batch_size": 16}
+# MLM and RetroMAE from nothing, and what is fine-tuned from there.
+SCRATCH = {
+    "encoder.checkpoint": "",
+    "encoder.dtype": "float32",
+    "pretraining.length": 64,
+    "pretraining.scratch.vocabulary": 8000,
+    "pretraining.scratch.hidden_size": 256,
+    "pretraining.scratch.layers": LAYERS,
+    "pretraining.scratch.heads": 4,
+    "pretraining.scratch.intermediate_size": 1024,
+    "pretraining.scratch.positions": 128,
+    "train.batch_size": 64,
+    "train.steps": 1500,
+    "train.checkpoint_every": 250,
+    "optimizer.learning_rate": 1e-3,
+}
+
+
+def from_scratch(model: str, **keys: Any) -> dict[str, Any]:
+    """Fine-tuned from an encoder that was made here."""
+    steps = {"train.steps": 240, "optimizer.learning_rate": 3e-4}  # the encoder is smaller, and knows less
+    return {
+        "head.token": "cls",
+        "encoder.checkpoint": model,
+        "encoder.sha256": "",
+        "encoder.layers": 0,
+        **steps,
+        **keys,
+    }
+
+
+# MVR's viewers and I3 stand in the place of [CLS], of which MiniLM's layers know little: RetroMAE's was trained to hold
+# a text.
+RETROMAE = "@retromae/model"
+ANNEALED = {"loss.annealing_rate": 0.2, "loss.annealing_floor": 0.3}  # to .37 in the sixth and last epoch
+
+
+def viewers(**keys: Any) -> Train:
+    """MVR, of four viewers."""
+    return Train("mvr", from_scratch(RETROMAE, **{"head.mvr.count": 4, "loss.local_weight": 0.01, **keys}))
+
+
+# I3: [MASK] of the tokenizer made here; the weight of reconstruction falls to .1 in six epochs, and what begins at
+# random learns faster than what does not, as in the released code.
+IMAGINED = {
+    "head.i3.mask_id": 4,
+    "head.i3.reconstruction_decay": 0.65,
+    "optimizer.head_learning_rate": 1e-3,
+}
+
+
+def lexical(**keys: Any) -> dict[str, Any]:
+    """Aggretriever, of 256 numbers as the encoder; products as they are, for a text's length is its words' weights."""
+    parts = {"head.aggretriever.lexical_dim": 192, "head.aggretriever.cls_dim": 64}
+    return {**parts, "normalize": False, "loss.temperature": 1.0, **keys}
+
+
+STEPS: dict[str, Step] = {
+    "dual": Train(),
+    "mlr-2": Train(keys=layers(3, 4, **CONTRASTIVE)),
+    "mlr-3": Train(keys=layers(2, 3, 4, **CONTRASTIVE)),
+    "mlr-4": Train(keys=layers(*ALL, **CONTRASTIVE)),
+    "mlr-4-average": Train(keys=layers(*ALL, pooling="average")),
+    "mlr-4-scalar-mix": Train(keys=layers(*ALL, pooling="scalar_mix", **MIXED)),
+    "layers-4": Train(keys=layers(*ALL)),
+    "layers-3-last": Train(keys=layers(2, 3, 4)),
+    "layers-3-first": Train(keys=layers(1, 2, 4)),
+    "layers-2-last": Train(keys=layers(3, 4)),
+    "layers-2-first": Train(keys=layers(1, 4)),
+    "layers-2-uniform": Train(keys=layers(2, 4)),
+    **{f"me-bert-{m}": Train(keys={"head.name": "me_bert", "head.me_bert.count": m, **PLAIN}) for m in (2, 3, 4)},
+    # Hard negatives: BM25's, then those of what was trained on them.
+    "bm25": Mine("bm25", seeded=False),
+    "stage-1": Train(keys={"data.train": "@bm25/mined.jsonl", **HARD}),
+    "own": Mine("@stage-1"),
+    "stage-2": Train(keys={"data.train": "@own/mined.jsonl", **HARD}),
+    # The teacher: all six layers of MiniLM, as they come. Both learn from the negatives that it found.
+    "minilm": Train(
+        "as_it_comes",
+        {"encoder.layers": 0, "train.steps": 0, "data.subset": 0},
+        seeded=False,
+    ),
+    "taught": Mine("@minilm", seeded=False),
+    "untaught": Train(keys={"data.train": "@taught/mined.jsonl", **HARD}),
+    "student": Train(
+        keys={
+            "data.train": "@taught/mined.jsonl",
+            **HARD,
+            "loss.kl.weight": 1.0,
+            "loss.kl.temperature": 0.05,
+            "loss.kl.teacher_temperature": 0.05,
+        }
+    ),
+    # Pre-trained here, from nothing: layers that were never tuned for retrieval.
+    "mlm": Pretrain("mlm", SCRATCH),
+    "retromae": Pretrain("retromae", {**SCRATCH, "pretraining.mask_rate": 0.3}),
+    "dual-nothing": Train(keys=from_scratch("@mlm/start")),
+    "dual-mlm": Train(keys=from_scratch("@mlm/model")),
+    "dual-retromae": Train(keys=from_scratch(RETROMAE)),
+    "mlr-2-mlm": Train(keys=from_scratch("@mlm/model", **layers(3, 4, **CONTRASTIVE))),
+    "mlr-2-retromae": Train(keys=from_scratch(RETROMAE, **layers(3, 4, **CONTRASTIVE))),
+    "me-bert-4-retromae": Train(
+        keys=from_scratch(RETROMAE, **{"head.name": "me_bert", "head.me_bert.count": 4, **PLAIN})
+    ),
+    "mvr": viewers(**ANNEALED),
+    "mvr-no-local": viewers(**{**ANNEALED, "loss.local_weight": 0.0}),
+    "mvr-no-annealing": viewers(**{"loss.annealing_rate": 0.0}),
+    "i3": Train("i3", from_scratch(RETROMAE, **IMAGINED)),
+    "agg-nothing": Train("aggretriever", from_scratch("@mlm/start", **lexical())),
+    "agg-mlm": Train("aggretriever", from_scratch("@mlm/model", **lexical())),
+    "agg-mlm-cls": Train(
+        "aggretriever",
+        from_scratch("@mlm/model", **lexical(**{"head.aggretriever.lexical_dim": 0, "head.aggretriever.cls_dim": 256})),
+    ),
+    "agg-mlm-words": Train(
+        "aggretriever",
+        from_scratch("@mlm/model", **lexical(**{"head.aggretriever.lexical_dim": 256, "head.aggretriever.cls_dim": 0})),
+    ),
+    # Without the MLM head: a token stands for its own word, so that nothing has to be learnt of the others.
+    "agg-nothing-no-head": Train(
+        "aggretriever", from_scratch("@mlm/start", **lexical(**{"head.aggretriever.mlm": False}))
+    ),
+    "agg-mlm-no-head": Train("aggretriever", from_scratch("@mlm/model", **lexical(**{"head.aggretriever.mlm": False}))),
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`treated` has a higher `measure` than `baseline`; with `margin`, one that is lower by no more than it. later: how
+    many seeds of the others come before its first."""
+
+    paper: str
+    says: str
+    baseline: str
+    treated: str
+    measure: str = "nDCG@10"
+    margin: float = 0.0
+    later: int = 0
+
+
+LAST_WINS, VARIATION, PERPLEXITY = "last layer wins", "local variation", "perplexity"
+
+# The most telling first: each seed goes through them in this order.
+CLAIMS = (
+    Claim("MLR", "{3,4}, self-contrastive, is better than the dual encoder", "dual", "mlr-2"),
+    Claim("MLR", "all layers, self-contrastive, are better than the dual encoder", "dual", "mlr-4"),
+    Claim("MLR", "self-contrastive pooling is better than the average", "mlr-4-average", "mlr-4"),
+    Claim("MLR", "... than the scalar mix", "mlr-4-scalar-mix", "mlr-4"),
+    Claim("MLR", "one vector, self-contrastive, is no worse than all", "layers-4", "mlr-4", margin=MARGIN),
+    Claim("MLR", "after it the last layer wins the maximum more often", "layers-4", "mlr-4", LAST_WINS),
+    Claim("I3, MLR", "stage two, on its own negatives, is better than stage one, on BM25's", "stage-1", "stage-2"),
+    Claim("I3", "distilled is better than not", "untaught", "student"),
+    # Those have hard negatives on both sides, for which a step has half the queries: do they beat having none?
+    Claim("I3, MLR", "stage one is better than no hard negatives", "dual", "stage-1"),
+    Claim("I3, MLR", "... stage two", "dual", "stage-2"),
+    Claim("I3", "... distilled", "dual", "student"),
+    Claim("MLR", "the last layers are no worse than the first: 2", "layers-2-first", "layers-2-last", margin=MARGIN),
+    Claim("MLR", "... than uniform ones: 2", "layers-2-uniform", "layers-2-last", margin=MARGIN),
+    Claim("MLR", "... than the first: 3", "layers-3-first", "layers-3-last", margin=MARGIN),
+    Claim("MLR", "layers are better than ME-BERT's tokens, all vectors searched: m = 2", "me-bert-2", "layers-2-last"),
+    Claim("MLR", "... m = 3", "me-bert-3", "layers-3-last"),
+    Claim("MLR", "... m = 4", "me-bert-4", "layers-4"),
+    Claim("MLR", "self-contrastive, 3 layers are no worse than 2", "mlr-2", "mlr-3", margin=MARGIN),
+    Claim("MLR", "... 4 layers than 2", "mlr-2", "mlr-4", margin=MARGIN),
+    Claim("RetroMAE", "MLM before fine-tuning is better than nothing", "dual-nothing", "dual-mlm", later=2),
+    Claim("Aggretriever", "with MLM pre-training it is better than without", "agg-nothing", "agg-mlm", later=2),
+    Claim("Aggretriever", "... a token being its own word", "agg-nothing-no-head", "agg-mlm-no-head", later=2),
+    Claim("Aggretriever", "the MLM head's words are better than a token's own", "agg-mlm-no-head", "agg-mlm", later=2),
+    Claim("Aggretriever", "both parts are better than [CLS] alone", "agg-mlm-cls", "agg-mlm", later=2),
+    Claim("Aggretriever", "... than the aggregate alone", "agg-mlm-words", "agg-mlm", later=2),
+    Claim("Aggretriever", "is better than the dual encoder from the same MLM", "dual-mlm", "agg-mlm", later=2),
+    Claim("MLR", "{3,4} is better than the dual encoder, from MLM alone", "dual-mlm", "mlr-2-mlm", later=2),
+    Claim("RetroMAE", "is better than MLM", "dual-mlm", "dual-retromae", later=2),
+    Claim("RetroMAE", "is better than nothing", "dual-nothing", "dual-retromae", later=2),
+    Claim("MLR", "{3,4} is better than the dual encoder, from RetroMAE", "dual-retromae", "mlr-2-retromae", later=2),
+    Claim("MVR", "viewers are better than the dual encoder", "dual-retromae", "mvr", later=2),
+    Claim("MVR", "... also without annealing, at the same temperature", "dual-retromae", "mvr-no-annealing", later=2),
+    Claim("MVR", "... than ME-BERT, 4 vectors each", "me-bert-4-retromae", "mvr", later=2),
+    Claim("MVR", "... also without annealing", "me-bert-4-retromae", "mvr-no-annealing", later=2),
+    Claim(
+        "MVR",
+        "viewers are more different than ME-BERT's vectors: local variation",
+        "me-bert-4-retromae",
+        "mvr",
+        VARIATION,
+        later=2,
+    ),
+    Claim("MVR", "... also without annealing", "me-bert-4-retromae", "mvr-no-annealing", VARIATION, later=2),
+    Claim("MVR", "... perplexity of the winner", "me-bert-4-retromae", "mvr", PERPLEXITY, later=2),
+    Claim("MVR", "... also without annealing", "me-bert-4-retromae", "mvr-no-annealing", PERPLEXITY, later=2),
+    Claim("MVR", "the local loss helps", "mvr-no-local", "mvr", later=2),
+    Claim("MVR", "annealing helps", "mvr-no-annealing", "mvr", later=2),
+    Claim(
+        "MVR", "annealing makes viewers more different: local variation", "mvr-no-annealing", "mvr", VARIATION, later=2
+    ),
+    Claim("I3", "is better than the dual encoder, a question costing the same", "dual-retromae", "i3", later=2),
+)

@@ -1,0 +1,291 @@
+"""Run a verb of the command line: parse flags, print help, silence libraries, cache compiled programs, and report
+errors in one sentence instead of a traceback.
+
+Nothing here imports JAX, so that a wrong flag is reported without delay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from absl import flags
+
+from jaxret.cli.flags import OptionFlags
+from jaxret.configs import load_config, locate_config, require_keys, suggest_name
+from jaxret.storage.atomic import cache_folder
+
+HELP = {"-h", "--h", "-help", "--help"}
+
+# Exit statuses
+INTERRUPTED = 130  # the status that shells use for Ctrl-C
+NO_READER = 141  # the status that shells use for a closed pipe
+UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
+CACHE_BYTES = 2 << 30  # most bytes of cached compiled programs
+
+# Loggers that write dozens of lines for a save, or a list of the accelerators that were not found.
+_VERBOSE_LOGGERS = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Print an error as `error: ...` and exit with status 1, or 70 for an unexpected error.
+
+    JAXRET_DEBUG=1 shows tracebacks instead.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        if _debugging():
+            raise
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from error
+    except BrokenPipeError as error:  # `jaxret search ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python reports a second error when it flushes at exit
+        raise SystemExit(NO_READER) from error
+    except Exception as error:
+        if _debugging():
+            raise
+        message = describe_error(error)
+        if message:
+            print(f"error: {message}", file=sys.stderr)
+            if _lost_a_process(error):
+                _end_at_once()
+            raise SystemExit(1) from error
+        first = _first_line(error)
+        print(
+            f"unexpected error: {type(error).__name__}: {first} (JAXRET_DEBUG=1 shows where; please report it)",
+            file=sys.stderr,
+        )
+        raise SystemExit(UNEXPECTED) from error
+
+
+def describe_error(error: Exception) -> str:
+    """Return a sentence on an error in input, config, files or the machine; "" for an unexpected error."""
+    first = _first_line(error)
+    if _lost_a_process(error):  # JAX may raise it as a ValueError
+        return f"another process of this job is gone; run the same command on all hosts again to continue ({first})"
+    if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError"):
+        if "RESOURCE_EXHAUSTED" in first:
+            return f"the device is out of memory; smaller batches or chunks need less ({first})"
+        return first
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"out of memory{f' ({error})' if str(error) else ''}"
+    if isinstance(error, (ValueError, OSError, ArithmeticError, EOFError)):
+        return str(error) or type(error).__name__
+    if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
+        return _first_line(error)  # JAX adds pages to errors about its devices
+    return ""
+
+
+def _lost_a_process(error: Exception) -> bool:
+    """Return whether a collective operation failed because another process closed its connection."""
+    return bool(re.search(r"Gloo [\w -]+ failed: .*(closed by peer|reset by peer|refused)", _first_line(error)))
+
+
+def _end_at_once() -> None:
+    """Exit without JAX's shutdown, which would wait a minute for the lost process, then abort with a core dump."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def _debugging() -> bool:
+    return bool(os.environ.get("JAXRET_DEBUG"))
+
+
+def silence_libraries() -> None:
+    """Silence the logs of libraries, so that the terminal shows only jaxret's progress bars and errors.
+
+    Must run before JAX is imported. JAX's warnings about missing devices stay; XLA's logs, such as for a program that
+    takes minutes to compile, are shown only with JAXRET_DEBUG=1.
+    """
+    if not _debugging():
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in _VERBOSE_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # jaxret reports the errors itself
+    # At level INFO, JAX reports every accelerator that it does not find. Not "jax": JAX copies that level to XLA.
+    logging.getLogger("jax._src").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"(orbax|tensorboardX|tokenizers|transformers)\b")
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    sys.unraisablehook = _report_unraisable
+
+
+def _report_unraisable(unraisable: Any) -> None:
+    """Report an unraisable error, except from reads of a checkpoint that finish after another read failed and closed
+    their event loop: the first failure is already reported in a sentence."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def enable_compilation_cache() -> None:
+    """Let JAX cache compiled programs in the user's cache folder, so that the same job compiles nothing when it starts
+    again.
+
+    Must run before JAX is imported. JAX's own variables take precedence; JAXRET_COMPILATION_CACHE=0 turns the cache
+    off. The size is bounded here: with JAX's bound, JAX stops writing after a kill between an entry and its time stamp.
+    """
+    if os.environ.get("JAXRET_COMPILATION_CACHE") == "0" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder = cache_folder("compiled")
+        folder.mkdir(parents=True, exist_ok=True)
+        _delete_least_recently_used(folder, CACHE_BYTES)
+    except (OSError, RuntimeError):  # no home folder, or no space in it: compile without a cache
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _delete_least_recently_used(folder: Path, limit: int) -> None:
+    """Delete the least recently read files until the others have at most `limit` bytes."""
+    with os.scandir(folder) as entries:
+        files = [(e.stat(), e.path) for e in entries if e.is_file(follow_symlinks=False)]
+    total = sum(stat.st_size for stat, _ in files)
+    for stat, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
+        if total <= limit:
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process deletes, too
+            os.unlink(path)
+        total -= stat.st_size
+
+
+def run_command(module: ModuleType, arguments: list[str]) -> None:
+    """Parse the flags of a module of `jaxret.cli` and call its `main`; print its help if one of HELP is an argument."""
+    with report_errors():
+        if HELP.intersection(arguments):
+            print(help_text(module))
+            return
+        if "--helpfull" in arguments:
+            print(flags.FLAGS.get_help())
+            return
+        positional = parse_flags(module, arguments)
+        silence_libraries()  # after parsing, where absl sets its log level
+        enable_compilation_cache()
+        module.main(*positional)
+
+
+def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
+    """Parse a command line into flags.FLAGS, and return the positional arguments. Raises ValueError."""
+    if "config" in flags.FLAGS:
+        arguments = _with_config(arguments)
+    flags.FLAGS.set_gnu_getopt()  # flags and other arguments in any order
+    try:
+        values = flags.FLAGS(["jaxret", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        names = [holder.name for holder in _verb_flags(module)]
+        raise ValueError(
+            f"--{error.flagname} is no flag{suggest_name(error.flagname, names)} (--help lists them)"
+        ) from error
+    except flags.Error as error:
+        raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
+    positional = list(_arguments(module))
+    missing = [name for name in positional[len(values) :] if not name.startswith("[")]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given (--help explains it)")
+    if len(values) > len(positional) and not (positional and positional[-1].endswith("...")):
+        others = f"besides {' and '.join(positional)} " if positional else ""
+        extra = " ".join(values[len(positional) :])
+        raise ValueError(f"unexpected argument {extra!r}: {others}every argument is a flag, --name=value")
+    return values
+
+
+def _with_config(arguments: list[str]) -> list[str]:
+    """Replace the name of a config by the path of its file. Raises ValueError for a file that is no config and for
+    unknown keys, where ml_collections would show a traceback."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in ("-config", "--config"):  # its value is the next argument
+            joined[-1] = f"--config={argument}"
+        else:
+            joined.append(argument)
+    config_arguments = [argument for argument in joined if re.match(r"--?config(=|$)", argument)]
+    keys = config_keys(joined)
+    if not config_arguments:
+        if keys:
+            raise ValueError(f"--config.{keys[0]} needs a config to change: --config=NAME or --config=FILE.py")
+        return arguments
+    config = config_arguments[-1].partition("=")[2]
+    require_keys(load_config(config), keys, config)
+    return [f"--config={locate_config(config)}", *(argument for argument in joined if argument not in config_arguments)]
+
+
+def config_keys(arguments: Iterable[str]) -> list[str]:
+    """Return the keys of the config that a command line sets."""
+    names = [argument.lstrip("-").partition("=")[0] for argument in arguments]
+    return [name.removeprefix("config.") for name in names if name.startswith("config.")]
+
+
+def config_overrides(config: Mapping[str, Any], arguments: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of the config that a command line sets, with their values in the parsed config."""
+    return {key: reduce(getitem, key.split("."), config) for key in config_keys(arguments)}
+
+
+def _wrong_value(message: str) -> str:
+    """Return absl's message, or a clearer one for a missing value and a value of the wrong type."""
+    if missing := re.findall(r"Flag (--\w+) must have a value", message):
+        return f"{' and '.join(missing)} must be given"
+    match = re.match(r"flag (--([\w.]+)=.*?): ", message, re.DOTALL)
+    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    if not match or match[2] not in flags.FLAGS:
+        return message
+    parser: Any = flags.FLAGS[match[2]].parser
+    kind = kinds.get(parser.flag_type())
+    if getattr(parser, "lower_bound", None) is not None:
+        return f"{match[1]}: it must be {kind} of at least {parser.lower_bound}"
+    return f"{match[1]}: it must be {kind}" if kind else message.removeprefix("flag ")
+
+
+def _verb_flags(module: ModuleType) -> list[flags.FlagHolder]:
+    """Return the flags that a module defines, in its order."""
+    holders: list[flags.FlagHolder] = []
+    for value in vars(module).values():
+        if isinstance(value, OptionFlags):
+            holders += value.holders.values()
+        elif isinstance(value, flags.FlagHolder):
+            holders.append(value)
+    return holders
+
+
+def _arguments(module: ModuleType) -> dict[str, str]:
+    """Return the positional arguments of a module with their help."""
+    return getattr(module, "ARGUMENTS", {})
+
+
+def help_text(module: ModuleType) -> str:
+    """Return a module's docstring, its arguments, and its flags with help and default."""
+    lines = [(module.__doc__ or "").strip(), ""]
+    if _arguments(module):
+        lines += ["Arguments:", *(f"  {name:<16} {meaning}" for name, meaning in _arguments(module).items()), ""]
+    lines.append("Flags:")
+    for holder in _verb_flags(module):
+        flag = flags.FLAGS[holder.name]
+        value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
+        required = any("must have a value" in validator.message for validator in flag.validators)
+        default = " [required]" if required else "" if value in (None, "") else f" [{value}]"
+        lines.append(f"  --{flag.name + '=':<14} {flag.help}{default}")
+        if flag.name == "config":
+            lines.append(f"  {'--config.KEY=':<16} a key of the config; configs/base.py explains all keys")
+    return "\n".join(lines)

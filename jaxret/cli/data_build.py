@@ -1,0 +1,28 @@
+"""Writes a data set as a versioned TFDS data set, which is read in place, by row:
+
+jaxret data build SRC FOLDER --version=1.0.0
+
+FOLDER is then a source for every command that reads data.
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+ARGUMENTS = {
+    "SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format",
+    "FOLDER": "folder to write; its name is the name of the data set: small letters, digits and _",
+}
+_VERSION = flags.DEFINE_string("version", "1.0.0", "version of the data set; an existing version is not overwritten")
+_SPLIT = shared_flags.split("train", "name of the split, where SRC is a training file")
+_ON_ERROR = shared_flags.on_error()
+
+
+def main(source: str, folder: str) -> None:
+    from jaxret.data.formats import Policy
+    from jaxret.data.formats.build_data_set import build_data_set
+
+    policy = Policy(_ON_ERROR.value)
+    print(build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy))
+    if policy.report():
+        print(policy.report())

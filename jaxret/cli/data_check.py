@@ -1,0 +1,27 @@
+"""Describes a data set, counts its records, and lists what is wrong with it; exits with status 1 at a bad record:
+
+jaxret data check FOLDER_OR_FILE
+"""
+
+from absl import flags
+
+ARGUMENTS = {"SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format"}
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", "", "model folder, package:NAME/FOLDER or hub name; default: count words instead of tokens"
+)
+_LENGTHS = flags.DEFINE_list(
+    "lengths", ["32", "64", "128", "256", "512"], "length limits in tokens; how many texts each would cut is shown"
+)
+
+
+def main(source: str) -> None:
+    if not all(limit.isdecimal() for limit in _LENGTHS.value):
+        limits = ",".join(_LENGTHS.value)
+        raise ValueError(f"--lengths={limits}: numbers of tokens are expected, with commas between them")
+    if _LENGTHS.present and not _TOKENIZER.value:
+        raise ValueError("--lengths are limits in tokens, which only a --tokenizer can count: give one")
+    from jaxret.data.dataset_check import print_data_check
+    from jaxret.models.encoders.pretrained import resolve_encoder
+
+    folder = str(resolve_encoder(_TOKENIZER.value, weights=False)) if _TOKENIZER.value else ""
+    print_data_check(source, folder, [int(limit) for limit in _LENGTHS.value])

@@ -1,0 +1,29 @@
+"""Writes a data set in another format, and counts what that format cannot hold:
+
+jaxret data convert SRC DST --to=FORMAT
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+ARGUMENTS = {
+    "SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format",
+    "DST": "file (plain, .gz, .zst or .parquet) or folder to write",
+}
+_TO = flags.DEFINE_string(
+    "to", None, "beir, msmarco, tevatron or dpr for a folder, or the name of a file format", required=True
+)
+_SPLIT = shared_flags.split("train", "split to convert, or name of the split of a training file")
+_ROLE = flags.DEFINE_string("role", "", "records to convert: passages, queries, judgements, examples or rankings")
+_ON_ERROR = shared_flags.on_error()
+
+
+def main(source: str, destination: str) -> None:
+    from jaxret.data.formats import Policy
+    from jaxret.data.formats.convert import convert_data
+
+    policy = Policy(_ON_ERROR.value)
+    print(convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy))
+    if policy.report():
+        print(policy.report())

@@ -1,0 +1,20 @@
+"""Measures how different the vectors of a passage are, and how often each of them has the best score:
+
+jaxret diversity --workdir=runs/mlr --data=FOLDER
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+_WORKDIR = shared_flags.workdir("folder of a run with several vectors a passage")
+_DATA = flags.DEFINE_string("data", None, "folder with judged queries and a corpus", required=True)
+_SPLIT = shared_flags.split("test")
+_CHECKPOINT = shared_flags.checkpoint()
+
+
+def main() -> None:
+    from jaxret.experiments.vector_diversity import report_diversity
+    from jaxret.runs.run import open_run
+
+    print(report_diversity(open_run(_WORKDIR.value, _CHECKPOINT.value), _DATA.value, _SPLIT.value))

@@ -1,0 +1,74 @@
+"""Encodes a corpus:
+
+jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
+jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
+jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
+
+Run the same command again to continue an interrupted job, and as often as you like at the same time, on any hosts that
+share the run's folder: each job takes shards that no other has, those of jobs that died too, and ends when all are
+there.
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.index.encode_options import EncodeOptions
+
+_WORKDIR = shared_flags.workdir()
+_CORPUS = shared_flags.corpus()
+_NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: that of the folder or file")
+_APPEND = flags.DEFINE_bool("append", False, "add the passages to the corpus that is encoded as --name")
+_DELETE = flags.DEFINE_string("delete", "", "file with ids, one a line: delete these passages from the corpus --name")
+_CHECKPOINT = shared_flags.checkpoint()
+_PASSAGE_LENGTH = shared_flags.passage_length()
+_TOKENS_PER_BATCH = shared_flags.tokens_per_batch()
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", 'only where hosts must start together, as those of a TPU slice: "auto", or host:port'
+)
+_PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
+_PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
+_TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that several processes wait for each other")
+_PLATFORM = shared_flags.platform()
+_ATTENTION = shared_flags.attention()
+_OPTIONS = OptionFlags(EncodeOptions)
+
+
+def main() -> None:
+    from jaxret.index.encode import encode_corpus
+    from jaxret.index.update import append_corpus, delete_passages
+    from jaxret.models.encoders.fused import describe_attention
+    from jaxret.parallel import processes
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.runs.run import open_run
+    from jaxret.runs.workdir import Workdir
+    from jaxret.search.searcher import corpus_folder
+
+    if not _CORPUS.value and not _DELETE.value:
+        raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
+    if _DELETE.value and (_CORPUS.value or _APPEND.value):
+        raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
+    options = _OPTIONS()
+    if _DELETE.value:
+        folder = corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name")
+        deleted, left = delete_passages(folder, _DELETE.value)
+        print(f"{deleted:,} passages deleted from {folder}; {left:,} are left")
+        return
+    keep_freed_memory()
+    processes.initialize_distributed(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
+    processes.require_platform(_PLATFORM.value, "--platform")
+    run = open_run(
+        _WORKDIR.value,
+        _CHECKPOINT.value,
+        passage_length=_PASSAGE_LENGTH.value,
+        tokens_per_batch=_TOKENS_PER_BATCH.value,
+        attention=_ATTENTION.value,
+    )
+    print(describe_attention(run.config.encoder.attention))
+    if _APPEND.value:
+        folder = corpus_folder(run.workdir, _NAME.value, "--name")
+        result = append_corpus(run, _CORPUS.value, folder, options)
+    else:
+        result = encode_corpus(run, _CORPUS.value, _NAME.value, options)
+    part_of = f", a part of {result.folder.parent}" if _APPEND.value else ""
+    print(f"{result.passages:,} passages are in {result.folder}{part_of}")

@@ -1,0 +1,51 @@
+"""Fuses runs of several systems into one, by ranks or by normalized scores:
+
+jaxret fuse bm25.trec dense.trec --out=both.trec --queries=FOLDER --qrels=FOLDER
+jaxret fuse bm25.trec dense.trec --method=min_max --weights=0.3,0.7 --out=both.trec
+jaxret fuse bm25.trec dense.trec --method=min_max --tune=bm25.dev.trec,dense.dev.trec --tune_qrels=FOLDER --out=FILE
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+ARGUMENTS = {"RUN...": "two or more runs of the same queries, TREC or a format of docs/data.md"}
+
+_OUT = flags.DEFINE_string("out", None, "run to write", required=True)
+_METHOD = flags.DEFINE_enum("method", "rrf", ["rrf", "min_max", "z_score"], "how scores are made comparable")
+_WEIGHTS = flags.DEFINE_list("weights", [], "weight of each run; default: 1 for each")
+_K = flags.DEFINE_integer("k", 1000, "passages per query", lower_bound=1)
+_QUERIES = shared_flags.queries()
+_QRELS = shared_flags.qrels()
+_SPLIT = shared_flags.split("test")
+_MEASURES = flags.DEFINE_list("measures", ["nDCG@10", "RR@10", "R@100"], "measures, named as in ir-measures")
+_TUNE = flags.DEFINE_list(
+    "tune", [], "runs of other queries in the same order; takes the weights with the best first measure on them"
+)
+_TUNE_QRELS = flags.DEFINE_string("tune_qrels", "", "judgements of the queries of --tune")
+_TUNE_SPLIT = flags.DEFINE_string("tune_split", "dev", "split of --tune_qrels, where it is a folder")
+
+
+def main(*runs: str) -> None:
+    from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+
+    try:
+        weights = [float(weight) for weight in _WEIGHTS.value]
+    except ValueError as error:
+        raise ValueError(f"--weights={','.join(_WEIGHTS.value)}: these must be numbers") from error
+    fuse_runs(
+        FuseJob(
+            runs=runs,
+            out=_OUT.value,
+            method=_METHOD.value,
+            weights=weights,
+            k=_K.value,
+            queries=_QUERIES.value,
+            qrels=_QRELS.value,
+            split=_SPLIT.value,
+            measures=_MEASURES.value,
+            tune_runs=_TUNE.value,
+            tune_qrels=_TUNE_QRELS.value,
+            tune_split=_TUNE_SPLIT.value,
+        )
+    )

@@ -1,0 +1,27 @@
+"""Builds an approximate index of an encoded corpus with FAISS, and measures its recall of exact search:
+
+jaxret index --workdir=runs/mlr --factory=IVF4096,PQ64 --queries=FOLDER --qrels=FOLDER --split=dev
+jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="how do I ...?"
+
+No search uses an index unless --index names it. Run the same command again to go on, or to measure with other
+--parameters.
+"""
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.search.search_options import IndexOptions
+
+_WORKDIR = shared_flags.workdir()
+_CORPUS = shared_flags.encoded_corpus()
+_OPTIONS = OptionFlags(IndexOptions, factory=None)
+_CHECKPOINT = shared_flags.checkpoint()
+
+
+def main() -> None:
+    from jaxret.experiments.build_index import index_corpus
+    from jaxret.runs.run import open_run
+    from jaxret.runs.workdir import Workdir
+
+    options = _OPTIONS()
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value) if options.queries else None
+    index_corpus(run.workdir if run else Workdir(_WORKDIR.value), options, _CORPUS.value, run)

@@ -1,0 +1,70 @@
+"""Questions one after the other: the model and the vectors are opened once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from jaxret.cli.app import describe_error
+from jaxret.experiments.search_files import describe_passages, show_answer
+from jaxret.index.shards import ShardError
+from jaxret.runs.mismatch import ContractError
+from jaxret.search.searcher import Searcher
+
+PROMPT = "question> "
+_WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer ones once for each step of length
+
+
+def interact(searcher: Searcher, k: int) -> None:
+    """Answers questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
+    with a history; Ctrl-C ends a line, not the session. What is wrong with a question is told on stderr, and the next
+    one is read."""
+    warm_up(searcher, k)
+    if searcher.index:
+        print(f"approximate: {searcher.index.describe(k)}")
+    print(f"{describe_passages(searcher)}; an empty line or Ctrl-D ends", flush=True)
+    for question in questions():
+        try:
+            show_answer(searcher, question, k, progress=False)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError) or not describe_error(
+                error
+            ):  # nobody reads any more; or nobody foresaw it
+                raise
+            print(f"error: {describe_error(error)}", file=sys.stderr)
+        sys.stdout.flush()
+
+
+def questions() -> Iterator[str]:
+    """The lines of standard input up to an empty one. Bytes that are not UTF-8 come as lone surrogates, which the check
+    of a question names."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):  # some builds of Python have none: no history then
+            import readline  # noqa: F401
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    while True:
+        try:
+            line = input(PROMPT) if terminal else sys.stdin.readline().rstrip("\r\n")
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            print()
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def warm_up(searcher: Searcher, k: int) -> None:
+    """Compiles what questions of up to _WARM_LENGTH tokens need, reads the vectors once, and finds the places of all
+    texts."""
+    lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
+    first = searcher.warm_up(["? " * length for length in lengths], k)
+    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # told with each answer
+        searcher.passages(set(first))

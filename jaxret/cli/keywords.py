@@ -1,0 +1,19 @@
+"""Writes pseudo-queries from the (English) words of the passages, for use without a query generator:
+
+jaxret keywords --corpus=FOLDER_OR_FILE --out=FILE
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+_CORPUS = shared_flags.corpus(required=True)
+_OUT = flags.DEFINE_string("out", None, "file to write; data.pseudo_queries reads it", required=True)
+_COUNT = flags.DEFINE_integer("count", 8, "words for each passage", lower_bound=1)
+
+
+def main() -> None:
+    from jaxret.mining.keywords import write_keywords
+
+    with_keywords, total = write_keywords(_CORPUS.value, _OUT.value, _COUNT.value)
+    print(f"{with_keywords:,} of {total:,} passages have keywords, written to {_OUT.value}")

@@ -1,0 +1,59 @@
+"""Mines hard negatives for training queries, writes a training file, and audits it:
+
+jaxret mine --data=FOLDER --corpus=FOLDER --pool=bm25 --out=FILE.jsonl       from BM25
+jaxret mine --data=FOLDER --pool=runs/stage1 --out=FILE.jsonl                from a run that encoded the corpus
+jaxret mine --data=FOLDER --corpus=FOLDER --pool=RUN.trec --out=FILE.jsonl   from a file of rankings
+
+Train on it with --config.data.train=FILE.jsonl: the file has all texts.
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.mining.mining_settings import MiningSettings
+
+_DATA = flags.DEFINE_string(
+    "data", None, "folder or file with the training queries (docs/data.md lists the formats)", required=True
+)
+_SPLIT = shared_flags.split("train")
+_POOL = flags.DEFINE_multi_string(
+    "pool", [], "bm25, the folder of a run, or a file of rankings; may be repeated: a record has negatives of all pools"
+)
+_OUT = flags.DEFINE_string("out", None, "training file to write, JSON lines (.gz, .zst)", required=True)
+_CORPUS = shared_flags.corpus("the corpus that the run encoded")
+_ENCODED = flags.DEFINE_string("encoded", "", "name of the run's encoded corpus; needed if there are several")
+_TEACHER = flags.DEFINE_string(
+    "teacher",
+    "",
+    "file of rankings with a teacher's scores, positives included: score limits use them, and the "
+    "training file has them",
+)
+_CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records follow; may be repeated")
+_SUBSET = flags.DEFINE_integer("subset", 0, "number of queries to mine for, as data.subset; 0: all", lower_bound=0)
+_SETTINGS = OptionFlags(MiningSettings)
+_PLATFORM = shared_flags.platform()
+_ON_ERROR = shared_flags.on_error()
+
+
+def main() -> None:
+    from jaxret.mining.mining_job import MiningJob, mine_negatives
+    from jaxret.parallel.processes import require_platform
+
+    settings = _SETTINGS()
+    require_platform(_PLATFORM.value, "--platform")
+    mine_negatives(
+        MiningJob(
+            data=_DATA.value,
+            split=_SPLIT.value,
+            pools=tuple(_POOL.value),
+            out=_OUT.value,
+            corpus=_CORPUS.value,
+            encoded=_ENCODED.value,
+            teacher=_TEACHER.value,
+            concat=tuple(_CONCAT.value),
+            settings=settings,
+            on_error=_ON_ERROR.value,
+            subset=(_SUBSET.value, settings.seed),
+        )
+    )

@@ -1,0 +1,20 @@
+"""Makes a run of a pre-trained model, to encode and search with, or to start training from:
+
+jaxret open MODEL --workdir=runs/as-it-comes
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
+_WORKDIR = shared_flags.workdir("new folder of the run")
+_TOKEN = flags.DEFINE_enum("token", "", ["", "cls", "mean"], "vector of a plain encoder: cls (the default) or mean")
+_NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale vectors to length 1, for cosines")
+_DOWNLOAD = shared_flags.download()
+
+
+def main(model: str) -> None:
+    from jaxret.export.import_model import import_model
+
+    print(import_model(model, _WORKDIR.value, _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value))

@@ -1,0 +1,46 @@
+"""Runs the stages of a config: mine, score by a teacher, train, encode and search for each; then prints their results:
+
+jaxret recipe --config=minilm:mlr --workdir=runs/two --config.data.train=FOLDER --config.data.dev=FOLDER
+jaxret recipe --config=recipes/mlr_mined --workdir=runs/nq --config.data.train=train.json --corpus=psgs.tsv \\
+  --queries=test.qa.csv
+
+Run the same command again to continue. A completed step runs again only if its inputs changed.
+"""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.app import config_overrides
+
+_TRAIN_FOLDER = "the folder of config.data.train"
+_CONFIG = shared_flags.config("config with stages")
+_WORKDIR = shared_flags.workdir("folder of the recipe; each stage has a run in it")
+_CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
+_QUERIES = shared_flags.queries(_TRAIN_FOLDER)
+_QRELS = shared_flags.qrels("--queries, if it is a folder")
+_SPLIT = shared_flags.split("test")
+_K = shared_flags.k()
+_MEASURES = shared_flags.measures()
+_MATCH = shared_flags.match(None, "; default: strings, or the setting of a stage's mining")
+
+
+def main() -> None:
+    from jaxret.experiments.recipes.check_recipe import EvaluationSetup, complete_evaluation
+    from jaxret.experiments.recipes.run_recipe import run_recipe
+    from jaxret.experiments.recipes.stages import read_stages
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.processes import require_platform
+
+    keep_freed_memory()
+    config = _CONFIG.value
+    require_platform(config.mesh.platform, "mesh.platform")
+    measures = tuple(_MEASURES.value) if _MEASURES.value else None
+    sources = (_CORPUS.value, _QUERIES.value, _QRELS.value)
+    setup = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
+    evaluation = complete_evaluation(setup, config.data.train)
+    name = config_flags.get_config_filename(flags.FLAGS["config"])
+    stages = read_stages(name, config_overrides(config, sys.argv), _MATCH.value or "")
+    run_recipe(stages, _WORKDIR.value, evaluation)

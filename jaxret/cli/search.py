@@ -1,0 +1,73 @@
+"""Searches an encoded corpus, exactly unless --index or --candidates is given:
+
+jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
+jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
+jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
+jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
+"""
+
+from dataclasses import replace
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.search.search_options import SearchOptions
+
+_WORKDIR = shared_flags.workdir()
+_QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
+_INTERACTIVE = flags.DEFINE_bool(
+    "interactive", False, "answer questions of the terminal or of standard input, one a line, until an empty line"
+)
+_QUERIES = shared_flags.queries()
+_QRELS = shared_flags.qrels()
+_CORPUS = shared_flags.encoded_corpus()
+_K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
+_CHECKPOINT = shared_flags.checkpoint()
+_QUERY_LENGTH = shared_flags.query_length()
+_MEASURES = shared_flags.measures()
+_PLATFORM = shared_flags.platform()
+_ATTENTION = shared_flags.attention()
+_OPTIONS = OptionFlags(SearchOptions)
+_EVALUATION = OptionFlags(EvaluationOptions)
+
+
+def main() -> None:
+    from jaxret.cli.interactive import interact
+    from jaxret.data.record_checks import check_question
+    from jaxret.experiments.evaluation_queries import has_queries_of_every_split
+    from jaxret.experiments.search_files import search_files, show_answer
+    from jaxret.parallel.processes import require_platform
+    from jaxret.runs.run import open_run
+    from jaxret.search.searcher import Searcher, corpus_folder
+
+    options, evaluation = _OPTIONS(), _EVALUATION()
+    if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
+        raise ValueError("give either --query (a question), --queries (a file) or --interactive")
+    if _QUERY.value is not None:
+        check_question(_QUERY.value)
+    chosen = flags.FLAGS["split"].present
+    if chosen and _QUERIES.value and not _QRELS.value and has_queries_of_every_split(_QUERIES.value, evaluation.split):
+        raise ValueError(
+            f"--split={evaluation.split} chooses nothing: {_QUERIES.value} has the queries of every split in one file, "
+            f"and judgements say which are of one; give --qrels={_QUERIES.value} too"
+        )
+    require_platform(_PLATFORM.value, "--platform")
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
+    if _QUERIES.value:
+        evaluation = replace(
+            evaluation,
+            k=_K.value or evaluation.k,
+            measures=tuple(_MEASURES.value) if _MEASURES.value else None,
+            label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
+        )
+        search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+        return
+    searcher = Searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
+    if _INTERACTIVE.value:
+        interact(searcher, _K.value or 10)
+        return
+    if searcher.index:
+        print(f"approximate: {searcher.index.describe(_K.value or 10)}")
+    show_answer(searcher, _QUERY.value or "", _K.value or 10)

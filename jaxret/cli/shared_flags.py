@@ -1,0 +1,125 @@
+"""Flags that several verbs have, each with one wording.
+
+A function defines the flag of its name for the verb that calls it. `role` says which of several sources is meant, where
+a verb needs that.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+from ml_collections import config_flags
+
+flags.disclaim_key_flags()  # a flag belongs to the module of its verb
+
+
+def config(role: str) -> flags.FlagHolder:
+    """--config, required."""
+    holder = optional_config(role)
+    flags.mark_flag_as_required("config")
+    return holder
+
+
+def optional_config(role: str) -> flags.FlagHolder:
+    return config_flags.DEFINE_config_file("config", None, f"{role}: NAME of a shipped config or FILE.py, also :SUFFIX")
+
+
+def workdir(role: str = "folder of the run") -> flags.FlagHolder:
+    return flags.DEFINE_string("workdir", None, role, required=True)
+
+
+def checkpoint() -> flags.FlagHolder:
+    return flags.DEFINE_string("checkpoint", "best", "checkpoint of the run: best, last, or a step")
+
+
+def corpus(default: str = "", required: bool = False) -> flags.FlagHolder:
+    """--corpus: passages as text."""
+    source = "folder or file with passages (docs/data.md lists the formats)"
+    return flags.DEFINE_string(
+        "corpus", None if required else "", f"{source}; default: {default}" if default else source, required=required
+    )
+
+
+def encoded_corpus() -> flags.FlagHolder:
+    """--corpus: passages that a run encoded."""
+    return flags.DEFINE_string(
+        "corpus", "", "encoded corpus: its name, or the path that was encoded; default: the only one of the run"
+    )
+
+
+def queries(default: str = "") -> flags.FlagHolder:
+    source = "folder or file with queries (docs/data.md lists the formats)"
+    return flags.DEFINE_string("queries", "", f"{source}; default: {default}" if default else source)
+
+
+def qrels(default: str = "no evaluation by judgements") -> flags.FlagHolder:
+    return flags.DEFINE_string("qrels", "", f"folder or file with judgements; default: {default}")
+
+
+def split(default: str, role: str = "split to read, where a folder is given") -> flags.FlagHolder:
+    return flags.DEFINE_string("split", default, role)
+
+
+def k() -> flags.FlagHolder:
+    return flags.DEFINE_integer("k", 100, "passages per query", lower_bound=1)
+
+
+def measures() -> flags.FlagHolder:
+    return flags.DEFINE_list(
+        "measures",
+        None,
+        "measures, named as in ir-measures; default: nDCG@10,RR@10,R@100,Success@5,Success@20, none deeper than --k",
+    )
+
+
+def match(default: str | None = "string", note: str = "") -> flags.FlagHolder:
+    meaning = "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)"
+    return flags.DEFINE_enum("match", default, ["string", "regex"], meaning + note)
+
+
+def on_error(keep: bool = False) -> flags.FlagHolder:
+    choices = ["error", "skip", *(["keep"] if keep else [])]
+    note = "; keep encodes them as empty passages" if keep else ""
+    return flags.DEFINE_enum("on_error", "error", choices, f"at a bad record: stop, or skip and count it{note}")
+
+
+def platform() -> flags.FlagHolder:
+    return flags.DEFINE_string("platform", "", "required platform: tpu, gpu or cpu; default: the best that JAX finds")
+
+
+def attention() -> flags.FlagHolder:
+    return flags.DEFINE_string("attention", None, "plain, flash (TPU) or cudnn (GPU); default: as in training")
+
+
+def query_length(note: str = "") -> flags.FlagHolder:
+    return flags.DEFINE_integer("query_length", None, f"most tokens of a query; default: as in training{note}")
+
+
+def passage_length(note: str = "") -> flags.FlagHolder:
+    return flags.DEFINE_integer("passage_length", None, f"most tokens of a passage; default: as in training{note}")
+
+
+def download() -> flags.FlagHolder:
+    return flags.DEFINE_bool("download", False, "download a model that is not in the local cache of Hugging Face")
+
+
+def seed(default: int, role: str) -> flags.FlagHolder:
+    return flags.DEFINE_integer("seed", default, f"seed of {role}", lower_bound=0)
+
+
+def tokens_per_batch() -> flags.FlagHolder:
+    return flags.DEFINE_integer("tokens_per_batch", None, "tokens computed at a time; default: the run's setting")
+
+
+def self_matches() -> flags.FlagHolder:
+    return flags.DEFINE_enum(
+        "self_matches",
+        "auto",
+        ["auto", "keep", "remove"],
+        "passages with the id of their query; auto removes them as BEIR does, where queries are passages (ArguAna)",
+    )
+
+
+def latency() -> flags.FlagHolder:
+    return flags.DEFINE_integer(
+        "latency", 100, "queries repeated one at a time, to measure the time of a query; 0: none", lower_bound=0
+    )

@@ -1,0 +1,30 @@
+"""The verbs of `jaxret VERB`, a module each (with _ for a blank).
+
+A module has a docstring (its help), flags at module level, `ARGUMENTS` with its positional arguments ("[X]" is
+optional, "X..." is one or more), and `main`, which takes them. It imports nothing heavy before `main`.
+"""
+
+VERBS = {
+    "train": "train a retriever or a cross-encoder (resumes)",
+    "pretrain": "pre-train an encoder for retrieval on a corpus (resumes)",
+    "encode": "encode a corpus (resumes)",
+    "search": "search an encoded corpus and evaluate; exact by default",
+    "index": "build an approximate index of an encoded corpus and measure its recall",
+    "compare": "compare results of runs: means, deviations over seeds, paired tests",
+    "explain": "explain why a passage is found, by words, tokens or vectors",
+    "mine": "mine hard negatives from BM25, a run or a file of rankings",
+    "recipe": "mine, train, encode, search for each stage of a config (resumes)",
+    "reproduce": "list or run the rows of the papers' tables, with the papers' numbers",
+    "fuse": "fuse the runs of several systems, by ranks or normalized scores",
+    "rerank": "rerank a run by a cross-encoder, or score training data with it",
+    "open": "make a run of a pre-trained model, without training",
+    "export": "export a run to the files of another library, and verify it",
+    "verify": "verify everything in a folder against its digests",
+    "data check": "describe a data set: counts, lengths, duplicates, leaks, bad records",
+    "data convert": "convert a data set to another format",
+    "data build": "write a data set as a versioned TFDS data set",
+    "plan": "plan memory, time and storage of a config on chips, without the chips",
+    "demo": "train, encode, search and evaluate on documentation of Python",
+    "diversity": "measure how different the vectors of a passage are",
+    "keywords": "write pseudo-queries from the words of the passages",
+}

@@ -1,0 +1,16 @@
+"""Verifies everything in a folder against its digests, and names what is damaged:
+
+jaxret verify runs/mlr              a run: its files, every array of its checkpoints, its encoded corpora
+jaxret verify DIR                   an encoded corpus, an approximate index, or a store of tokens
+
+Nothing is changed. Exit status 1 if anything is damaged. A warning names intact vectors that are probably a mistake:
+vectors that all point the same way, and corpora that different checkpoints encoded.
+"""
+
+ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}
+
+
+def main(folder: str) -> None:
+    from jaxret.experiments.verify import report_verification
+
+    report_verification(folder)

@@ -1,0 +1,115 @@
+"""Configs of the package, and functions that load a config by its name or by the path of a file.
+
+`configs/` at the root of the repository is a link to this folder. A config of your own may begin with
+`from jaxret.configs.base import get_config`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_flags.config_flags import ConfigFileFlagParser
+
+FOLDER = Path(__file__).parent
+NOT_CONFIGS = ("__init__.py", "options.py")  # modules of the folder that have no get_config
+
+
+def config_names() -> list[str]:
+    """Return the names that `load_config` takes: "mlr", "recipes/mlr_open_qa", ..."""
+    paths = (path.relative_to(FOLDER) for path in FOLDER.rglob("*.py") if path.name not in NOT_CONFIGS)
+    return sorted(path.with_suffix("").as_posix() for path in paths)
+
+
+def locate_config(config: str) -> str:
+    """Return the path of a config file, with its :SUFFIX, for NAME or FILE.py, with or without a suffix.
+
+    "configs/NAME.py" is a config of the package where there is no such file. Raises ValueError if there is none.
+    """
+    name, colon, suffix = config.partition(":")
+    paths = [Path(name)] if name.endswith(".py") else [FOLDER / f"{name}.py"]
+    if name.startswith("configs/"):
+        paths.append(FOLDER / name.removeprefix("configs/"))
+    for path in paths:
+        if path.suffix == ".py" and path.is_file():
+            return f"{path}{colon}{suffix}"
+    names = [f"configs/{one}.py" if name.startswith("configs/") else one for one in config_names()]
+    suggestion = suggest_name(name, [*names, *map(str, Path(name).parent.glob("*.py"))])
+    raise ValueError(
+        f"--config={config}: there is no file {name!r} that ends in .py, and no config of that name is shipped"
+        + (suggestion or f" ({', '.join(one for one in names if '/' not in one)}, ...)")
+    )
+
+
+def load_config(config: str) -> ConfigDict:
+    """Return the config that `locate_config` locates, locked: an unknown key is an error. Raises ValueError for any
+    error in the file."""
+    path, colon, suffix = locate_config(config).partition(":")
+    shown = config.partition(":")[0]
+    try:
+        return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
+    except Exception as error:  # the file may raise anything
+        message = re.sub(r"^[A-Za-z]+Error: ", "", str(error).strip().splitlines()[-1])
+        if re.search(r"get_config\(\) takes 0 positional arguments", message):
+            message = f"{shown} takes no suffix: leave {colon + suffix!r} out"
+        raise ValueError(message if path in message or shown in message else f"--config={config}: {message}") from error
+
+
+def load_stages(config: str) -> list[Any]:
+    """Return the stages of `jaxret recipe` from a config's `stages` function. Raises ValueError if there is none."""
+    path, colon, suffix = locate_config(config).partition(":")
+    spec = spec_from_file_location("stages_of_a_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "stages"):
+        raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
+    try:
+        takes = inspect.signature(module.stages).parameters  # a function for all systems of a config needs no suffix
+        return list(module.stages(suffix) if colon and takes else module.stages())
+    except Exception as error:  # the file may raise anything
+        raise ValueError(f"--config={config}: {path}: {error}") from error
+
+
+def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:
+    """Return a locked copy of a config with other values of some keys ({"train.steps": 10}). Raises ValueError for a
+    key that a config of `source` does not have, and for a value of another type."""
+    require_keys(config, changes, source)
+    result = ConfigDict(config.to_dict()).lock()
+    for key, value in changes.items():
+        try:
+            result.update_from_flattened_dict({key: value})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key} cannot be {value!r}: {str(error).splitlines()[0]}") from error
+    return result
+
+
+def require_keys(config: ConfigDict, keys: Iterable[str], source: str) -> None:
+    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config of `source`."""
+    valid_keys = list(_keys(config))
+    for key in keys:
+        if any(name.startswith(f"{key}.") for name in valid_keys):
+            raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
+        if key not in valid_keys:
+            raise ValueError(f"--config.{key}: {source} has no such key{suggest_name(key, valid_keys)}")
+
+
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean X?" for the most similar of `names`, "" if none is similar."""
+    matches = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if hasattr(value, "items"):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -1,0 +1,23 @@
+"""ME-BERT: a passage's vectors are the last layer's first eight; self-contrastive pooling leaves [CLS] at inference.
+
+The values of MLR's open-domain question answering runs. configs/me_bert.py:t5 is its T5 variant.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+from jaxret.configs.base import require_suffix
+from jaxret.configs.t5 import use_t5
+
+SUFFIXES = ("bert", "t5")
+
+
+def get_config(encoder: str = "bert") -> ConfigDict:
+    require_suffix("me_bert.py", encoder, SUFFIXES)
+    c = base()
+    c.encoder.dtype = "bfloat16"
+    c.head.name = "me_bert"
+    c.head.me_bert.count = 8
+    c.pooling = "self_contrastive"
+    c.loss.local_weight = 1.0
+    return use_t5(c) if encoder == "t5" else c

@@ -1,0 +1,19 @@
+"""MLR: a passage is represented from several layers; self-contrastive pooling leaves one vector at inference.
+
+The values of the paper's open-domain question answering runs with BERT-base (on 4 GPUs, see
+optimizer.reference_processes in configs/base.py).
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.encoder.dtype = "bfloat16"
+    c.head.name = "mlr"
+    c.head.mlr.chosen = (10, 12)
+    c.pooling = "self_contrastive"
+    c.loss.local_weight = 1.0  # 0.1 for all twelve layers
+    return c

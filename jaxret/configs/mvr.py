@@ -1,0 +1,15 @@
+"""MVR: eight viewer tokens in place of [CLS] are a passage's vectors; the temperature falls from 1 to 0.3."""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.encoder.dtype = "bfloat16"
+    c.head.name = "mvr"
+    c.head.mvr.count = 8
+    c.loss.annealing_rate = 0.1
+    c.loss.local_weight = 0.01
+    return c

@@ -1,0 +1,46 @@
+"""Aggretriever on MS MARCO's official corpus (no titles): 8 queries a step with 7 BM25 negatives each, 3 epochs.
+
+configs/recipes/aggretriever_msmarco.py:ENCODER with bert, distilbert, condenser or cocondenser. :ENCODER_cls is the
+paper's counterpart, the dual encoder of [CLS] alone under the same settings. :distilbert_hard goes on from its first
+stage for two epochs, with negatives sampled from that model's 200 best (table 6).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.aggretriever import get_config as aggretriever
+from jaxret.configs.base import one_stage, require_suffix
+
+CHECKPOINTS = {
+    "bert": "bert-base-uncased",
+    "distilbert": "distilbert-base-uncased",
+    "condenser": "Luyu/condenser",
+    "cocondenser": "Luyu/co-condenser-marco",
+}
+SUFFIXES = (*CHECKPOINTS, *(f"{encoder}_cls" for encoder in CHECKPOINTS), "distilbert_hard")
+
+
+def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
+    if system != "distilbert_hard":
+        return one_stage()
+    sampled = {"pools": ("stage1",), "depth": 200, "keep": 200, "draw": "sample"}
+    further = {"train.start_from": "stage1", "train.epochs": 2.0}
+    return ({"name": "stage1"}, {"name": "stage2", "mine": sampled, "config": further})
+
+
+def get_config(system: str = "bert") -> ConfigDict:
+    require_suffix("recipes/aggretriever_msmarco.py", system, SUFFIXES)
+    encoder, _, kind = system.partition("_")
+    c = aggretriever()
+    c.encoder.checkpoint = CHECKPOINTS[encoder]
+    if kind == "cls":
+        c.head.name = "dual_encoder"
+    c.tokens.passage_length = 128
+    c.data.negatives = 7
+    c.optimizer.learning_rate = 5e-6
+    c.optimizer.warmup_fraction = 0.1
+    c.optimizer.clip_norm = 1.0
+    c.train.batch_size = 8
+    c.train.epochs = 3.0
+    return c

@@ -1,0 +1,26 @@
+"""Aggretriever on NQ and TriviaQA, as DPR with shared weights: passages of 156 tokens, 40 epochs.
+
+configs/recipes/aggretriever_open_qa.py:ENCODER with bert, distilbert, condenser or cocondenser; :ENCODER_cls is the dual
+encoder of [CLS] alone under the same settings.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.aggretriever import get_config as aggretriever
+from jaxret.configs.base import one_stage as stages  # noqa: F401
+from jaxret.configs.base import require_suffix
+from jaxret.configs.recipes.aggretriever_msmarco import CHECKPOINTS as MSMARCO_CHECKPOINTS
+
+CHECKPOINTS = {**MSMARCO_CHECKPOINTS, "cocondenser": "Luyu/co-condenser-wiki"}
+SUFFIXES = (*CHECKPOINTS, *(f"{encoder}_cls" for encoder in CHECKPOINTS))
+
+
+def get_config(system: str = "bert") -> ConfigDict:
+    require_suffix("recipes/aggretriever_open_qa.py", system, SUFFIXES)
+    encoder, _, kind = system.partition("_")
+    c = aggretriever()
+    c.encoder.checkpoint = CHECKPOINTS[encoder]
+    if kind == "cls":
+        c.head.name = "dual_encoder"
+    c.optimizer.warmup_steps = 1237
+    return c

@@ -1,0 +1,57 @@
+"""I3 on MS MARCO: 16 queries a step with 127 negatives each, LAMB.
+
+configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae 12 + 1 + 1, and
+:distilled the second, taught by a cross-encoder (KL divergence in place of the contrastive loss; `jaxret recipe` trains
+the teacher too). :distilled_released has the published code's weights for it.
+
+:warm_up and :warm_up_bert are what the paper does first: reconstructor and interactor are trained for 20,000 steps on
+(pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. Give
+these pairs as data.train; go on with --config.train.start_from=WORKDIR. :released has what the published code differs
+in. The paper trains until a dev set says stop: give data.dev, and the best checkpoint is used.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import one_stage, require_suffix, two_stages
+from jaxret.configs.i3 import get_config as i3
+
+SUFFIXES = ("bert", "retromae", "distilled", "distilled_released", "warm_up", "warm_up_bert", "released")
+
+
+def stages(system: str = "retromae") -> tuple[dict[str, Any], ...]:
+    if "warm_up" in system:
+        return one_stage()
+    first, second = two_stages(keep=200, pools=("bm25", "stage1"))
+    if not system.startswith("distilled"):
+        return first, second
+    teacher = {"name": "teacher", "base": "cross_encoder", "mine": second["mine"]}
+    return {**first, "suffix": "retromae"}, teacher, {**second, "teacher": "teacher"}
+
+
+def get_config(system: str = "retromae") -> ConfigDict:
+    require_suffix("recipes/i3_msmarco.py", system, SUFFIXES)
+    c = i3()
+    c.data.negatives = 127
+    c.train.batch_size, c.train.chunk_size = 16, 4
+    if system in ("bert", "warm_up_bert"):
+        c.encoder.layers = 6
+        c.head.i3.reconstructor_layers = c.head.i3.interactor_layers = 3
+    else:
+        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+    if system.startswith("distilled"):
+        c.loss.contrastive_weight, c.loss.kl.weight = 0.0, 1.0
+    if system == "distilled_released":
+        c.head.i3.reconstruction_weight, c.optimizer.weight_decay = 0.0002, 1e-4
+    if system in ("released", "distilled_released"):
+        c.head.i3.variant = "released"
+        c.optimizer.name, c.optimizer.head_learning_rate = "lamb_reference", 1e-3
+    if system == "released":
+        c.head.i3.reconstruction_weight = 0.1
+    if system.startswith("warm_up"):
+        c.data.negatives = c.train.chunk_size = 0
+        c.head.i3.reconstruction_decay = 1.0
+        c.optimizer.frozen = "encoder/"
+        c.train.steps = 20_000
+    return c

@@ -1,0 +1,22 @@
+"""MLR trained on MS MARCO to be tried on all of BEIR: one tied encoder as in the paper's code, 10 epochs, one stage.
+
+configs/recipes/mlr_beir.py:dual_encoder is what the paper compares it with (table 5).
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import one_stage as stages  # noqa: F401
+from jaxret.configs.base import require_suffix
+from jaxret.configs.recipes.mlr_msmarco import get_config as mlr_msmarco
+
+SUFFIXES = ("mlr", "dual_encoder")
+
+
+def get_config(system: str = "mlr") -> ConfigDict:
+    require_suffix("recipes/mlr_beir.py", system, SUFFIXES)
+    c = mlr_msmarco(system)
+    c.encoder.checkpoint = "Shitao/RetroMAE"
+    c.encoder.tied = True
+    c.optimizer.learning_rate = 3e-5
+    c.train.epochs = 10.0
+    return c

@@ -1,0 +1,34 @@
+"""MLR with mined negatives, from RetroMAE. Stage 1 trains on the negatives of the training file; stage 2 trains, again
+from RetroMAE, on 50 of these and, as records of their own whose positives are retrieved ones, 50 of the stage-1 model's.
+`jaxret recipe` does both. configs/recipes/mlr_mined.py:dual_encoder is what the paper compares it with (table 3).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import require_suffix
+from jaxret.configs.mlr import get_config as mlr
+
+SUFFIXES = ("mlr", "dual_encoder")
+
+
+def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
+    mined = {"pools": ["stage1"], "concat": ["data"], "positives_from_retrieval": True, "keep": 50}
+    return (
+        {"name": "stage1"},
+        {"name": "stage2", "mine": {**mined, "depth": 100, "draw": "top"}, "config": {"train.epochs": 20.0}},
+    )
+
+
+def get_config(system: str = "mlr") -> ConfigDict:
+    require_suffix("recipes/mlr_mined.py", system, SUFFIXES)
+    c = mlr()
+    c.encoder.checkpoint = "Shitao/RetroMAE"
+    c.loss.local_weight = 0.1
+    if system == "dual_encoder":
+        c.head.name, c.pooling, c.loss.local_weight = "dual_encoder", "none", 0.0
+    c.optimizer.learning_rate = 5e-6
+    c.train.epochs = 40.0
+    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
+    return c

@@ -1,0 +1,34 @@
+"""MLR on NQ, TriviaQA and SQuAD: BERT-base or T5-base, 40 epochs, batches of 128 with one BM25 negative.
+
+configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
+paper ran with all vectors kept. What these are compared with: :dual_encoder; :multi_vector and :me_bert_multi
+search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs import base, colbert, me_bert, mlr
+from jaxret.configs.base import one_stage as stages  # noqa: F401
+from jaxret.configs.base import require_suffix
+from jaxret.configs.t5 import use_t5
+
+FAMILIES = {"me_bert": me_bert, "me_bert_multi": me_bert, "colbert": colbert, "dual_encoder": base}
+SUFFIXES = ("bert", "bert_all_layers", "t5", "me_bert", "colbert", "dual_encoder", "multi_vector", "me_bert_multi")
+
+
+def get_config(system: str = "bert") -> ConfigDict:
+    require_suffix("recipes/mlr_open_qa.py", system, SUFFIXES)
+    c = FAMILIES.get(system, mlr).get_config()
+    c.encoder.dtype = "bfloat16"
+    if system == "bert_all_layers":
+        c.head.mlr.chosen = tuple(range(1, 13))
+        c.loss.local_weight = 0.1
+    if system == "t5":
+        c = use_t5(c)
+    if system in ("t5", "multi_vector"):
+        c.head.mlr.chosen = (8, 12)  # of two vectors (figure 3)
+    if system in ("t5", "multi_vector", "me_bert_multi"):
+        c.pooling = "none"
+        c.loss.local_weight = 0.0
+    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
+    return c

@@ -1,0 +1,36 @@
+"""MVR on open-domain question answering, from BERT-base (:bert) or coCondenser (:cocondenser), one encoder for both sides.
+
+The paper says "the same BERT encoder" (3.1), and that its models are built on DPR's code, which has two encoders:
+:bert_two_encoders. :cocondenser_dual_encoder is its reproduction of coCondenser (table 1).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import one_stage, require_suffix
+from jaxret.configs.mvr import get_config as mvr
+
+CHECKPOINTS = {"bert": "bert-base-uncased", "cocondenser": "Luyu/co-condenser-wiki"}
+SUFFIXES = (*CHECKPOINTS, "bert_two_encoders", "cocondenser_dual_encoder")
+
+
+def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
+    """The paper's tables from BERT are of one stage. Those from coCondenser are of two: the second one's data are the
+    first one's and, with mined negatives, as many records again."""
+    if system.startswith("bert"):
+        return one_stage()
+    mined = {"pools": ["stage1"], "concat": ["data"], "depth": 100, "keep": 100}
+    return ({"name": "stage1"}, {"name": "stage2", "mine": mined})
+
+
+def get_config(system: str = "bert") -> ConfigDict:
+    require_suffix("recipes/mvr_open_qa.py", system, SUFFIXES)
+    encoder, _, kind = system.partition("_")
+    c = mvr()
+    c.encoder.checkpoint = CHECKPOINTS[encoder]
+    c.encoder.tied = kind != "two_encoders"
+    if kind == "dual_encoder":
+        c.head.name, c.loss.local_weight, c.loss.annealing_rate = "dual_encoder", 0.0, 0.0
+    c.optimizer.warmup_steps = 1237  # as DPR
+    return c

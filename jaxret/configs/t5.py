@@ -1,0 +1,23 @@
+"""T5 in any family: the mean over tokens represents the text, because there is no [CLS]; a larger learning rate.
+
+States below the last layer have no norm, as in transformers: encoder.normalize_intermediate=True makes them comparable.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+
+
+def use_t5(c: ConfigDict) -> ConfigDict:
+    """Set the keys of T5-base in a config of BERT."""
+    c.encoder.checkpoint = "t5-base"
+    c.encoder.dtype = "bfloat16"
+    c.encoder.normalize_intermediate = False
+    c.head.token = "mean"
+    c.optimizer.learning_rate = 5e-4
+    return c
+
+
+def get_config() -> ConfigDict:
+    """Return the dual encoder on T5-base."""
+    return use_t5(base())

@@ -1,0 +1,302 @@
+"""jaxret data check: what a data set is, what is in it, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from jaxret.data.errors import DataError, Policy
+from jaxret.data.formats import (
+    describe_source,
+    detect_file,
+    hash_id,
+    is_named,
+    read_examples,
+    read_judgements,
+    read_queries,
+)
+from jaxret.data.formats.corpus import Corpus
+from jaxret.data.formats.detect import parse_source, role_by_name, source_path
+from jaxret.data.formats.format import content_id
+from jaxret.data.formats.readers import detect_run, read_run
+from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder, list_splits, query_paths
+from jaxret.data.lines import PathLike
+from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.types import Ragged
+
+LENGTHS = (32, 64, 128, 256, 512)
+_WHOLE = 2**20  # tokens: no text is cut
+
+
+@dataclass
+class ListingPolicy(Policy):
+    """Leaves bad records out, and keeps what was wrong with each."""
+
+    on_error: str = "skip"
+    errors: list[DataError] = field(default_factory=list, init=False)
+
+    def _count(self, error: DataError, reason: str) -> None:
+        before = self.skipped.total()
+        super()._count(error, reason)
+        if self.skipped.total() > before:
+            self.errors.append(error)
+
+
+@dataclass
+class DataCheck:
+    """The report of one data set, line by line; `policy.errors` lists every bad record."""
+
+    source: str
+    tokenizer: TextTokenizer | None
+    lengths: Sequence[int]
+    policy: ListingPolicy = field(default_factory=ListingPolicy)
+    lines: list[str] = field(default_factory=list)
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+    def attempt(self, name: str, read: Callable[[], None]) -> None:
+        """A file that cannot be read at all is one more thing that is wrong; the others are read nevertheless."""
+        try:
+            read()
+        except DataError as error:
+            self.policy.errors.append(error)
+            self.log(f"{name}: cannot be read")
+
+
+def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = LENGTHS) -> DataCheck:
+    """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is no data set."""
+    check = DataCheck(source, tokenizer, lengths)
+    path = source_path(source)
+    if is_folder(path):
+        _folder(check, path)
+        return check
+    file = detect_file(source)
+    roles = file.format.roles()
+    if file.format.titles:  # one of two, and what it is content does not tell
+        role = role_by_name(path)
+        check.log(f"{source}: {describe_source(source, role)}, going by the name")
+        roles = [role]
+    else:
+        check.log(f"{source}: {file}, which gives {', '.join(roles)}")
+    readers = {"passages": _passages, "queries": _queries, "judgements": _judgements, "rankings": _rankings}
+    if "examples" in roles:
+        check.attempt("examples", lambda: _examples(check, read_examples(source, None, check.policy, targets=False)))
+        roles = ["passages"] if file.format.examples else []
+    for role in roles:
+        check.attempt(role, lambda read=readers[role]: read(check, source))  # type: ignore[misc]
+    return check
+
+
+# Files
+
+
+def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
+    """Counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read; hashes of its
+    ids, sorted."""
+    corpus = Corpus.open(source)
+    ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
+
+    def noting() -> Iterator[Passage]:
+        for _, passage in corpus.read_located(check.policy):
+            ids.append(hash_id(passage.id))
+            texts.append(hash_id(content_id(passage.text, passage.title)))
+            yield passage
+
+    lengths = _lengths(noting()) if check.tokenizer is None else _tokens(check.tokenizer.passages, noting())
+    hashes, first = np.unique(np.frombuffer(ids, np.uint64), return_index=True)
+    corpus.reject_repeated_ids(ids, check.policy)
+    check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
+    check.log(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
+    _log_lengths(check, "passages", lengths[first])
+    return hashes
+
+
+def _by_line(error: DataError) -> tuple[int, str]:
+    line = error.location.line
+    return (line, "") if isinstance(line, int) else (0, str(line))
+
+
+def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
+    queries = read_queries(source, check.policy)
+    answered = sum(bool(query.answers) for query in queries)
+    texts = np.array([hash_id(_same(query.text)) for query in queries], np.uint64)
+    answers = f", {answered:,} with answers" if answered else ""
+    check.log(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
+    question_texts = [query.text for query in queries]
+    lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, question_texts)
+    _log_lengths(check, "queries", lengths)
+
+
+def _judgements(check: DataCheck, source: PathLike, split: str | None = None) -> list[Judgement]:
+    judgements = read_judgements(source, split, check.policy)
+    grades = Counter(judgement.relevance for judgement in judgements)
+    queries = {judgement.query_id for judgement in judgements}
+    relevant = {judgement.query_id for judgement in judgements if judgement.relevance > 0}
+    counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in sorted(grades.items()))
+    name = f"judgements of {split}" if split else "judgements"
+    check.log(f"{name}: {len(judgements):,} for {len(queries):,} queries ({counts})")
+    if len(queries) > len(relevant):
+        check.log(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
+    return judgements
+
+
+def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> None:
+    rankings, scores = (
+        read_run(source, check.policy),
+        ", ranks without scores" * detect_run(source).format.without_scores,
+    )
+    depths = [len(ranking) for ranking in rankings.values()] or [0]
+    check.log(f"{name}: of {len(rankings):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
+
+
+def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
+    positives, negatives = (sum(len(getattr(e, side)) for e in examples) for side in ("positives", "negatives"))
+    scored = sum(e.score_count > 0 for e in examples)
+    without = sum(not e.negatives for e in examples)
+    check.log(
+        f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"
+    )
+    if negatives and without:
+        check.log(f"  {without:,} queries have no negative")
+    again = len(examples) - len({_same(e.query.text) for e in examples})
+    if again:
+        check.log(f"  {again:,} have the query of an earlier one; what one says of it is not known of the other")
+
+
+# Folders
+
+
+def _folder(check: DataCheck, folder: Path) -> None:
+    source, splits = check.source, list_splits(folder)
+    check.log(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
+    ids = [np.zeros(0, np.uint64)]
+    check.attempt("passages", lambda: ids.append(_passages(check, source)))
+    for path in query_paths(folder):
+        check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
+    judged: dict[str, list[Judgement]] = {}
+    texts: dict[str, dict[str, str]] = {}
+    for split in splits:
+        check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judged, texts))  # type: ignore[misc]
+    for split, judgements in judged.items():
+        _dangling(check, split, judgements, ids[-1], texts[split].keys())
+    _leaks(check, judged, texts)
+
+
+def _split(
+    check: DataCheck, folder: Path, split: str, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]
+) -> None:
+    file = examples_path(folder, split)
+    gives = detect_file(_as(check.source, file)).format.gives if file else lambda role: False
+    if file and gives("rankings") and not gives("judgements") and not has_judgements(folder, split):
+        return _rankings(check, _as(check.source, file), f"rankings of {split} ({file.name})")
+    if file and gives("examples"):
+        examples = read_examples(check.source, split, check.policy, targets=False)
+        _examples(check, examples, f"examples of {split} ({file.name})")
+    texts[split] = {query.id: _same(query.text) for query in read_queries(check.source, check.policy, split)}
+    judged[split] = _judgements(check, check.source, split)
+
+
+def _shown(path: Path) -> str:
+    return "/".join(path.parts[-2:]) if is_named(path) else path.name
+
+
+def _as(source: str, path: Path) -> str:
+    """A file of a source, in the format that it forces, if it does."""
+    name, _ = parse_source(source)
+    return f"{name}:{path}" if name else str(path)
+
+
+def _dangling(
+    check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
+) -> None:
+    in_corpus = np.isin(np.array([hash_id(j.passage_id) for j in judgements], np.uint64), passages)
+    for subject, missing in (
+        ("passages that are not in the corpus", [j for j, is_there in zip(judgements, in_corpus) if not is_there]),
+        ("queries that there are not", [j for j in judgements if j.query_id not in queries]),
+    ):
+        if missing:
+            first = missing[0].passage_id if "corpus" in subject else missing[0].query_id
+            check.log(f"  {len(missing):,} judgements of {split} are for {subject}, as {first!r}")
+
+
+def _leaks(check: DataCheck, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
+    """Queries with the same words, and relevant passages, in two splits."""
+    queries = {
+        split: {texts[split].get(j.query_id, j.query_id) for j in judgements} for split, judgements in judged.items()
+    }
+    relevant = {split: {j.passage_id for j in judgements if j.relevance > 0} for split, judgements in judged.items()}
+    splits = list(judged)
+    for i, one in enumerate(splits):
+        for two in splits[i + 1 :]:
+            both, shared = queries[one] & queries[two], relevant[one] & relevant[two]
+            if both:
+                check.log(f"leak: {len(both):,} queries of {two} are in {one} too, as {min(both)!r}")
+            if shared:
+                check.log(f"{len(shared):,} relevant passages of {two} are relevant in {one} too")
+
+
+# Lengths
+
+
+def _same(text: str) -> str:
+    """Texts that differ in case and blanks only are the same question."""
+    return " ".join(text.casefold().split())
+
+
+def _repeated(texts: np.ndarray) -> str:
+    copies = len(texts) - len(np.unique(texts))
+    return f", {copies:,} of them with the text of an earlier one" if copies else ""
+
+
+def _lengths(texts: Iterable[Passage | Query]) -> np.ndarray:
+    """In words: nobody said which tokens."""
+    words = (len(one.text.split()) + len(getattr(one, "title", "").split()) for one in texts)
+    return np.fromiter(words, np.int64)
+
+
+def _tokens(encode: Callable[..., Ragged], texts: Iterable[object]) -> np.ndarray:
+    """In tokens, markers and prompts included; a block of them is held at a time."""
+    lengths: list[np.ndarray] = [np.zeros(0, np.int64)]
+
+    def collect(blocks: Iterator[Ragged]) -> Ragged:
+        lengths.extend(block.lengths for block in blocks)
+        return Ragged.from_lists([])
+
+    encode(texts, sink=collect)
+    return np.concatenate(lengths)
+
+
+def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
+    if not len(lengths):
+        return
+    unit = "words" if check.tokenizer is None else "tokens"
+    middle, high = np.percentile(lengths, [50, 95])
+    check.log(f"  {unit}: mean {lengths.mean():.1f}, median {middle:.0f}, 95 % {high:.0f}, longest {lengths.max():,}")
+    if check.tokenizer is not None:
+        cut = ", ".join(f"{np.mean(lengths > limit):.1%} at {limit}" for limit in check.lengths)
+        check.log(f"  cut: {cut}")
+
+
+def print_data_check(source: str, tokenizer: str, lengths: Sequence[int]) -> None:
+    """Prints what there is, and every bad record; with one, raises ValueError. tokenizer: its folder, or ""."""
+    reader = load_uncut_tokenizer(tokenizer) if tokenizer else None
+    check = check_data(source, reader, lengths)
+    print("\n".join(check.lines))
+    for note in check.policy.describe_notes():
+        print(f"noted: {note}")
+    for error in check.policy.errors:
+        print(f"bad: {error}")
+    if check.policy.errors:
+        raise ValueError(f"{source}: {len(check.policy.errors):,} bad records, listed above")
+
+
+def load_uncut_tokenizer(directory: str) -> TextTokenizer:
+    """A tokenizer that cuts nothing."""
+    return TextTokenizer.load(directory, _WHOLE, _WHOLE)

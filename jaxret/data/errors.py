@@ -1,0 +1,115 @@
+"""Bad records: their location, the problem, and whether it stops the run or is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+
+class DataError(ValueError):
+    """Bad input. Reads "FILE:LINE: problem; remedy"; `reason` is its short name, for counting."""
+
+    def __init__(self, location: Location, reason: str, problem: str, remedy: str) -> None:
+        super().__init__(location, reason, problem, remedy)
+        self.location, self.reason, self.problem, self.remedy = location, reason, problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.problem}; {self.remedy}"
+
+
+class Location(NamedTuple):
+    """A location in a file: a line number from 1, words where lines mean nothing ("record 7"), or None: all of it."""
+
+    path: Path
+    line: int | str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.line is None else f"{self.path}:{self.line}"
+
+    def error(self, reason: str, problem: str, remedy: str) -> DataError:
+        return DataError(self, reason, problem, remedy)
+
+
+@dataclass
+class Policy:
+    """How to treat bad records.
+
+    "error" raises the first one. "skip" leaves bad records out and counts them by reason. "keep" keeps and counts
+    passages without title and text, so that every row of the file is a row of vectors, and raises all else.
+
+    A location is counted once for each reason, however often the file is read (scanned, then streamed). Missing and
+    truncated files, and lines above `LINE_LIMIT`, are always errors: there is no record to leave out.
+
+    Attributes:
+        on_error: "error", "skip" or "keep".
+        examples_per_reason: Locations that the report lists for each reason.
+        skipped: Reason -> records left out (under "keep": kept).
+        notes: Kind of note -> its locations.
+    """
+
+    on_error: str = "error"
+    examples_per_reason: int = 3
+    skipped: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
+    notes: dict[str, set[Location]] = field(default_factory=dict, init=False)
+    _locations: dict[str, set[Location]] = field(default_factory=dict, init=False, repr=False)
+    _examples: dict[str, list[Location]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("error", "skip", "keep"):
+            raise ValueError(f'on_error is {self.on_error!r}; it must be "error", "skip" or "keep"')
+
+    def reject(self, error: DataError, reason: str | None = None) -> None:
+        """Raise `error`, or count it under `reason` (by default the error's)."""
+        if self.on_error != "skip":
+            raise error
+        self._count(error, reason or error.reason)
+
+    def reject_empty(self, error: DataError) -> None:
+        """Raise the error of an empty passage; under "keep" count it, and the passage stays."""
+        if self.on_error != "keep":
+            raise error
+        self._count(error, error.reason)
+
+    def _count(self, error: DataError, reason: str) -> None:
+        locations = self._locations.setdefault(reason, set())
+        if error.location in locations:
+            return
+        locations.add(error.location)
+        self.skipped[reason] += 1
+        if self.skipped[reason] <= self.examples_per_reason:
+            self._examples.setdefault(reason, []).append(error.location)
+
+    def note(self, kind: str, location: Location) -> None:
+        """Count something that is left out without being wrong."""
+        self.notes.setdefault(kind, set()).add(location)
+
+    def report(self) -> str:
+        """Return "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ...", or "" if all was read."""
+        noted = "; ".join(self.describe_notes())
+        return "; ".join(part for part in (self._skipped(), noted and f"noted: {noted}") if part)
+
+    def describe_notes(self) -> list[str]:
+        """Return a phrase for each kind of note: how often it occurred, and the first location."""
+        first = {
+            kind: min(locations, key=lambda location: (str(location.path), str(location.line)))
+            for kind, locations in self.notes.items()
+        }
+        return [
+            f"{len(locations):,} {kind} (as {first[kind]._replace(path=Path(first[kind].path.name))})"
+            for kind, locations in self.notes.items()
+        ]
+
+    def _skipped(self) -> str:
+        if not self.skipped:
+            return ""
+        total = self.skipped.total()
+        parts = []
+        for reason, count in self.skipped.most_common():
+            examples = [str(location._replace(path=Path(location.path.name))) for location in self._examples[reason]]
+            plural = "s" * (self.on_error == "keep" and count > 1)
+            parts.append(f"{count} {reason}{plural} ({', '.join(examples + ['...'] * (count > len(examples)))})")
+        if self.on_error == "keep":
+            return f"kept {parts[0]}"
+        return f"skipped {total} record{'s' * (total != 1)}: {', '.join(parts)}"

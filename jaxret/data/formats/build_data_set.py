@@ -1,0 +1,196 @@
+"""Any source -> a versioned data set of TFDS, that is read in place: tfds:FOLDER, or the folder's path alone.
+
+FOLDER/passages/VERSION         full: the corpus
+       other_passages/VERSION   full: texts that only training records have, if there are such
+       queries/VERSION          full, or a split each
+       judgements/VERSION       a split each
+       examples/VERSION         a split each: training records, with a teacher's scores
+
+A version is whole when its passages are there: they come last. The folder's name is the set's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats.built_records import ALL, FEATURES, OTHERS, PASSAGES
+from jaxret.data.formats.convert import Conversion
+from jaxret.data.formats.dataset import FullDataSet, open_data_set
+from jaxret.data.libraries import tfds
+from jaxret.data.lines import PathLike
+from jaxret.data.records import Example, Judgement, Passage, Query
+from jaxret.storage.atomic import storage_errors
+
+_TEXTS = {"_id": str, "title": str, "text": str}
+_QUERIES = {"_id": str, "text": str, "answers": [str]}
+_JUDGEMENTS = {"query-id": str, "corpus-id": str, "score": int}
+Rows = dict[Passage, int]
+
+
+def build_data_set(
+    source: PathLike, folder: PathLike, version: str, split: str = "train", policy: Policy | None = None
+) -> Conversion:
+    """Write all that a source holds as a data set of TFDS. Training records are held in memory, passages are not.
+
+    Args:
+        source: A folder, file or named set.
+        folder: Of the data set; its name is the set's.
+        version: Three numbers, as "1.0.0".
+        split: The split of a training file.
+        policy: What to do with bad records; by default an error.
+
+    Raises:
+        ValueError: TFDS does not take the name or the version, or the version exists.
+        DataError: A bad record.
+    """
+    folder = Path(folder).absolute()
+    _check(folder, version)
+    data = open_data_set(source, split, policy or Policy())
+    if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
+        raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
+    work = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with storage_errors(folder):
+            work.mkdir(parents=True)
+            done, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
+            for config in tables:
+                (folder / config).mkdir(parents=True, exist_ok=True)
+                os.replace(work / folder.name / config / version, folder / config / version)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return done
+
+
+def _check(folder: Path, version: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
+        raise ValueError(f"{folder}: a data set of TFDS is called by small letters, digits and _; name the folder so")
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise ValueError(f"--version={version}: a version of TFDS is three numbers, as 1.0.0")
+    if (folder / PASSAGES / version).exists():
+        have = ", ".join(tfds.list_versions(folder / PASSAGES))
+        raise ValueError(f"{folder} has version {version} already (it has {have}); give --version a higher one")
+
+
+class _Builder:
+    """Writes the tables one after the other, and keeps account."""
+
+    def __init__(self, work: Path, name: str, version: str, done: Conversion) -> None:
+        self.work, self.name, self.version, self.done = work, name, version, done
+        self.tables: list[str] = []
+
+    def write(self, data: FullDataSet) -> tuple[Conversion, list[str]]:
+        """Write all tables; return the account of them and their names, in the order in which they may appear."""
+        examples = {split: data.examples(split) for split in data.splits if split in data.splits_with_examples}
+        rows: Rows = {
+            p: 0 for records_of in examples.values() for e in records_of for p in (*e.positives, *e.negatives)
+        }
+        self._table(PASSAGES, _TEXTS, {ALL: _corpus(data.passages(), rows)})
+        if not self.tables:
+            raise ValueError(f"{data.source}: there is no passage, and a data set is of passages")
+        others = _number_others(rows)
+        self._table(OTHERS, _TEXTS, {ALL: map(_text, others)} if others else {})
+        queries = (
+            {split: data.queries(split) for split in data.splits}
+            if data.queries_by_split
+            else {ALL: data.queries(None)}
+        )
+        self._table(
+            "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items() if records_of}
+        )
+        judged = {split: data.judgements(split) for split in data.splits}
+        self._table(
+            "judgements",
+            _JUDGEMENTS,
+            {split: map(_judgement, records_of) for split, records_of in judged.items() if records_of},
+        )
+        scores = (
+            s for records_of in examples.values() for e in records_of for s in (*e.positive_scores, *e.negative_scores)
+        )
+        self.done.lost["digits of scores that float32 does not have"] = sum(
+            not np.isnan(score) and score != float(np.float32(score)) for score in scores
+        )
+        whole = data.every_positive
+        records = {
+            split: (_record(e, rows, whole) for e in records_of) for split, records_of in examples.items() if records_of
+        }
+        self._table("examples", FEATURES, records)
+        return self.done, self.tables[::-1]
+
+    def _table(self, config: str, features: dict[str, Any], splits: Mapping[str, Iterable[dict[str, Any]]]) -> None:
+        counted = {split: _Rows(rows) for split, rows in splits.items()}
+        counted = {split: rows for split, rows in counted.items() if rows}
+        if not counted:
+            return
+        tfds.write_tfds_table(self.work, self.name, config, self.version, features, counted)
+        self.tables.append(config)
+        for split, rows in counted.items():
+            self.done.written[f"{config}/{split}"] = rows.count
+
+
+class _Rows:
+    """Records that are counted while they are written; false if there is none."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.count, self._rest = 0, iter(rows)
+        self._first = list(islice(self._rest, 1))
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in chain(self._first, self._rest):
+            self.count += 1
+            yield row
+
+
+def _corpus(passages: Iterable[Passage], rows: Rows) -> Iterator[dict[str, Any]]:
+    """The records of a corpus; notes the row (from 1) of each passage that training records have."""
+    for number, passage in enumerate(passages, 1):
+        if passage in rows:
+            rows[passage] = number
+        yield _text(passage)
+
+
+def _number_others(rows: Rows) -> list[Passage]:
+    """The passages that are in no corpus; rows count from 0 then, theirs from -1 down."""
+    others = [passage for passage, row in rows.items() if not row]
+    for passage, row in rows.items():
+        rows[passage] = row - 1
+    for number, passage in enumerate(others):
+        rows[passage] = ~number
+    return others
+
+
+def _text(passage: Passage) -> dict[str, Any]:
+    return {"_id": passage.id, "title": passage.title, "text": passage.text}
+
+
+def _query(query: Query) -> dict[str, Any]:
+    return {"_id": query.id, "text": query.text, "answers": list(query.answers)}
+
+
+def _judgement(judgement: Judgement) -> dict[str, Any]:
+    return {"query-id": judgement.query_id, "corpus-id": judgement.passage_id, "score": judgement.relevance}
+
+
+def _record(example: Example, rows: Rows, every_positive: bool) -> dict[str, Any]:
+    return {
+        "query_id": example.query.id,
+        "query": example.query.text,
+        "answers": list(example.query.answers),
+        "positives": [rows[passage] for passage in example.positives],
+        "negatives": [rows[passage] for passage in example.negatives],
+        "positive_scores": list(example.positive_scores),
+        "negative_scores": list(example.negative_scores),
+        "every_positive": every_positive,
+    }

@@ -1,0 +1,141 @@
+"""Training records of the sets that `data build` makes (`build.py`): a query, and its passages by their rows.
+
+An example is made when it is asked for, of a few records read in place: `BuiltExamples` holds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.format import DataFile, Format, has_keys
+from jaxret.data.formats.texts import parse_passage, parse_query, record_list
+from jaxret.data.libraries.named import NamedSet, Table
+from jaxret.data.libraries.open_sets import open_named_set, open_table
+from jaxret.data.record_checks import check_query
+from jaxret.data.records import Example, Passage
+
+PASSAGES, OTHERS = "passages", "other_passages"  # the corpus; texts that only training records have
+ALL = "full"  # the split of both ("all" is a word of TFDS)
+_BLOCK = 4096  # passages read at a time
+FEATURES: dict[str, Any] = {
+    "query_id": str,
+    "query": str,
+    "answers": [str],
+    "positives": [int],  # rows of the corpus, and, from -1 down, of the other passages
+    "negatives": [int],
+    "positive_scores": [float],
+    "negative_scores": [float],
+    "every_positive": bool,  # see Format
+}
+
+
+class _Passages:
+    """The passages of a set, by row."""
+
+    def __init__(self, named_set: NamedSet) -> None:
+        self._tables: dict[bool, Table] = {
+            name == OTHERS: named_set.open(name, ALL) for name in (PASSAGES, OTHERS) if name in named_set.tables
+        }
+        self._path = named_set.root
+
+    def read(self, rows: Sequence[int]) -> dict[int, Passage]:
+        """Those of some rows, each read once."""
+        passages: dict[int, Passage] = {}
+        for others, source in self._tables.items():
+            mine = sorted({row for row in rows if (row < 0) == others})
+            for start in range(0, len(mine), _BLOCK):
+                block = mine[start : start + _BLOCK]
+                assert source.rows_at is not None
+                for row, record in zip(block, source.rows_at([~row if others else row for row in block])):
+                    location = Location(self._path / (OTHERS if others else PASSAGES), f"row {row}")
+                    passages[row] = parse_passage(record, location, Policy(), "_id")
+        return passages
+
+
+def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
+    """One example a record; each passage is read once, and shared."""
+    records = []
+    for location, record in read_records(file, policy):
+        try:
+            records.append((location, record, _rows(record, location)))
+        except DataError as error:
+            policy.reject(error)
+    texts = _Passages(open_named_set(file.path)).read([row for _, _, rows in records for side in rows for row in side])
+    for location, record, rows in records:
+        yield location, _example(record, rows, texts, location)
+
+
+def _rows(record: Record, location: Location) -> list[list[int]]:
+    return [record_list(record, key, location) for key in ("positives", "negatives")]
+
+
+def _example(record: Record, rows: list[list[int]], texts: dict[int, Passage], location: Location) -> Example:
+    query = check_query(parse_query(record, location, "query_id", "query"), location)
+    positives, negatives = (tuple(texts[row] for row in side) for side in rows)
+    scores = [tuple(record_list(record, f"{side}_scores", location)) for side in ("positive", "negative")]
+    return Example(query, positives, negatives, scores[0], scores[1])
+
+
+class BuiltExamples(Sequence[Example]):
+    """The training records of a split of a built set, read when they are asked for: `path` is that of the table, as
+    tfds:/data/scifact/examples/train. Raises DataError if there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._passages = path, _Passages(open_named_set(path))
+        source = open_table(path)
+        assert source.rows_at is not None
+        self._at, self._count = source.rows_at, source.count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, rows: int) -> Example: ...
+    @overload
+    def __getitem__(self, rows: slice) -> list[Example]: ...
+    def __getitem__(self, rows: int | slice) -> Example | list[Example]:
+        numbers = range(self._count)[rows]
+        if isinstance(numbers, int):
+            return self._read([numbers])[0]
+        return self._read(numbers)
+
+    def _read(self, numbers: Sequence[int]) -> list[Example]:
+        records = [(Location(self.path, f"row {number}"), record) for number, record in zip(numbers, self._at(numbers))]
+        rows = [_rows(record, location) for location, record in records]
+        texts = self._passages.read([row for sides in rows for side in sides for row in side])
+        return [_example(record, mine, texts, location) for (location, record), mine in zip(records, rows)]
+
+
+def _fits(every_positive: bool) -> Any:
+    keys = has_keys("query_id", "positives", "negatives", "every_positive")
+
+    def fits(sample: FileSample) -> bool:
+        return sample.container == "rows" and keys(sample) and sample.records[0]["every_positive"] == every_positive
+
+    return fits
+
+
+FORMATS = (
+    Format(
+        name="built.examples",
+        title="training records of a built set",
+        description="a table of `data build`, with query_id, query, positives, negatives (rows of its passages)",
+        matches=_fits(True),
+        keys=tuple(FEATURES),
+        examples=read_built_examples,
+    ),
+    Format(
+        name="built.records",
+        title="training records of a built set, whose first positive is the target",
+        description="as built.examples",
+        matches=_fits(False),
+        keys=tuple(FEATURES),
+        every_positive=False,
+        examples=read_built_examples,
+    ),
+)

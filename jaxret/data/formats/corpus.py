@@ -1,0 +1,234 @@
+"""Corpora: passages one at a time, in the file's order, scanned before they are streamed."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.detect import absolute_source, detect_path, parse_source, source_name, source_path
+from jaxret.data.formats.format import DataFile, digest_file
+from jaxret.data.formats.source_layout import is_folder, passages_path
+from jaxret.data.formats.texts import duplicate_id_error, require_new_id
+from jaxret.data.libraries.open_sets import list_files
+from jaxret.data.lines import Digest, PathLike, missing_file_error
+from jaxret.data.records import Passage
+
+
+class ChangedCorpusError(DataError):
+    """All of a corpus was read, and it is not the one that was scanned: any passage may be of another text."""
+
+
+@dataclass(frozen=True)
+class CorpusScan:
+    """The result of a first pass over a corpus.
+
+    Attributes:
+        passages: How many passages `Corpus.read` yields under the same policy.
+        sha256: Digest of the decompressed bytes.
+        duplicates: An id that occurs more than once -> the lines of its passages, in order.
+        stat: `Corpus.stat` before the pass.
+    """
+
+    passages: int
+    sha256: str
+    duplicates: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    stat: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus whose file and format are detected once, when it is opened; functions below the interface pass it on.
+
+    A policy belongs to one pass, which counts what it skips: `scan` and `read` take it.
+
+    Attributes:
+        source: The corpus as the user named it, for messages.
+        format_name: The format that the source forces; "" if its content decides.
+        file: The file or table of the passages, with its format.
+    """
+
+    source: str
+    format_name: str
+    file: DataFile
+
+    @classmethod
+    def open(cls, source: PathLike | Corpus) -> Corpus:
+        """Detect the file and the format of a folder, file or named set; an open corpus is returned as it is.
+
+        Raises:
+            DataError: There is no file of passages, or its format is unknown.
+        """
+        if isinstance(source, Corpus):
+            return source
+        format_name, path = parse_source(source)
+        path = passages_path(path) if is_folder(path) else path
+        return cls(str(source), format_name, detect_path(path, format_name, "passages"))
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, file or named set, in one word."""
+        return source_name(self.source)
+
+    @property
+    def absolute(self) -> str:
+        """The source with its path from the root."""
+        return absolute_source(self.source)
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are read. Raises DataError if a library does not say which these are."""
+        return list_files(self.file.path)
+
+    def stat(self) -> dict[str, int]:
+        """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same."""
+        try:
+            return stat_files(self.files)
+        except FileNotFoundError:
+            raise missing_file_error(source_path(self.source)) from None
+
+    def scan(self, policy: Policy | None = None) -> CorpusScan:
+        """Validate, count and digest the corpus in one pass that keeps 8 bytes a passage.
+
+        Ids are compared by 64-bit hashes; only if two agree does a second pass compare the ids themselves.
+        """
+        policy = policy or Policy()
+        digest = hashlib.sha256()
+        passages, stat = self._passages(policy, digest), self.stat()
+        hashes = array("Q", (hash_id(passage.id) for _, passage in passages))
+        duplicates = self.reject_repeated_ids(hashes, policy)
+        dropped = sum(len(lines) - 1 for lines in duplicates.values())
+        return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates, stat)
+
+    def read(self, policy: Policy | None = None, scan: CorpusScan | None = None) -> Iterator[Passage]:
+        """Stream the passages in the file's order. Of passages with the same id, a policy that skips keeps the first.
+
+        Args:
+            policy: What to do with bad records; by default an error.
+            scan: Of this corpus. With it nothing is held in memory, and the last passage comes only when the whole
+                file has been read again and has the digest of the scan. Without it the ids are held, to find
+                duplicates.
+
+        Raises:
+            DataError: A bad record, or the file is another than was scanned.
+        """
+        policy = policy or Policy()
+        if scan is None:
+            return _drop_duplicates(self._passages(policy), policy, None)
+        digest = hashlib.sha256()
+        return self._verified(_drop_duplicates(self._passages(policy, digest), policy, scan), scan, digest)
+
+    def read_located(self, policy: Policy | None = None) -> Iterator[tuple[Location, Passage]]:
+        """Yield every passage with its location, those with a repeated id too; bad records are skipped by default."""
+        return self._passages(policy or Policy("skip"))
+
+    def reject_repeated_ids(self, hashes: array[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
+        """Return the ids that occur more than once, with the lines of their passages; all but the first are bad input.
+
+        `hashes` are those of all ids: only if two agree is the corpus read once more, for the ids themselves.
+        """
+        ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
+        suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+        return self._repeated_ids(suspects, policy) if suspects else {}
+
+    def _repeated_ids(self, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
+        locations: dict[str, list[Location]] = {}
+        for location, passage in self._passages(Policy(policy.on_error)):  # the first pass has reported all else
+            if hash_id(passage.id) in suspects:
+                same_id = locations.setdefault(passage.id, [])
+                same_id.append(location)
+                if len(same_id) > 1:
+                    policy.reject(duplicate_id_error(passage.id, "passage id", location, same_id[0]))
+        repeated = {key: same_id for key, same_id in locations.items() if len(same_id) > 1}
+        return {key: tuple(location.line or 0 for location in same_id) for key, same_id in repeated.items()}
+
+    def _verified(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
+        for number, passage in enumerate(passages, 1):
+            if number >= scan.passages:  # the rest holds none, or it is another file
+                for _ in passages:
+                    pass
+                self._require_scanned(scan, digest.hexdigest())
+            yield passage
+        self._require_scanned(scan, digest.hexdigest())
+
+    def _require_scanned(self, scan: CorpusScan, sha256: str) -> None:
+        if sha256 != scan.sha256:
+            problem = f"the corpus changed: its SHA-256 was {scan.sha256} when it was scanned and is {sha256} now"
+            remedy = "leave it alone, and encode it again"
+            raise ChangedCorpusError(Location(self.file.path), "changed corpus", problem, remedy)
+
+    def _passages(self, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
+        read = self.file.format.passages or _passages_of_examples
+        bar = f"read {self.file.path.name}"
+        # On a terminal only (disable=None), and only if it takes over a second.
+        return iter(
+            tqdm(read(self.file, policy, digest), bar, unit="psg", unit_scale=True, delay=1, leave=False, disable=None)
+        )
+
+
+def read_corpus(
+    source: PathLike | Corpus, policy: Policy | None = None, scan: CorpusScan | None = None
+) -> Iterator[Passage]:
+    """Stream the passages of a folder or file, see `Corpus.read`."""
+    return Corpus.open(source).read(policy, scan)
+
+
+def scan_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> CorpusScan:
+    """Validate, count and digest a corpus, see `Corpus.scan`."""
+    return Corpus.open(source).scan(policy)
+
+
+def stat_files(files: Sequence[Path]) -> dict[str, int]:
+    """Return {"bytes", "modified" (ns)}: the total size and the latest change of files."""
+    stats = [file.stat() for file in files]
+    return {"bytes": sum(stat.st_size for stat in stats), "modified": max(stat.st_mtime_ns for stat in stats)}
+
+
+def corpus_file(source: PathLike) -> Path:
+    """Return the file that `read_corpus` reads. Raises DataError if a folder has none."""
+    path = source_path(source)
+    return passages_path(path) if is_folder(path) else path
+
+
+def hash_id(passage_id: str) -> int:
+    """Return 64 bits of an id, to look it up among millions without holding them."""
+    return int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest(), "little")
+
+
+def _drop_duplicates(
+    passages: Iterator[tuple[Location, Passage]], policy: Policy, scan: CorpusScan | None
+) -> Iterator[Passage]:
+    first: dict[str, Location] = {}
+    for location, passage in passages:
+        try:
+            if scan is None:
+                require_new_id(passage.id, "passage id", location, first)
+            elif passage.id in scan.duplicates and location.line != scan.duplicates[passage.id][0]:
+                earlier = Location(location.path, scan.duplicates[passage.id][0])
+                raise duplicate_id_error(passage.id, "passage id", location, earlier)
+        except DataError as error:
+            policy.reject(error)
+            continue
+        yield passage
+
+
+def _passages_of_examples(file: DataFile, policy: Policy, digest: Digest | None) -> Iterator[tuple[Location, Passage]]:
+    """Yield the passages that training records hold, each once."""
+    assert file.format.examples is not None
+    hashes: set[int] = set()
+    for location, example in file.format.examples(file, policy):
+        for passage in (*example.positives, *example.negatives):
+            key = hash_id(passage.id)
+            if key not in hashes:
+                hashes.add(key)
+                yield location, passage
+    if digest is not None:
+        digest_file(file.path, digest)

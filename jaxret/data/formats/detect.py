@@ -1,0 +1,224 @@
+"""Detect the format of a file by its content, in the order of a table. The name counts only where the content
+contradicts itself: it then selects the reader that reports what is wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxret.data.compression import SUFFIXES
+from jaxret.data.errors import DataError, Location
+from jaxret.data.formats import (
+    beir,
+    built_records,
+    dpr,
+    dpr_results,
+    flag_embedding,
+    irds_records,
+    msmarco,
+    pylate_anserini,
+    sentence_transformers_records,
+    tevatron,
+    trec,
+)
+from jaxret.data.formats.file_sample import FileSample, read_sample
+from jaxret.data.formats.format import DataFile, Format
+from jaxret.data.libraries import named, tfds
+from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
+from jaxret.data.libraries.open_sets import open_named_set, open_table
+from jaxret.data.lines import PathLike, missing_file_error
+
+# The first that fits and gives what is requested. Those of three columns are in the order of what they ask.
+FORMATS: tuple[Format, ...] = (
+    *dpr.FORMATS[:2],  # but psgs.tsv, whose columns say least
+    *dpr_results.FORMATS,
+    *trec.FORMATS[:2],
+    msmarco.FORMATS[0],
+    trec.FORMATS[2],
+    *msmarco.FORMATS[1:],
+    dpr.FORMATS[2],
+    *built_records.FORMATS,
+    *beir.FORMATS,
+    *tevatron.FORMATS,
+    *flag_embedding.FORMATS,
+    *pylate_anserini.FORMATS,
+    *irds_records.FORMATS,
+    *sentence_transformers_records.FORMATS,
+)
+FORMATS_BY_NAME = {one.name: one for one in FORMATS}
+_USUAL = {  # of a damaged file: what is requested -> suffix -> format
+    "passages": {".jsonl": "beir.texts", ".tsv": "dpr.passages"},
+    "queries": {".jsonl": "beir.texts", ".csv": "dpr.queries", ".json": "dpr.examples"},
+    "judgements": {**dict.fromkeys((".tsv", ".txt", ".qrels", ".trec"), "trec.qrels"), ".json": "dpr.examples"},
+    "examples": {".json": "dpr.examples", ".jsonl": "flag.examples"},
+    "rankings": dict.fromkeys((".trec", ".txt", ".run", ".tsv"), "trec.run"),
+}
+_AGREE = 0.9  # of the lines of a table that is whole; a few bad ones among many do not change what it is
+_EMPTY = Format(
+    name="empty",
+    title="an empty file",
+    description="nothing",
+    matches=lambda sample: sample.container == "empty",
+    passages=lambda file, policy, digest: iter(()),
+    queries=lambda file, policy: (),
+    judgements=lambda file, policy: iter(()),
+    examples=lambda file, policy: iter(()),
+    rankings=lambda file, policy: iter(()),
+)
+
+
+def role_by_name(path: Path) -> str:
+    """Return "passages" or "queries" by the name of a file whose content may be either."""
+    return "queries" if "quer" in path.name or "topic" in path.name else "passages"
+
+
+def parse_source(source: PathLike) -> tuple[str, Path]:
+    """Split "FORMAT:PATH" into (format name, path); the name is "" where none is forced.
+
+    The path of a folder that is a set of TFDS becomes that set's. Raises ValueError for an unknown format.
+    """
+    text = str(source)
+    name, colon, rest = text.partition(":")
+    if tfds.is_tfds_set(Path(source)):
+        return "", Path(f"tfds:{Path(source).absolute()}")
+    if not colon or Path(text).exists() or "/" in name or not rest or name in LIBRARIES:
+        return "", Path(source)
+    names = [*FORMATS_BY_NAME, *dict.fromkeys(full.partition(".")[0] for full in FORMATS_BY_NAME)]
+    if name not in names:
+        if "." in name or not name.isalpha():
+            return "", Path(source)
+        raise ValueError(f"{text}: there is no format {name!r}; it must be one of {', '.join(names)}")
+    return name, Path(rest)
+
+
+def source_path(source: PathLike) -> Path:
+    """Return the file or folder of a source."""
+    return parse_source(source)[1]
+
+
+def absolute_source(source: PathLike) -> str:
+    """Return the source with its path from the root."""
+    name, path = parse_source(source)
+    if is_named(path):
+        library, rest = library_of(path)
+        path = Path(f"{library}:{Path(rest).absolute()}") if Path(rest).exists() else path
+    else:
+        path = path.absolute()
+    return f"{name}:{path}" if name else str(path)
+
+
+def source_exists(source: PathLike) -> bool:
+    """Return whether the file, the folder, or the named set on this machine exists."""
+    path = source_path(source)
+    if not is_named(path):
+        return path.exists()
+    try:
+        open_named_set(path)
+    except DataError:
+        return False
+    return True
+
+
+def source_name(source: PathLike) -> str:
+    """Return the name of a data set in one word: that of its folder or file, or that of a named set."""
+    path = source_path(source)
+    return named.set_name(path) if is_named(path) else path.absolute().name
+
+
+def detect_file(source: PathLike, role: str = "") -> DataFile:
+    """Return a file with its format. `role`: what will be read of it; "": anything.
+
+    Raises:
+        DataError: The file is missing, has no known format, or its format does not hold the role.
+    """
+    format_name, path = parse_source(source)
+    return detect_path(path, format_name, role)
+
+
+def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
+    """Return a file with its format, as `detect_file`; `format_name` forces one format, or those of one family."""
+    if not (is_named(path) or path.exists()):
+        raise missing_file_error(path)
+    sample = read_sample(path)
+    formats = [one for one in FORMATS if not format_name or format_name in (one.name, one.name.partition(".")[0])]
+
+    def as_format(match: Format, contents: str = "", unread_keys: tuple[str, ...] = ()) -> DataFile:
+        return DataFile(path, match, sample.container, role, contents, unread_keys)
+
+    if len(formats) == 1:  # forced: its reader reports what is wrong
+        return _require_role(as_format(formats[0], f"as {format_name}: says"))
+    if sample.container == "empty":
+        return as_format(_EMPTY)
+    usual, mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREE * len(sample.counts)
+    if usual in formats and mixed and set(usual.columns) & set(sample.counts):
+        return as_format(usual, _describe_contents(path, sample))
+    matching = [one for one in formats if one.matches(sample)]
+    for match in matching:
+        if not role or match.gives(role):
+            return as_format(match, _describe_contents(path, sample), _unread_keys(match, sample))
+    if matching:
+        return _require_role(as_format(matching[0]))
+    if usual in formats and (mixed or sample.container == "unreadable"):
+        return as_format(usual)
+    near = [one for one in formats if not role or one.gives(role)] or formats
+    raise _unknown_format_error(path, sample, near, format_name)
+
+
+def _usual_format(path: Path, role: str) -> Format | None:
+    """Return the format that the name of a damaged file, or of a table with uneven lines, suggests."""
+    if role in ("passages", "queries") and path.name.startswith(("collection", "queries.")) and ".tsv" in path.suffixes:
+        return FORMATS_BY_NAME["msmarco.texts"]
+    suffix = Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix
+    name = _USUAL.get(role, {}).get(suffix)
+    return FORMATS_BY_NAME[name] if name else None
+
+
+def _require_role(file: DataFile) -> DataFile:
+    if file.role and not file.format.gives(file.role):
+        roles = ", ".join(file.format.roles())
+        remedy = ", ".join(other.title for other in FORMATS if other.gives(file.role))
+        problem = f"this is a file of {file.format.title}, which holds {roles} and no {file.role}"
+        raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {remedy}")
+    return file
+
+
+def _unread_keys(match: Format, sample: FileSample) -> tuple[str, ...]:
+    if match.any_key or not match.keys:
+        return ()
+    return tuple(dict.fromkeys(key for record in sample.records for key in record if key not in match.keys))
+
+
+def _describe_contents(path: Path, sample: FileSample) -> str:
+    if sample.container == "rows":
+        return f"table {open_table(path).title}"
+    holders = {"lines": "JSON lines", "array": "a JSON array", "object": "a JSON object", "csv": "CSV"}
+    if sample.container != "table":
+        return holders.get(sample.container, sample.container)
+    return f"{sample.columns} columns" if sample.columns > 1 else f"{len(sample.words[0])} words"
+
+
+def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format], format_name: str) -> DataError:
+    problem = f"this is no format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
+    near = _nearest(sample, formats)
+    remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)" if near else _NONE_NEAR
+    return Location(path).error("unknown format", problem, remedy)
+
+
+_NONE_NEAR = "none is near; docs/data.md lists those that there are, and FORMAT:PATH forces one"
+
+
+def _nearest(sample: FileSample, formats: list[Format]) -> Format | None:
+    """Return the format that shares most keys, or has one column more or less; of a table without tabs, one word."""
+    if sample.records:
+        keys = set(sample.records[0])
+        near = max(formats, key=lambda one: len(keys & set(one.keys)) / max(len(keys | set(one.keys)), 1))
+        return near if keys & set(near.keys) else None
+    if not sample.lines:
+        return None
+    blanks = sample.columns == 1  # between words, as in TREC's files
+    count = len(sample.words[0]) if blanks else sample.columns
+    tables = [one for one in formats if (one.name in ("trec.run", "trec.qrels") if blanks else one.name != "trec.run")]
+    sizes = {one.name: [n for n in one.columns if n > 1] for one in tables}
+    distances = {name: min(abs(n - count) for n in columns) for name, columns in sizes.items() if columns}
+    nearest = min(distances, key=distances.__getitem__, default="")
+    return FORMATS_BY_NAME[nearest] if nearest and distances[nearest] <= 1 else None

@@ -1,0 +1,190 @@
+"""The beginning of a file, as far as its format shows in it. Its name plays no part."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jaxret.data import lines
+from jaxret.data.errors import Location
+from jaxret.data.formats import parquet
+from jaxret.data.formats.tables import is_header
+from jaxret.data.libraries.named import is_named
+from jaxret.data.libraries.open_sets import open_table
+
+_LOOKED_AT = 2**18  # bytes; up to the longest line there may be, if that holds no whole record
+_RECORDS = 50
+_FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
+
+
+@dataclass(frozen=True)
+class FileSample:
+    """The first records or lines of a file.
+
+    Attributes:
+        container: "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a named set's table), "table"
+            (fields between tabs or blanks), "empty", or "unreadable" (no complete record).
+        records: The first records; () of a table.
+        lines: The first lines of a table, without their ends.
+    """
+
+    container: str
+    records: tuple[dict[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Of most lines of a table, between tabs; of equally frequent numbers the smaller."""
+        counts = Counter(self.counts)
+        return min(counts, key=lambda count: (-counts[count], count)) if counts else 0
+
+    @property
+    def counts(self) -> list[int]:
+        """Columns of each line of a table."""
+        return [len(line.split("\t")) for line in self.lines]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of a table that have that many columns, but for a first one that names them."""
+        split = [line.split("\t") for line in self.lines]
+        return [row for n, row in enumerate(split) if len(row) == self.columns and (n or not is_header(row))]
+
+    @property
+    def words(self) -> list[list[str]]:
+        return [line.split() for line in self.lines]
+
+    def describe(self) -> str:
+        """Return the keys or columns of the sample, for an error."""
+        if self.records:
+            keys = ", ".join(map(repr, self.records[0])) or "none"
+            return f"its records have the keys {keys}"
+        if self.lines:
+            numbers = f"{self.columns} columns between tabs, the first {len(self.words[0])} words"
+            return f"its lines have {numbers}: {self.lines[0][:60]!r}"
+        return "nothing in it can be read"
+
+
+def read_sample(path: Path) -> FileSample:
+    """Read the beginning of a file. Raises DataError if it does not exist, or is damaged there."""
+    if is_named(path):
+        return FileSample("rows", tuple(islice(open_table(path).rows(), _RECORDS)))
+    for limit in (_LOOKED_AT, lines.LINE_LIMIT):
+        data, whole = _begin(path, limit)
+        if data.startswith(b"PAR1"):
+            return FileSample("parquet", tuple(parquet.read_first_parquet_rows(path, _RECORDS)))
+        if data.startswith(b"PK\x03\x04"):
+            raise Location(path).error(
+                "archive", "this is a zip archive", "unpack it, and give the folder or a file in it"
+            )
+        if _is_utf16(data):
+            remedy = "convert it to UTF-8 (iconv -f utf-16 -t utf-8)"
+            raise Location(path).error("not UTF-8", "this file is UTF-16", remedy)
+        if _is_binary(data):
+            remedy = "give text, plain or compressed by gzip or Zstandard, or parquet"
+            raise Location(path).error("not UTF-8", f"this is a binary file, which begins with {data[:4]!r}", remedy)
+        sample = _parsed(data, whole)
+        if whole or sample.container != "unreadable":
+            return sample
+    return sample
+
+
+def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
+    """So many bytes, or a few more, decompressed; and whether that is all."""
+    parts, size = [], 0
+    for chunk in lines.read_chunks(path):
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= limit:
+            return b"".join(parts), False
+    return b"".join(parts), True
+
+
+def _is_utf16(data: bytes) -> bool:
+    """By its byte order mark; or, without one, because every other byte of its beginning is 0."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    begin = data[:64]
+    zeros = [not any(begin[start::2]) for start in (0, 1)]
+    return len(begin) >= 8 and any(zeros) and not all(zeros)
+
+
+def _is_binary(data: bytes) -> bool:
+    """Whether its first line is no text that a byte or two of damage would make: zeros, and no UTF-8."""
+    begin = data[:256].split(b"\n", 1)[0]
+    return begin.count(0) > 2 and "\ufffd" in begin.decode("utf-8", "replace")
+
+
+def _parsed(data: bytes, whole: bool) -> FileSample:
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    begin = text.lstrip(" \t\r\n")
+    if not begin:
+        return FileSample("empty" if whole else "unreadable")
+    lines = text.split("\n")
+    if not whole:
+        lines.pop()  # it may go on
+    lines = [line for line in lines[: 20 * _RECORDS] if line.strip()][:_RECORDS]
+    if begin[0] == "[" and (sample := _array(begin, whole)):
+        return sample
+    if begin[0] == "{" and (sample := _objects(lines, begin)):
+        return sample
+    return _table([line.rstrip("\r") for line in lines])
+
+
+def _array(text: str, whole: bool) -> FileSample | None:
+    values: list[Any] = []
+    at = 1
+    while len(values) < _RECORDS:
+        at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] == "]" and not values:
+            return FileSample("empty")
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        values.append(value)
+    return FileSample("array", _dicts(values)) if _dicts(values) else None
+
+
+def _objects(lines: list[str], begin: str) -> FileSample | None:
+    """A line each, or one that holds all: of which the values of the first key are the records."""
+    parsed = []
+    for line in lines:
+        try:
+            parsed.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    records = _dicts(parsed)
+    if len(records) == 1 and (values := _dicts(list(records[0].values()))) and len(values) == len(records[0]):
+        return FileSample("object", values)
+    if records:
+        return FileSample("lines", records)
+    first = re.match(r'\{\s*"[^"]*"\s*:\s*', begin)
+    try:
+        value = json.JSONDecoder().raw_decode(begin, first.end())[0] if first else None
+    except (ValueError, RecursionError):
+        value = None
+    return FileSample("object", (value,)) if isinstance(value, dict) else None
+
+
+def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
+    return tuple(value for value in values if isinstance(value, dict))
+
+
+def _table(lines: list[str]) -> FileSample:
+    if not lines:
+        return FileSample("unreadable")
+    if "\t" not in lines[0] and "," in lines[0]:
+        header = next(csv.reader(lines[:1]))
+        if all(_FIELD.fullmatch(field) for field in header) and len(set(header)) == len(header):
+            rows = csv.reader(lines[1:])
+            return FileSample("csv", tuple(dict(zip(header, row)) for row in rows) or (dict.fromkeys(header, ""),))
+    if max(len(line.split()) for line in lines) < 2 or lines[0].lstrip()[0] in "{":
+        return FileSample("unreadable")
+    return FileSample("table", lines=tuple(lines))

@@ -1,0 +1,76 @@
+"""Records as ir_datasets has them, and as its `export --format jsonl` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.beir import judgement_reader
+from jaxret.data.formats.containers import read_records
+from jaxret.data.formats.format import DataFile, IdExample, record_format
+from jaxret.data.formats.sentence_transformers_records import parse_number
+from jaxret.data.formats.texts import passage_reader, record_id
+from jaxret.data.formats.trec import RunLine
+
+
+def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
+    """query_id, doc_id_a, doc_id_b: a positive and a negative; one for each query, in the order in which they come."""
+    pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
+    for location, record in read_records(file, policy):
+        try:
+            query, positive, negative = (
+                record_id(record, key, location) for key in ("query_id", "doc_id_a", "doc_id_b")
+            )
+        except DataError as error:
+            policy.reject(error)
+            continue
+        _, positives, negatives = pairs.setdefault(query, (location, {}, {}))
+        positives[positive] = negatives[negative] = None
+    for query, (location, positives, negatives) in pairs.items():
+        yield location, IdExample(query, None, tuple(positives), tuple(negatives))
+
+
+def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
+    """query_id, doc_id, score as rankings, best first."""
+    by_query: dict[str, list[tuple[float, str, Location]]] = {}
+    for location, record in read_records(file, policy):
+        try:
+            query, document = (record_id(record, key, location) for key in ("query_id", "doc_id"))
+            by_query.setdefault(query, []).append(
+                (parse_number(record.get("score"), "score", location), document, location)
+            )
+        except DataError as error:
+            policy.reject(error)
+    for query, scores in by_query.items():
+        best = sorted(scores, key=lambda one: -one[0])
+        for rank, (score, document, location) in enumerate(best, 1):
+            yield RunLine(location, query, document, rank, score)
+
+
+FORMATS = (
+    record_format(
+        "irds.docs",
+        "documents of ir_datasets",
+        ("doc_id", "text"),
+        optional=("title",),
+        passages=passage_reader("doc_id"),
+    ),
+    record_format(
+        "irds.qrels",
+        "qrels of ir_datasets",
+        ("query_id", "doc_id", "relevance"),
+        judgements=judgement_reader("query_id", "doc_id", "relevance"),
+    ),
+    record_format(
+        "irds.pairs",
+        "pairs of documents of ir_datasets",
+        ("query_id", "doc_id_a", "doc_id_b"),
+        id_examples=read_document_pairs,
+    ),
+    record_format(
+        "irds.scores",
+        "scored documents of ir_datasets",
+        ("query_id", "doc_id", "score"),
+        rankings=read_scored_documents,
+    ),
+)

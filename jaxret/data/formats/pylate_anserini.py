@@ -1,0 +1,111 @@
+"""Small formats of neighbours: PyLate's distillation data, Anserini's corpora and topics."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.containers import read_records
+from jaxret.data.formats.flag_embedding import record_scores
+from jaxret.data.formats.format import DataFile, record_format
+from jaxret.data.formats.texts import passage_reader, query_reader, record_id, record_ids, record_list
+from jaxret.data.formats.trec import RunLine, reject_contradictions
+from jaxret.data.records import Judgement
+
+
+def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
+    """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals.
+    Which documents are relevant the file does not say."""
+    for location, record in read_records(file, policy):
+        try:
+            lists = {key: _list(record.get(key), key, location) for key in ("document_ids", "scores")}
+            query_id, documents = record_id(record, "query_id", location), record_ids(lists, "document_ids", location)
+            scores = record_scores(lists, "scores", len(lists["document_ids"]), location)
+            if len(documents) != len(scores) or not all(score is not None for score in scores):
+                problem = f"{len(documents)} different documents have {len(lists['scores'])} scores"
+                raise location.error("wrong number of scores", problem, "write each document once, with a score")
+        except DataError as error:
+            policy.reject(error)
+            continue
+        best = sorted(zip(documents, scores), key=lambda both: -(both[1] or 0.0))
+        for rank, (document, score) in enumerate(best, 1):
+            yield RunLine(location, query_id, document, rank, score or 0.0)
+
+
+def _list(value: Any, key: str, location: Location) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        problem = f"the value of {key!r} is not a list: {value[:60]!r}"
+        raise location.error("wrong type", problem, "write a list, or a Python list in a string") from error
+
+
+def read_labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+    """query_id, doc_ids, labels: sentence-transformers' lists, by ids."""
+    return reject_contradictions(_labels(file, policy), policy)
+
+
+def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+    for location, record in read_records(file, policy):
+        try:
+            query_id, documents = record_id(record, "query_id", location), record_list(record, "doc_ids", location)
+            record_ids(record, "doc_ids", location)  # for what is wrong with one
+            grades = record_scores(record, "labels", len(documents), location)
+            if any(grade is None or grade != int(grade) for grade in grades):
+                raise location.error(
+                    "bad score", "a label is not an integer", "a label is a whole number, above 0 if relevant"
+                )
+        except DataError as error:
+            policy.reject(error)
+            continue
+        for number, (document, grade) in enumerate(zip(documents, grades)):
+            label_location = Location(location.path, f"{location.line}, doc_ids[{number}]")
+            yield label_location, Judgement(query_id, str(document), int(grade or 0))
+
+
+FORMATS = (
+    record_format(
+        "pylate.scores",
+        "PyLate distillation records",
+        ("query_id", "document_ids", "scores"),
+        rankings=read_scored_lists,
+    ),
+    record_format(
+        "st.labels",
+        "sentence-transformers lists by ids",
+        ("query_id", "doc_ids", "labels"),
+        judgements=read_labels,
+    ),
+    record_format(
+        "pylate.documents",
+        "PyLate documents",
+        ("document_id", "text"),
+        optional=("title",),
+        passages=passage_reader("document_id"),
+    ),
+    record_format(
+        "pylate.queries",
+        "queries of PyLate or ir_datasets",
+        ("query_id", "text"),
+        optional=("answers",),
+        queries=query_reader("query_id"),
+    ),
+    record_format(
+        "anserini.corpus",
+        "Anserini corpus",
+        ("id", "contents"),
+        optional=("title",),
+        passages=passage_reader("id", "contents"),
+    ),
+    record_format(
+        "anserini.topics",
+        "Anserini topics",
+        ("qid", "query"),
+        optional=("answers",),
+        queries=query_reader("qid", "query"),
+    ),
+)

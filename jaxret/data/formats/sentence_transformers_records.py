@@ -1,0 +1,197 @@
+"""sentence-transformers' training data: columns of texts (anchor, positive, negative, ...), perhaps a label or scores.
+
+The library goes by the order of the columns, never by their names, but for label, labels, score and scores. Here
+columns whose names are known go by their names; with others the format must be forced (st.tuples:PATH), and the order
+counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.flag_embedding import record_scores
+from jaxret.data.formats.format import DataFile, Format, content_id, digest_file, id_from_location
+from jaxret.data.formats.text_rows import TextRow, group_by_query
+from jaxret.data.formats.trec import RunLine
+from jaxret.data.lines import Digest
+from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
+from jaxret.data.records import Example, Passage, Query
+
+LABELS = ("label", "labels", "score", "scores")
+_ANCHOR = re.compile(r"anchor|query|question|sentence1|sentence_?A", re.IGNORECASE)
+_POSITIVE = re.compile(r"positive|pos|answer|passage|document|sentence2|sentence_?B|context", re.IGNORECASE)
+_NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_?\d+)?", re.IGNORECASE)
+
+
+def text_columns(record: Record, first: Sequence[str] = (), location: Location | None = None) -> list[str]:
+    """The columns of texts: anchor, positive, negatives; by name where all are known, else in the order of the first
+    record, whose columns the others must have. Raises DataError if they do not."""
+    texts = [key for key in record if key not in LABELS]
+    if not _known(texts):
+        if location and first and set(texts) != set(first):
+            problem = f"this record has the columns {', '.join(map(repr, texts))}"
+            raise location.error(
+                "wrong columns", problem, f"the first one has {', '.join(map(repr, first))}; so must all"
+            )
+        return list(first or texts)
+    rest = [key for key in texts if _NEGATIVE.fullmatch(key)]
+    return [next(key for key in texts if name.fullmatch(key)) for name in (_ANCHOR, _POSITIVE)] + rest
+
+
+def _known(texts: list[str]) -> bool:
+    counts = [sum(bool(name.fullmatch(key)) for key in texts) for name in (_ANCHOR, _POSITIVE, _NEGATIVE)]
+    return counts[:2] == [1, 1] and sum(counts) == len(texts)
+
+
+def read_tuples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
+    """One example a query, of all rows that have it. label 1 and 0: the second text is a positive or a negative;
+    scores: of the positive and the negatives; score of a triplet: its margin, score(positive) - score(negative)."""
+    return group_by_query(_rows(file, policy), policy)
+
+
+def _rows(file: DataFile, policy: Policy) -> Iterator[TextRow]:
+    first: list[str] = []
+    for location, record in read_records(file, policy):
+        try:
+            columns = text_columns(record, first, location)
+            first = first or [key for key in record if key not in LABELS]
+            yield _row(record, columns, location)
+        except DataError as error:
+            policy.reject(error)
+
+
+def _row(record: Record, columns: list[str], location: Location) -> TextRow:
+    if len(columns) < 2:
+        problem = f"this record has the columns {', '.join(map(repr, record))}"
+        raise location.error(
+            "wrong columns", problem, "two or more columns of texts are expected: anchor, positive, negatives"
+        )
+    anchor, *texts = (require_key(record, key, str, location) for key in columns)
+    labels = {key: record[key] for key in LABELS if record.get(key) is not None}
+    if not labels:
+        return TextRow(location, anchor, [(texts[0], None)], [(text, None) for text in texts[1:]])
+    key, value = next(iter(labels.items()))
+    if isinstance(value, list):
+        scores = record_scores(record, key, len(texts), location)
+        return TextRow(location, anchor, [(texts[0], scores[0])], list(zip(texts[1:], scores[1:])))
+    number = parse_number(value, key, location)
+    if len(texts) == 1:
+        if number not in (0, 1):
+            remedy = "1 is a positive, 0 a negative; pairs with scores are read as st.scored:PATH"
+            raise location.error("bad label", f"{key!r} of a pair is {value!r}", remedy)
+        pair: list[tuple[str, float | None]] = [(texts[0], None)]
+        return TextRow(location, anchor, pair, []) if number > 0 else TextRow(location, anchor, [], pair)
+    if len(texts) > 2:
+        problem = f"{key!r} is one number for {len(texts)} texts"
+        raise location.error("wrong number of scores", problem, f"write a list, the score of {columns[1]!r} first")
+    return TextRow(location, anchor, [(texts[0], 0.0)], [(texts[1], -number)], scores_incomparable=True)
+
+
+def parse_number(value: Any, key: str, location: Location) -> float:
+    """A finite number, in CSV also one in a string; true and false are 1 and 0."""
+    if str(value).lower() in ("true", "false"):
+        return float(str(value).lower() == "true")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise location.error("bad score", f"the value of {key!r} is {value!r}", "a finite number is expected")
+    return number
+
+
+# Pairs with a score: how near two texts are, not which are relevant
+
+
+def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Passage, float]]:
+    queries: dict[str, Query] = {}
+    for location, record in read_records(file, policy):
+        try:
+            first, second, *_ = (require_key(record, key, str, location) for key in text_columns(record))
+            key = next(key for key in LABELS if record.get(key) is not None)
+            question = normalise_question(first)
+            query = queries.setdefault(question, check_query(Query(id_from_location(location), question), location))
+            passage = check_passage(Passage(content_id(second), second), location, policy)
+            yield location, query, passage, parse_number(record[key], key, location)
+        except DataError as error:
+            policy.reject(error)
+
+
+def read_pair_passages(
+    file: DataFile, policy: Policy, digest: Digest | None = None
+) -> Iterator[tuple[Location, Passage]]:
+    """The second texts, each once."""
+    ids: set[str] = set()
+    for location, _, passage, _ in _pairs(file, policy):
+        if passage.id not in ids:
+            ids.add(passage.id)
+            yield location, passage
+    if digest is not None:
+        digest_file(file.path, digest)
+
+
+def read_pair_queries(file: DataFile, policy: Policy) -> list[Query]:
+    """The first texts, each once."""
+    return list({query.id: query for _, query, _, _ in _pairs(file, policy)}.values())
+
+
+def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
+    """The scores as rankings, best first."""
+    by_query: dict[Query, dict[str, tuple[Location, float]]] = {}
+    for location, query, passage, score in _pairs(file, policy):
+        by_query.setdefault(query, {}).setdefault(passage.id, (location, score))
+    for query, scores in by_query.items():
+        best = sorted(scores.items(), key=lambda item: -item[1][1])
+        for rank, (passage_id, (location, score)) in enumerate(best, 1):
+            yield RunLine(location, query.id, passage_id, rank, score, query.text)
+
+
+# What files look like
+
+
+def _is_scored(sample: FileSample) -> bool:
+    """Two texts and one number, other than 0 and 1."""
+    if not _is_tuples(sample) or len(text_columns(sample.records[0])) != 2:
+        return False
+    numbers = [record[key] for record in sample.records for key in LABELS if record.get(key) is not None]
+    return bool(numbers) and not all(str(number).lower() in _BINARY for number in numbers)
+
+
+_BINARY = ("0", "1", "0.0", "1.0", "true", "false")
+
+
+def _is_tuples(sample: FileSample) -> bool:
+    if not sample.records:
+        return False
+    texts = [key for key in sample.records[0] if key not in LABELS]
+    return _known(texts) and all(isinstance(sample.records[0][key], str) for key in texts)
+
+
+FORMATS = (
+    Format(
+        name="st.scored",
+        title="sentence-transformers pairs with scores",
+        description="records of two texts (as anchor, positive) and a score or label that is not only 0 and 1",
+        matches=_is_scored,
+        keys=("anchor", "positive", "score"),
+        any_key=True,
+        passages=read_pair_passages,
+        queries=read_pair_queries,
+        rankings=read_pair_lines,
+    ),
+    Format(
+        name="st.tuples",
+        title="sentence-transformers tuples",
+        description="records of texts (as anchor, positive, negative_1, ...), and label 0 or 1, score or scores",
+        matches=_is_tuples,
+        keys=("anchor", "positive", "negative", *LABELS),
+        any_key=True,
+        examples=read_tuples,
+    ),
+)

@@ -1,0 +1,86 @@
+"""Passages of training files, shared by the examples that name them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.records import Example, Passage, Query
+
+ScoredPassages = dict[str, tuple[Passage, float | None]]  # by id, in order
+
+
+@dataclass
+class SharedPassages:
+    """The passages of a file by id. One id with two texts is bad input."""
+
+    policy: Policy
+    by_id: dict[str, tuple[Passage, Location]] = field(default_factory=dict)
+
+    def parse_all(
+        self, values: Iterable[Any], key: str, location: Location, parse: Callable[[Any, Location], Passage]
+    ) -> ScoredPassages:
+        """Parse the passages of a record's key, in order, each id once. Bad ones are dropped under a policy that skips.
+
+        Args:
+            values: The unparsed passages.
+            key: Their key in the record, for errors.
+            location: Of the record.
+            parse: Makes a passage of a value, or raises DataError.
+        """
+        return self.parse_scored(((value, None) for value in values), key, location, parse)
+
+    def parse_scored(
+        self,
+        values: Iterable[tuple[Any, float | None]],
+        key: str,
+        location: Location,
+        parse: Callable[[Any, Location], Passage],
+    ) -> ScoredPassages:
+        """Parse passages with scores, see `parse_all`.
+
+        Args:
+            values: (unparsed passage, its score or None).
+            key: Their key in the record, for errors.
+            location: Of the record.
+            parse: Makes a passage of a value, or raises DataError.
+        """
+        passages: ScoredPassages = {}
+        for number, (value, score) in enumerate(values):
+            value_location = Location(location.path, f"{location.line}, {key}[{number}]")
+            try:
+                passage = self.share(parse(value, value_location), value_location)
+            except DataError as error:
+                self.policy.reject(error)
+                continue
+            passages.setdefault(passage.id, (passage, score))
+        return passages
+
+    def share(self, passage: Passage, location: Location) -> Passage:
+        """Return the first object of an equal passage. Raises DataError if its id has another title or text."""
+        shared, first = self.by_id.setdefault(passage.id, (passage, location))
+        if shared != passage:
+            problem = f"passage id {passage.id!r} has another title or text than at {first.line}"
+            raise location.error("duplicate id", problem, "give different passages different ids")
+        return shared
+
+
+def make_example(
+    query: Query, positives: Mapping[str, tuple[Passage, float | None]], negatives: ScoredPassages
+) -> Example:
+    """A positive is never a negative. A passage without a score among others with one has NaN."""
+    others = {key: both for key, both in negatives.items() if key not in positives}
+    sides = [[math.nan if score is None else score for _, score in side.values()] for side in (positives, others)]
+    scores = map(tuple, sides if any(map(math.isfinite, (*sides[0], *sides[1]))) else ((), ()))
+    return Example(query, _passages(positives), _passages(others), *scores)
+
+
+def _passages(scored: Mapping[str, tuple[Passage, float | None]]) -> tuple[Passage, ...]:
+    return tuple(passage for passage, _ in scored.values())
+
+
+def no_positive_error(location: Location, key: str) -> DataError:
+    return location.error("no positive", f"{key!r} holds no passage", "add one, or leave the record out")

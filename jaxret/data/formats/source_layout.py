@@ -1,0 +1,227 @@
+"""Find the file of a folder, or the table of a named set, that holds a role: by its name, else by its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxret.data.compression import SUFFIXES
+from jaxret.data.errors import DataError, Location
+from jaxret.data.formats.detect import detect_file
+from jaxret.data.libraries.named import NamedSet, is_named
+from jaxret.data.libraries.open_sets import is_whole_set, open_named_set
+from jaxret.data.lines import find_file, missing_file_error, require_file
+
+_TABLES = {  # what tables are called in whose names their role is
+    "passages": ("passages", "corpus", "documents", "collection", "docs"),
+    "queries": ("queries", "topics"),
+    "judgements": ("judgements", "qrels"),
+    "examples": ("examples", "docpairs"),
+    "rankings": ("rankings", "scoreddocs", "top_ranked"),
+}
+_ALL = ("full", "corpus", "queries", "train")  # which split of a table is all there is, where there are several
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is one of many files or tables, of which each holds something else."""
+    return is_whole_set(path) if is_named(path) else path.is_dir()
+
+
+def text_folder(path: Path) -> Path:
+    """Where the texts are that a file or table names by ids."""
+    return open_named_set(path).root if is_named(path) else path.absolute().parent
+
+
+def passages_path(folder: Path) -> Path:
+    """Raises DataError if there is none."""
+    return _require(folder, "passages", None) if is_named(folder) else _folder_passages(folder)
+
+
+def has_passages(folder: Path) -> bool:
+    """Whether there is a corpus."""
+    return (
+        _table(open_named_set(folder), "passages", None) if is_named(folder) else _folder_corpus(folder)
+    ) is not None
+
+
+def query_paths(folder: Path, split: str | None = None) -> list[Path]:
+    """Those of all queries, or of the split; without a split, of all of them. Raises DataError if there is none."""
+    if not is_named(folder):
+        return _folder_queries(folder, split)
+    named_set = open_named_set(folder)
+    if split is None and not named_set.split:
+        for config in _candidates(named_set, "queries"):
+            return [named_set.table_path(config, one) for one in named_set.tables[config]]
+    return [_require(folder, "queries", split)]
+
+
+def judgements_path(folder: Path, split: str | None) -> Path:
+    """The judgements of a split; else its training records, whose positives they are. Raises DataError if there is
+    neither, or no split was named."""
+    if not is_named(folder):
+        return _folder_judgements(folder, split)
+    return _table(open_named_set(folder), "judgements", split) or _require(folder, "examples", split)
+
+
+def has_judgements(folder: Path, split: str) -> bool:
+    """Whether a split has judgements of its own."""
+    if is_named(folder):
+        return _table(open_named_set(folder), "judgements", split) is not None
+    return _folder_judgement_file(folder, split) is not None
+
+
+def examples_path(folder: Path, split: str | None) -> Path | None:
+    """The training records of a split, if there are any."""
+    return _table(open_named_set(folder), "examples", split) if is_named(folder) else _folder_examples(folder, split)
+
+
+def rankings_path(folder: Path) -> Path:
+    """Return the table of rankings of a named set. Raises DataError if there is none."""
+    return _require(folder, "rankings", None)
+
+
+def list_splits(folder: Path) -> list[str]:
+    """The splits of judgements or training records."""
+    if not is_named(folder):
+        return _folder_splits(folder)
+    named_set = open_named_set(folder)
+    roles = [config for role in ("judgements", "examples") for config in _candidates(named_set, role)]
+    splits = dict.fromkeys(split for config in roles for split in named_set.tables[config])
+    return [split for split in splits if named_set.split in ("", split)]
+
+
+def _require(folder: Path, role: str, split: str | None) -> Path:
+    named_set = open_named_set(folder)
+    path = _table(named_set, role, split)
+    if path is None:
+        of = f" of {split}" if split else ""
+        remedy = f"its tables are {named_set.describe_tables()}; name one, as {named_set.root}/TABLE/SPLIT"
+        raise Location(folder).error("missing table", f"{named_set.title} has no {role}{of}", remedy)
+    return path
+
+
+def _table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
+    """The table of a split: of the one that the set's path names, if it does. Passages and queries may be in a table
+    that is for all splits."""
+    split = named_set.split or split
+    for config in _candidates(named_set, role):
+        splits = named_set.tables[config]
+        if split in splits:
+            return named_set.table_path(config, split or "")
+        if role in ("passages", "queries", "rankings"):
+            for one in splits if len(splits) == 1 else (name for name in _ALL if name in splits):
+                return named_set.table_path(config, one)
+    return None
+
+
+def _candidates(named_set: NamedSet, role: str) -> Iterator[str]:
+    """The tables that may hold it: those called so, then those whose names say nothing and whose rows do."""
+    mine = [named_set.config] if named_set.config else list(named_set.tables)
+    yield from (name for name in _TABLES[role] if name in mine)
+    role_names = {name for names in _TABLES.values() for name in names}
+    for config in mine:
+        if (
+            config not in role_names
+            and named_set.tables[config]
+            and _gives(named_set.table_path(config, named_set.tables[config][0]), role)
+        ):
+            yield config
+
+
+def _gives(path: Path, role: str) -> bool:
+    try:
+        file = detect_file(path)
+    except DataError as error:
+        if error.reason in ("unknown format", "wrong format"):
+            return False
+        raise
+    if role == "examples":
+        return file.format.examples is not None or file.format.id_examples is not None
+    return file.format.gives(role)
+
+
+# Folders of files
+
+_PASSAGES = (
+    "corpus.jsonl",  # BEIR, Tevatron, the Hugging Face hub
+    "collection.tsv",  # MS MARCO
+    "psgs.tsv",  # DPR
+    "psgs_w100.tsv",
+    "documents.jsonl",  # PyLate
+    "corpus.parquet",
+    "corpus.tsv",
+)
+_QUERIES = ("queries.jsonl", "queries.tsv", "queries.parquet", "topics.jsonl", "topics.tsv")
+_QUERIES_OF = ("queries.{}.tsv", "{}.qa.csv", "queries-{}.jsonl", "topics.{}.tsv")
+_JUDGEMENTS_OF = ("qrels/{}.tsv", "qrels/{}.jsonl", "qrels/{}.txt", "qrels.{}.tsv", "qrels.{}.txt", "qrels-{}.tsv")
+_EXAMPLES_OF = (
+    "qidpidtriples.{}.tsv",
+    "qidpidtriples.{}.full.tsv",
+    "qidpidtriples.{}.full.2.tsv",
+    "triples.{}.small.tsv",
+    "triples.{}.tsv",
+    "{}.jsonl",
+    "{}.json",
+    "{}.parquet",
+)
+
+
+def _folder_passages(folder: Path) -> Path:
+    """Raises DataError if there is none."""
+    return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
+
+
+def _folder_corpus(folder: Path) -> Path | None:
+    """The file of passages, if there is one."""
+    return _first(folder, _PASSAGES)
+
+
+def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
+    """The file of all queries, or that of the split; without a split, those of all of them. Raises DataError if there
+    is none."""
+    query_file = _first(folder, [name.format(split) for name in _QUERIES_OF]) if split else None
+    query_file = query_file or _first(folder, _QUERIES)
+    if query_file:
+        return [query_file]
+    several = sorted({path for name in _QUERIES_OF for end in SUFFIXES for path in folder.glob(name.format("*") + end)})
+    if not several:
+        raise missing_file_error(folder / _QUERIES[0], " (nor its .gz or .zst)")
+    return several
+
+
+def _folder_judgements(folder: Path, split: str | None) -> Path:
+    """The judgements of a split; else its training file, whose positives they are. Raises DataError if there is
+    neither, or no split was named."""
+    if split is None:
+        raise Location(folder).error("no split", "this is a folder, and no split was named", "name one, like 'test'")
+    path = _folder_judgement_file(folder, split) or _folder_examples(folder, split)
+    return path or require_file(folder / "qrels", f"{split}.tsv")
+
+
+def _folder_judgement_file(folder: Path, split: str) -> Path | None:
+    """The file of judgements of a split, if there is one."""
+    return _first(folder, [name.format(split) for name in _JUDGEMENTS_OF])
+
+
+def _folder_examples(folder: Path, split: str | None) -> Path | None:
+    """The training file of a split, if there is one."""
+    return _first(folder, [name.format(split) for name in _EXAMPLES_OF]) if split else None
+
+
+def _folder_splits(folder: Path) -> list[str]:
+    """The splits that files of judgements or training are named after."""
+    all_splits = {split for split in _USUAL_SPLITS if _folder_examples(folder, split)}
+    for pattern in (*_JUDGEMENTS_OF, *_EXAMPLES_OF[:5]):
+        start, end = pattern.split("{}")
+        for suffix in SUFFIXES:
+            names = (path.relative_to(folder).as_posix() for path in folder.glob(pattern.format("*") + suffix))
+            splits = {name.removesuffix(suffix)[len(start) : -len(end)] for name in names}
+            all_splits |= {split for split in splits if pattern in _JUDGEMENTS_OF or "." not in split}
+    return sorted(all_splits, key=lambda split: ([*_USUAL_SPLITS, split].index(split), split))
+
+
+_USUAL_SPLITS = ("train", "dev", "validation", "test")
+
+
+def _first(folder: Path, names: tuple[str, ...] | list[str]) -> Path | None:
+    return next((path for name in names if (path := find_file(folder, name))), None)

@@ -1,0 +1,63 @@
+"""Training files that are rows of texts: a query, a positive, perhaps negatives; the same query in many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.format import content_id, id_from_location
+from jaxret.data.formats.shared_passages import ScoredPassages, make_example
+from jaxret.data.record_checks import check_passage, check_query, normalise_question
+from jaxret.data.records import Example, Passage, Query
+
+
+class TextRow(NamedTuple):
+    """Texts of one row, each with a teacher's score or None. `alone`: its scores are comparable with no other row's."""
+
+    location: Location
+    query: str
+    positives: list[tuple[str, float | None]]
+    negatives: list[tuple[str, float | None]]
+    scores_incomparable: bool = False
+
+
+@dataclass
+class _Group:
+    location: Location
+    query: Query
+    positives: ScoredPassages = field(default_factory=dict)
+    negatives: ScoredPassages = field(default_factory=dict)
+
+
+def group_by_query(rows: Iterable[TextRow], policy: Policy) -> Iterator[tuple[Location, Example]]:
+    """One example a query, in the order in which queries come first; its id is the number of that row. Texts are held
+    once, under an id that is made of them. A query that has no positive in any row gives no example."""
+    passages: dict[str, Passage] = {}
+    groups: dict[str, _Group] = {}
+
+    def passage(text: str, location: Location) -> Passage:
+        key = content_id(text)
+        if key not in passages:
+            passages[key] = check_passage(Passage(key, text), location, policy)
+        return passages[key]
+
+    for row in rows:
+        try:
+            query = check_query(Query(id_from_location(row.location), normalise_question(row.query)), row.location)
+            sides = [[(passage(text, row.location), score) for text, score in side] for side in row[2:4]]
+        except DataError as error:
+            policy.reject(error)
+            continue
+        positives = "".join(f"\0{texts.id}" for texts, _ in sides[0]) if row.scores_incomparable else ""
+        group = groups.setdefault(query.text + positives, _Group(row.location, query))
+        for side, texts in zip((group.positives, group.negatives), sides):
+            for one, score in texts:
+                if side.setdefault(one.id, (one, score))[1] is None:  # another row may have it
+                    side[one.id] = (one, score)
+    for group in groups.values():
+        if group.positives:
+            yield group.location, make_example(group.query, group.positives, group.negatives)
+        else:
+            policy.note("queries without a positive, which give no example", group.location)

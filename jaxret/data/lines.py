@@ -1,0 +1,291 @@
+"""Text files line by line, compressed or not, and JSON records in them.
+
+Every reader checks what it reads where it reads it: a bad id found here costs a line of text, found after a night of
+encoding it costs the night.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol, runtime_checkable
+
+from jaxret.data.compression import SUFFIXES, DamagedFileError, open_compressed_text, read_blocks
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.record_checks import ObjectWithRepeatedKey, describe_kind, require_object
+from jaxret.storage.atomic import atomic_write
+
+PathLike = str | os.PathLike[str]
+# Bytes of a line, and of a record that has several. Nobody wrote a longer one, and reading one takes up to 15 times as
+# much memory: the bytes, their parts, and the text in two stages, of which each character has four bytes with an emoji.
+LINE_LIMIT = 16 * 2**20
+_CHUNK = 2**20  # bytes read at a time
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return `folder/name`, `folder/name.gz` or `folder/name.zst`, the first that exists; None if none does."""
+    return next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
+
+
+def require_file(folder: Path, name: str) -> Path:
+    """Return the file, see `find_file`. Raises DataError with the names in the folder if there is none."""
+    path = find_file(folder, name)
+    if path is None:
+        raise missing_file_error(folder / name, " (nor its .gz or .zst)")
+    return path
+
+
+def missing_file_error(path: Path, variant: str = "") -> DataError:
+    """Return the error for a file that does not exist; it lists its folder, or the nearest one that exists."""
+    folder = path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
+    shown = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
+    return Location(path).error("missing file", f"this file{variant} does not exist", f"{folder} holds {shown}")
+
+
+@runtime_checkable
+class Digest(Protocol):
+    """The part of hashlib's objects that readers use."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
+    """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them."""
+    lines = 0
+    try:
+        for chunk in read_blocks(path, _CHUNK):
+            if digest is not None:
+                digest.update(chunk)
+            lines += chunk.count(b"\n")
+            yield chunk
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing_file_error(path) from None
+    except DamagedFileError as error:
+        problem = f"the compressed file is damaged from this line on ({error})"
+        raise Location(path, lines + 1).error("damaged file", problem, "fetch or write it again") from error
+
+
+def too_long_error(location: Location, kind: str) -> DataError:
+    remedy = "split it, or, if it should not be so long, look for a missing line end or quote"
+    return location.error("too long", f"this {kind} has more than {LINE_LIMIT >> 20} MiB", remedy)
+
+
+def read_lines(
+    path: PathLike, digest: Digest | None = None, blank: bytes = b" \t\r\n"
+) -> Iterator[tuple[Location, bytes]]:
+    """Yields (place, line with its line end) of a file, compressed or not; `digest` is fed the decompressed bytes.
+
+    Lines end at "\\n" only, so U+2028 and the like may occur inside a text. Lines of nothing but `blank` that follow
+    each other may come as one, because a small gzip file can hold a billion of them. A compressed file that is cut
+    short or damaged, and a line above `LINE_LIMIT`, are DataErrors under any policy.
+    """
+    path = Path(path)
+    blank_lines = re.compile(b"[" + blank + b"]*\n").match
+    number = 1
+    begun: list[bytes] = []  # of a line whose end is in a later chunk
+    size = 0
+    for chunk in read_chunks(path, digest):
+        start = 0
+        while end := chunk.find(b"\n", start) + 1:
+            location, lines = Location(path, number), 1
+            if not begun and chunk[start] in blank and (run := blank_lines(chunk, start)):
+                end = run.end()
+                lines = chunk.count(b"\n", start, end)
+            elif size + end - start > LINE_LIMIT:
+                raise too_long_error(location, "line")
+            line = chunk[start:end]
+            if begun:
+                line, begun, size = b"".join((*begun, line)), [], 0
+            yield location, line
+            del line  # a long one need not be held while the next is read
+            number, start = number + lines, end
+        if start < len(chunk):
+            begun.append(chunk[start:])
+            size += len(chunk) - start
+            if size > LINE_LIMIT:
+                raise too_long_error(Location(path, number), "line")
+    if begun:
+        yield Location(path, number), b"".join(begun)
+
+
+def decode_line(line: bytes, location: Location) -> str:
+    """UTF-8 to text, without a byte order mark on line 1; a DataError names the first wrong byte."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"byte 0x{line[error.start]:02x} at position {error.start + 1} of the line is not UTF-8"
+        raise location.error("not UTF-8", problem, _UTF8_REMEDY) from error
+    return text.removeprefix("\ufeff") if location.line == 1 else text
+
+
+_UTF8_REMEDY = "convert the file to UTF-8 (iconv -t utf-8)"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
+    repeated = ObjectWithRepeatedKey(record)
+    repeated.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return repeated
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def read_json_lines(
+    path: PathLike, policy: Policy, digest: Digest | None = None
+) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """Yields (place, object) of a JSON-lines file; blank lines hold no record."""
+    for location, line in read_lines(path, digest):
+        try:
+            record = (
+                None if line.isspace() else require_object(_parse_json(decode_line(line, location), location), location)
+            )
+        except DataError as error:
+            policy.reject(error)
+            continue
+        if record is not None:
+            yield location, record
+
+
+def _parse_json(text: str, location: Location) -> Any:
+    try:
+        return _JSON.decode(text)
+    except (ValueError, RecursionError) as error:  # not only JSONDecodeError: an integer can have too many digits
+        raise _broken_json(location, error) from error
+
+
+def _broken_json(location: Location, error: object) -> DataError:
+    return location.error("broken JSON", f"this is not JSON ({error})", "write one whole JSON value")
+
+
+def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
+    """Yield the values of a file that holds one JSON array, or (key, value) of one JSON object if `keyed`.
+
+    One value at a time is held in memory, so the file may be of any size. `ijson` does not replace this reader: its
+    errors have no line, its C backend turns half of a surrogate pair into "?", and it does not bound a string.
+
+    Raises:
+        DataError: The file is not JSON (when that place is reached), or a value is above `LINE_LIMIT`.
+    """
+    text = _JsonText(Path(path))
+    opening, closing = "{}" if keyed else "[]"
+    if text.peek() != opening:
+        problem = f"the file holds {describe_kind(text.value())} at its top"
+        expected = 'an object of records {"0": {...}, ...}' if keyed else "a list of records [{...}, ...]"
+        raise Location(text.path).error("wrong type", problem, f"{expected} is expected")
+    text.skip(opening)
+    closed = text.peek() == closing
+    while not closed:
+        if keyed:
+            key = text.value()
+            text.skip(":")
+            yield key, text.value()
+        else:
+            yield text.value()
+        closed = text.peek() == closing
+        if not closed:
+            text.skip(",", f"Expecting ',' or '{closing}'")
+    text.skip(closing)
+    if text.peek():
+        raise text.error("Extra data")
+
+
+class _JsonText:
+    """A position in the JSON text of a file, of which only the part that is not parsed yet is held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._parts = path, _decoded(path)
+        self._text, self._at = "", 0  # held, and the position in it
+        self._line = 1  # on which the held text begins
+
+    def peek(self) -> str:
+        """Move to the next character that is not white space, and return it; "" at the end."""
+        while True:
+            self._at = _JSON_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or not self._extend():
+                return self._text[self._at : self._at + 1]
+
+    def skip(self, sign: str, message: str = "") -> None:
+        """Move past a sign, which must come next."""
+        if self.peek() != sign:
+            raise self.error(message or f"Expecting '{sign}'")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Move past the next value, and return it."""
+        self.peek()
+        while True:
+            start, error = self._at, None
+            try:
+                value, end = _JSON.raw_decode(self._text, start)
+            except (ValueError, RecursionError) as caught:
+                error = caught
+            if error is None and end < len(self._text):  # a number at the end of the held text may go on
+                self._at = end
+                return value
+            if len(self._text) - start > LINE_LIMIT:
+                raise too_long_error(self._location(start), "record, or what is broken in it,")
+            if not self._extend():  # the held text begins with the value now
+                if error is None:
+                    self._at = end - start
+                    return value
+                raise self.error(getattr(error, "msg", error), getattr(error, "pos", start) - start) from error
+
+    def error(self, message: object, position: int | None = None) -> DataError:
+        """Return the error of broken JSON at a position of the held text, by default the current one."""
+        return _broken_json(self._location(self._at if position is None else position), message)
+
+    def _location(self, position: int) -> Location:
+        return Location(self.path, self._line + self._text.count("\n", 0, position))
+
+    def _extend(self) -> bool:
+        """Double the text that is not parsed: a long value is tried a few times, not once for each chunk."""
+        self._line += self._text.count("\n", 0, self._at)
+        parts, size = [self._text[self._at :]], 0
+        for part in self._parts:
+            parts.append(part)
+            size += len(part)
+            if size and size >= len(parts[0]):
+                break
+        self._text, self._at = "".join(parts), 0
+        return size > 0
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Yields the text of a UTF-8 file, without a byte order mark."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = 1
+    for chunk in itertools.chain(read_chunks(path), [b""]):
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            location = Location(path, line + error.object.count(b"\n", 0, error.start))
+            problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+            raise location.error("not UTF-8", problem, _UTF8_REMEDY) from error
+        yield text.removeprefix("\ufeff") if line == 1 else text
+        line += chunk.count(b"\n")
+
+
+@contextlib.contextmanager
+def write_text(path: PathLike) -> Iterator[IO[str]]:
+    """Opens `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst (same text, same bytes)."""
+    path = Path(path)
+    if path.suffix not in SUFFIXES[1:]:
+        with atomic_write(path) as file:
+            yield file
+        return
+    with atomic_write(path, "wb") as raw, open_compressed_text(raw, path.suffix) as file:
+        yield file

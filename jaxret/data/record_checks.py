@@ -1,0 +1,146 @@
+"""Checks of one record: keys, kinds, ids and texts. Each raises `DataError` with the record's place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.data.errors import Location, Policy
+from jaxret.data.records import Passage, Query
+
+
+def require_object(value: Any, location: Location) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise location.error("wrong type", f"this is {describe_kind(value)}", "a JSON object {...} is expected")
+    if isinstance(value, ObjectWithRepeatedKey):
+        raise location.error(
+            "repeated key", f"the key {value.key!r} occurs twice in this object", "keep one of the two"
+        )
+    return value
+
+
+def require_key(record: Mapping[str, Any], key: str, kind: type, location: Location) -> Any:
+    """Return `record[key]`, which must exist and have the type.
+
+    Args:
+        record: A JSON object.
+        key: Of the value.
+        kind: Its type; true and false are no numbers.
+        location: For errors.
+    """
+    if key not in record:
+        keys = ", ".join(map(repr, record)) or "none"
+        raise location.error("missing key", f"there is no key {key!r} (keys found: {keys})", f"add {key!r}")
+    value = record[key]
+    if type(value) is not kind:  # not isinstance: true and false are not numbers here
+        problem = f"the value of {key!r} is {describe_kind(value)}: {_shorten(value)}"
+        raise location.error("wrong type", problem, f"{_KINDS[kind]} is expected")
+    return value
+
+
+def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...]:
+    """A list of strings, as a tuple."""
+    if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
+        problem = f"{name} is {describe_kind(value)}: {_shorten(value)}"
+        raise location.error("wrong type", problem, "a list of strings is expected")
+    return tuple(require_text(element, name, location) for element in value)
+
+
+def require_text(value: str, name: str, location: Location) -> str:
+    """Refuses half of a surrogate pair (JSON can spell one): no tokenizer and no file could take it later."""
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            problem = f"{name} holds half of a surrogate pair at character {error.start + 1}: {_shorten(value)}"
+            raise location.error("not UTF-8", problem, "write the whole character") from error
+    return value
+
+
+def require_id(value: str, name: str, location: Location) -> str:
+    """An id goes to files whose columns are separated by white space, so it has none and is not empty; nor has it
+    control characters, which other tools end a word or a text at."""
+    if value.split() != [value]:
+        problem = f"{name} is empty" if not value else f"{name} {value!r} contains white space"
+        raise location.error("bad id", problem, "an id is one word, because run and qrels files split at white space")
+    if _CONTROL.search(value):
+        remedy = "leave it out: run and qrels files are read by tools that stop at it"
+        raise location.error("bad id", f"{name} {_shorten(value)} contains a control character", remedy)
+    return require_text(value, name, location)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def check_passage(passage: Passage, location: Location, policy: Policy | None = None) -> Passage:
+    """The passage, if its id is one word and its title or its text says something, or `policy` keeps empty ones."""
+    require_id(passage.id, "passage id", location)
+    require_text(passage.title, "the title", location)
+    require_text(passage.text, "the text", location)
+    if _is_blank(passage.text) and _is_blank(passage.title):
+        problem = f"passage {passage.id!r} is empty (no text, no title)"
+        remedy = "give it a text, leave it out, or encode it as it is with jaxret encode --on_error=keep"
+        (policy or Policy()).reject_empty(location.error("empty passage", problem, remedy))
+    return passage
+
+
+def check_query(query: Query, location: Location) -> Query:
+    """The query, if its id is one word and its text is not blank."""
+    require_id(query.id, "query id", location)
+    if _is_blank(query.text):
+        raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")
+    for text in (query.text, *query.answers):
+        require_text(text, "the question or an answer", location)
+    return query
+
+
+def check_question(text: str) -> Query:
+    """The query "0" of a question that somebody typed, normalised as those of files are. Raises ValueError if it is
+    blank, or holds what no tokenizer can take: half of a surrogate pair, or bytes of the command line that were not
+    UTF-8 (Python hands them on as such halves)."""
+    if _is_blank(text):
+        raise ValueError("the question is blank; write what to search for")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        byte = 0xDC80 <= code <= 0xDCFF
+        problem = f"byte 0x{code - 0xDC00:02x}, which is not UTF-8," if byte else "half of a surrogate pair"
+        raise ValueError(f"the question holds {problem} at character {error.start + 1}; write it in UTF-8") from error
+    return Query("0", normalise_question(text))
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def normalise_question(text: str) -> str:
+    """DPR's normalisation of questions: the curly apostrophe becomes a straight one."""
+    return text.replace("\u2019", "'")
+
+
+_KINDS: dict[type, str] = {
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def describe_kind(value: Any) -> str:
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # 60: the message stays one readable line
+
+
+class ObjectWithRepeatedKey(dict[str, Any]):
+    """An object of a JSON file that has a `key` twice. json takes the last; `require_object` refuses it."""
+
+    key = ""

@@ -1,0 +1,114 @@
+"""Loads the tokenizer of a Hugging Face directory: from tokenizer.json if it is complete, otherwise by transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
+
+from jaxret.storage.atomic import read_json
+
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # one of these must exist
+# Converts T5's spiece.model to tokenizer.json; needs sentencepiece, which is no dependency of this package.
+SPIECE_REMEDY = (
+    "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
+    "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""
+)
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizer", "BertTokenizerFast")
+# Other keys that transformers reads when it loads one of these; with any of them, transformers does the loading.
+_NOT_PLAIN = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "add_bos_token",
+              "add_eos_token", "add_prefix_space", "split_special_tokens", "auto_map", "tokenizer_file")  # fmt: skip
+
+
+def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
+    """Return (tokenizers.Tokenizer, ids of its special tokens "cls", "sep", "pad", "mask", "eos").
+
+    Raises ValueError if there is no fast tokenizer.
+    """
+    return _load_plain(directory) or _load_with_transformers(directory)
+
+
+def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
+    """Return (backend, ids of special tokens) as transformers would, if tokenizer.json is complete; otherwise None.
+
+    Importing transformers, and PyTorch with it, takes longer than a search.
+    """
+    try:
+        settings = read_json(directory / "tokenizer_config.json")
+        rules = read_json(directory / "tokenizer.json")
+        if (directory / "added_tokens.json").exists() or settings.get("tokenizer_class") not in _PLAIN_CLASSES:
+            return None
+        named = {
+            f"{name}_token": settings.get(f"{name}_token")
+            for name in ("cls", "sep", "pad", "mask", "unk", "eos", "bos")
+        }
+        others = directory / "special_tokens_map.json"
+        if any(name in settings for name in _NOT_PLAIN) or (others.exists() and read_json(others) != _given(named)):
+            return None
+        special = {token["content"]: token["id"] for token in rules["added_tokens"] if token["special"]}
+        if any(token not in special for token in _given(named).values()):
+            return None
+        if settings["tokenizer_class"].startswith("Bert") and not _is_bert(rules, settings, named, special):
+            return None
+        backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # damaged or of another kind: transformers loads it, or raises the error
+        return None
+    if backend.post_processor is None:  # transformers sets this default, and the digest depends on it
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    ids = {name: special[token] if token else None for name, token in ((n.split("_")[0], t) for n, t in named.items())}
+    return backend, ids
+
+
+def _given(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _is_bert(rules: dict[str, Any], settings: dict[str, Any], named: dict[str, Any], special: dict[str, int]) -> bool:
+    """Return whether tokenizer.json equals the tokenizer that transformers builds from vocabulary and settings."""
+    built = Tokenizer(WordPiece({"[UNK]": 0}, unk_token=named["unk_token"]))
+    built.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = named["cls_token"], named["sep_token"]
+    built.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, special[cls]), (sep, special[sep])],
+    )
+    expected = json.loads(built.to_str())
+    same = all(expected[part] == rules[part] for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"))
+    model, stored_model = ({k: v for k, v in tree["model"].items() if k != "vocab"} for tree in (expected, rules))
+    ours = {token["content"] for token in rules["added_tokens"]} == set(_given(named).values())
+    plain = all(not (t["single_word"] or t["lstrip"] or t["rstrip"] or t["normalized"]) for t in rules["added_tokens"])
+    return same and model == stored_model and ours and plain and None not in (cls, sep, named["unk_token"])
+
+
+def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]]:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # otherwise it advises to install PyTorch
+    from transformers import AutoTokenizer  # takes seconds: imported only when needed
+
+    # From config.json alone transformers silently makes a tokenizer without vocabulary.
+    if not any((directory / name).is_file() for name in VOCABULARIES):
+        raise ValueError(
+            f"{directory} has no tokenizer: none of {', '.join(VOCABULARIES)} is there"
+            + (SPIECE_REMEDY.format(directory) if (directory / "spiece.model").is_file() else "")
+        )
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:  # the Rust tokenizer has no class of its own for a broken tokenizer.json
+        raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
+    if not loaded.is_fast:
+        raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
+    names = ("cls", "sep", "pad", "mask", "eos")
+    return loaded.backend_tokenizer, {name: getattr(loaded, f"{name}_token_id") for name in names}

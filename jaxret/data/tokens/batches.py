@@ -1,0 +1,395 @@
+"""Training batches. A batch is a pure function of (seeds, step), so a resumed run needs to know only its step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from jaxret.data.records import Example, Passage
+from jaxret.data.tokens.packing import SAMPLE, USUAL, Packer, Placement, RowShape, choose_row_shape
+from jaxret.data.tokens.teacher import TeacherScores, row_subset
+from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation, concatenate_blocks
+from jaxret.storage.atomic import sha256_json_lists
+from jaxret.types import Batch, BatchT, Packing, Ragged, Tokens
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Tokenised examples; E examples, P passages.
+
+    Passages are stored once, however many queries share them; a passage's row is its id.
+    """
+
+    queries: Ragged  # token ids [E]
+    passages: Ragged  # token ids [P]
+    positives: np.ndarray  # int32 [E], row of the target passage
+    known_positives: np.ndarray  # int32 [E, largest number of positives], passage rows padded with -1
+    negatives: Ragged  # [E], passage rows of each example's hard negatives
+    query_ids: Sequence[str]
+    pad_id: int
+    marker_ids: tuple[int, ...]  # [CLS] and [SEP]
+    digest: str  # SHA-256 of the texts and of their relations
+    # Pseudo-queries (I3): one for each passage, possibly empty [P]; or, with `imagine_queries`, each positive has its
+    # training query.
+    pseudo_queries: Ragged | None = None
+    imagine_queries: bool = False
+    truncations: tuple[Truncation, ...] = ()  # of queries and of passages
+    teacher: TeacherScores | None = None
+    subset_of: dict[str, Any] | None = None  # if this is a random part: the record of the whole set
+
+    def __len__(self) -> int:
+        return len(self.positives)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Sizes and digests of the set, stored in data.json of a run."""
+        sizes = {"examples": len(self), "passages": len(self.passages), "sha256": self.digest}
+        sizes |= {"scores": self.teacher.digest} if self.teacher else {}
+        return sizes | ({"subset_of": self.subset_of} if self.subset_of else {})
+
+    @cached_property
+    def queries_without_markers(self) -> Ragged:
+        """The queries without [CLS] and [SEP]."""
+        is_text = np.isin(self.queries.flat, self.marker_ids, invert=True)
+        return Ragged(self.queries.flat[is_text], np.concatenate([[0], np.cumsum(is_text)])[self.queries.offsets])
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Tokenised examples to train on: a TrainingSet, or the examples of another task."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Sizes and digests, stored in data.json of a run."""
+        ...
+
+
+def tokenize_examples(
+    examples: Sequence[Example],
+    tokenizer: TextTokenizer,
+    progress: bool = False,
+    pseudo_queries: Mapping[str, str] | None = None,
+    imagine_queries: bool = False,
+    write_column: Callable[[str, Iterator[Ragged]], Ragged] = lambda _, blocks: concatenate_blocks(blocks),
+) -> TrainingSet:
+    """Return the examples as a TrainingSet, in their order.
+
+    Args:
+        examples: At least one; ValueError if there is none.
+        tokenizer: Tokenizer with the length limits.
+        progress: Whether to show progress bars.
+        pseudo_queries: Pseudo-query of each passage id; passages without one get an empty text. None: not used.
+        imagine_queries: Whether the training query serves as the pseudo-query of its positive.
+        write_column: Called with a column's name and its blocks of ids; writes the blocks and returns the column to
+            read. Default: keeps it in memory.
+    """
+    if not examples:
+        raise ValueError("there is no training example")
+    rows: dict[str, int] = {}
+    passages: list[Passage] = []
+
+    def row(passage: Passage) -> int:
+        if passage.id not in rows:
+            rows[passage.id] = len(passages)
+            passages.append(passage)
+        return rows[passage.id]
+
+    positives = [[row(p) for p in example.positives] for example in examples]
+    negatives = [[row(p) for p in example.negatives] for example in examples]
+    known_positives = np.full((len(examples), max(map(len, positives))), -1, np.int32)
+    for i, example_rows in enumerate(positives):
+        known_positives[i, : len(example_rows)] = example_rows
+    text: list[Iterable[Any]] = [(e.query.text for e in examples), ([p.title, p.text] for p in passages)]
+    text += [positives, negatives]
+    imagined = None
+    if pseudo_queries is not None:
+        queries = [pseudo_queries.get(passage.id, "") for passage in passages]
+        text.append(queries)
+        imagined = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
+    cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
+    return TrainingSet(
+        queries=tokenizer.queries((e.query.text for e in examples), progress, cut[0], partial(write_column, "queries")),
+        passages=tokenizer.passages(passages, progress, cut[1], partial(write_column, "passages")),
+        positives=known_positives[:, 0].copy(),
+        known_positives=known_positives,
+        negatives=Ragged.from_lists(negatives),
+        query_ids=tuple(e.query.id for e in examples),
+        pad_id=tokenizer.pad_id,
+        marker_ids=tokenizer.marker_ids,
+        digest=sha256_json_lists(text),
+        pseudo_queries=imagined,
+        imagine_queries=imagine_queries,
+        truncations=cut,
+        teacher=TeacherScores.from_examples(examples),
+    )
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Makes batches of examples: `batch_size` queries over all processes, each with its positive and negatives.
+
+    Where `devices` do not divide a batch, it is filled up with empty slots, which count for nothing.
+
+    Attributes:
+        batch_size: Queries of a batch over all processes.
+        negatives: Hard negatives of each query.
+        length_multiple: Texts are padded to a multiple of so many tokens.
+        max_query_length: Upper bound of the padded length of queries, in tokens.
+        max_passage_length: Upper bound of the padded length of passages, in tokens.
+        pseudo_length: Tokens of a pseudo-query, in batches of a set that has pseudo-queries.
+        data_seed: Seed of the order of examples.
+        negatives_seed: Seed of the choice of hard negatives.
+        packer: Packs the texts of training batches side by side for the encoder. The texts are then in the packer's
+            order, and `Tokens.rows` has their rows. None: padded.
+        devices: Devices over all processes.
+    """
+
+    batch_size: int
+    negatives: int
+    length_multiple: int
+    max_query_length: int
+    max_passage_length: int
+    pseudo_length: int = 0
+    data_seed: int = 0
+    negatives_seed: int = 0
+    packer: Packer | None = None
+    devices: int = 1
+
+    @property
+    def padded_size(self) -> int:
+        """Number of queries of a batch, empty slots included: a multiple of the devices."""
+        return padded_batch_size(self.batch_size, self.devices)
+
+    def pad_examples(self, examples: np.ndarray) -> np.ndarray:
+        """Return at most `batch_size` rows of examples, filled up with -1 to `padded_size`."""
+        return np.concatenate([examples, np.full(self.padded_size - len(examples), -1)])
+
+    def with_packer(self, data: TrainingSet, bins: int, slots: tuple[int, int], hidden_size: int) -> BatchPlan:
+        """Return this plan with a packer whose row widths and counts fit the text lengths of the first epoch.
+
+        Args:
+            data: Training set; a sample of the batches of its first epoch is measured.
+            bins: Parts of a batch (devices times chunks) that are packed separately.
+            slots: Positions that replace the first token of a query and of a passage.
+            hidden_size: Hidden size of the encoder, which decides what a wider row costs.
+        """
+        steps = -(-len(data) // self.batch_size)
+        sample = [self._lengths(data, int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLE).astype(int))]
+        queries, passages = zip(*sample)
+        longest = (
+            self._padded_length(int(data.queries.lengths.max()), self.max_query_length),
+            self._padded_length(int(data.passages.lengths.max()), self.max_passage_length),
+        )
+        sides = (
+            choose_row_shape(lengths, length, count, bins, hidden_size, usual)
+            for lengths, length, count, usual in zip((queries, passages), longest, slots, USUAL.values())
+        )
+        return replace(self, packer=Packer(bins, *sides))
+
+    def _lengths(self, data: TrainingSet, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the queries and documents of a training batch; 0 for empty slots."""
+        examples = self.pad_examples(self.step_examples(step, len(data)))
+        return text_lengths(data.queries, examples), text_lengths(
+            data.passages, self.passage_rows(data, examples, step)
+        )
+
+    def step_examples(self, step: int, total: int) -> np.ndarray:
+        """Return the rows of the examples of a step [batch_size]."""
+        return shuffled_rows(self.data_seed, step, self.batch_size, total)
+
+    def draw_negatives(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+        """Return positions [examples, negatives] in each example's list of hard negatives, drawn without replacement.
+
+        With step=None these are the first ones. Positions are -1 where an example has too few, and for example -1.
+        """
+        random = None if step is None else np.random.default_rng((self.negatives_seed, step))
+        positions = np.full((len(examples), self.negatives), -1, np.int64)
+        for i, example in enumerate(examples):
+            pool = data.negatives.lengths[example] if example >= 0 else 0
+            size = min(self.negatives, pool)
+            if example >= 0:
+                positions[i, :size] = np.arange(size) if random is None else random.choice(pool, size, replace=False)
+        return positions
+
+    def passage_rows(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
+        """Return passage rows [examples * (1 + negatives)]: each query's positive, then its negatives; -1: empty."""
+        targets = np.where(examples >= 0, data.positives[np.maximum(examples, 0)], -1)
+        negatives = row_subset(data.negatives, examples, self.draw_negatives(data, examples, step), -1)
+        return np.concatenate([targets[:, None], negatives], axis=1).astype(np.int32).reshape(-1)
+
+    def teacher_scores(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray | None:
+        """Return teacher scores [examples, 1 + negatives] of the documents of `passage_rows`; NaN: no score.
+
+        None if the set has no teacher.
+        """
+        if data.teacher is None:
+            return None
+        targets = np.where(examples >= 0, data.teacher.positives[np.maximum(examples, 0)], np.nan)
+        negatives = row_subset(data.teacher.negatives, examples, self.draw_negatives(data, examples, step), np.nan)
+        return np.concatenate([targets[:, None], negatives], axis=1).astype(np.float32)
+
+    def batch(
+        self,
+        data: TrainingSet,
+        examples: np.ndarray,
+        step: int | None,
+        part: tuple[int, int] = (0, 1),
+        packer: Packer | None = None,
+    ) -> Batch:
+        """Return this process's rows of a batch, as host arrays.
+
+        Lengths and positions are chosen from the whole batch, so every process compiles the same program.
+
+        Args:
+            data: Training set.
+            examples: Rows of the examples of the whole batch; -1: no query.
+            step: Step that seeds the choice of hard negatives. None: the first ones.
+            part: (index of this process, number of processes).
+            packer: Packs the texts. None: they are padded.
+        """
+        documents = self.passage_rows(data, examples, step)
+        index, count = part
+        mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
+        group = 1 + self.negatives
+        my_documents = slice(mine.start * group, mine.stop * group)
+        real = np.where(examples >= 0, examples, 0)
+        positives = np.where(examples >= 0, np.arange(len(examples)) * group, -1).astype(np.int32)
+        known_positives = np.where((examples >= 0)[:, None], data.known_positives[real], -1)
+        if packer is None:
+            query_tokens = self._tokens(data, data.queries, examples, mine, self.max_query_length)
+            tokens = self._tokens(data, data.passages, documents, my_documents, self.max_passage_length)
+        else:
+            placements = packer(text_lengths(data.queries, examples), text_lengths(data.passages, documents))
+            query_tokens = packed_tokens(data.queries, examples, mine, packer.queries, placements[0], data.pad_id)
+            tokens = packed_tokens(data.passages, documents, my_documents, packer.passages, placements[1], data.pad_id)
+        encoded = np.arange(my_documents.start, my_documents.stop) if tokens.rows is None else tokens.rows
+        return Batch(
+            queries=query_tokens,
+            documents=tokens,
+            positives=positives[mine],
+            document_ids=documents[my_documents],
+            known_positives=known_positives[mine],
+            pseudo_queries=self._pseudo_queries(data, examples, documents, encoded),
+            teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
+        )
+
+    def _pseudo_queries(
+        self, data: TrainingSet, examples: np.ndarray, documents: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray | None:
+        """Return token ids [rows, pseudo_length] of the pseudo-queries of documents; -1: none."""
+        if data.pseudo_queries is not None:
+            ids, mask = data.pseudo_queries.padded(documents[rows], self.pseudo_length, -1)
+        elif data.imagine_queries:
+            queries = np.full(len(documents), -1)
+            queries[:: 1 + self.negatives] = examples
+            ids, mask = data.queries_without_markers.padded(queries[rows], self.pseudo_length, -1)
+        else:
+            return None
+        return np.where(mask, ids, -1)
+
+    def _padded_length(self, longest: int, limit: int) -> int:
+        return min(-(-longest // self.length_multiple) * self.length_multiple, limit)
+
+    def _tokens(self, data: TrainingSet, texts: Ragged, rows: np.ndarray, mine: slice, limit: int) -> Tokens:
+        length = self._padded_length(int(texts.lengths_of(rows[rows >= 0]).max()), limit)
+        return Tokens(*texts.padded(rows[mine], length, data.pad_id))
+
+    def describe_batch(self, data: TrainingSet, number: int) -> str:
+        """Return the ids of a training batch's first queries, for an error message."""
+        return f"queries {', '.join(data.query_ids[i] for i in self.step_examples(number, len(data))[:8])}"
+
+    def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
+        """Return this process's rows of the batch of a training step; `part` as in `batch`."""
+        return self.batch(data, self.pad_examples(self.step_examples(step, len(data))), step, part, self.packer)
+
+
+def padded_batch_size(queries: int, devices: int) -> int:
+    """Return the least multiple of `devices` that is at least `queries`."""
+    return -(-queries // devices) * devices
+
+
+def text_lengths(texts: Ragged, rows: np.ndarray) -> np.ndarray:
+    """Return the lengths of rows of texts; 0 for row -1, an empty slot."""
+    return np.where(rows >= 0, texts.lengths_of(np.maximum(rows, 0)), 0)
+
+
+def packed_tokens(
+    texts: Ragged, rows: np.ndarray, mine: slice, side: RowShape, placed: Placement, pad_id: int
+) -> Tokens:
+    """Return this process's part of the packed texts of a batch, in the order of their positions.
+
+    Args:
+        texts: Token ids of all texts.
+        rows: Row in `texts` of each text of the whole batch.
+        mine: This process's part of the packed order.
+        side: Shape of the packed rows of queries or of passages.
+        placed: Packed positions of the whole batch.
+        pad_id: Id of padding.
+    """
+    order = placed.order[mine].astype(np.int32)
+    packing = Packing(placed.starts[mine].astype(np.int32), placed.rows, side.width)
+    return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
+
+
+def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
+    """Stack host batches of one size to [batches, ...]; a single batch is returned as it is.
+
+    Texts of a `Batch` are padded to the longest batch, and packed rows to the largest number of rows. Batches of other
+    types must have one shape.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    if not isinstance(batches[0], Batch):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+
+    def longest(side: str) -> list[Tokens]:
+        tokens = [getattr(batch, side) for batch in batches]
+        length = max(side_tokens.ids.shape[1] for side_tokens in tokens)
+        pads = [((0, 0), (0, length - side_tokens.ids.shape[1])) for side_tokens in tokens]
+        rows = max(side_tokens.packing.rows if side_tokens.packing else 0 for side_tokens in tokens)
+        return [
+            replace(
+                side_tokens,
+                ids=np.pad(side_tokens.ids, pad, constant_values=pad_id),
+                mask=np.pad(side_tokens.mask, pad),
+                packing=replace(side_tokens.packing, rows=rows) if side_tokens.packing else None,
+            )
+            for side_tokens, pad in zip(tokens, pads, strict=True)
+        ]
+
+    sides = [field.name for field in fields(batches[0]) if isinstance(getattr(batches[0], field.name), Tokens)]
+    padded = [
+        replace(batch, **dict(zip(sides, tokens)))
+        for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
+
+
+def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:
+    """Return the rows of the examples of a step [size], from an endless stream of epochs, each a new permutation.
+
+    Args:
+        seed: Seed of the permutations.
+        step: Number of the step, from 0.
+        size: Examples per step.
+        total: Examples in the set.
+    """
+    positions = step * size + np.arange(size)
+    epochs = positions // total
+    return np.array([_permutation(seed, int(e), total)[i % total] for e, i in zip(epochs, positions)])
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, total: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(total)

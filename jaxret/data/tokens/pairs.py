@@ -1,0 +1,132 @@
+"""Queries and passages joined, as a cross-encoder reads them: [CLS] query [SEP] passage [SEP]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.data.tokens.packing import Packer
+from jaxret.types import PairBatch, Ragged, Tokens
+
+
+@dataclass(frozen=True)
+class PairJoiner:
+    """Joins the token ids of a query, [CLS] query [SEP], and of a passage, [CLS] passage [SEP], to a pair.
+
+    Attributes:
+        between: Ids of further markers between query and passage (RoBERTa's second </s>).
+        limit: Upper bound of a pair's length in tokens. A longer pair loses the end of its passage, but keeps the last
+            [SEP].
+        pad_id: Id of padding.
+    """
+
+    between: tuple[int, ...]
+    limit: int
+    pad_id: int
+
+    def lengths(
+        self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray
+    ) -> np.ndarray:
+        """Return the length of each pair in tokens, cut at `limit`; 0 without a query or a passage.
+
+        Args:
+            queries: Token ids of queries.
+            passages: Token ids of passages.
+            query_rows: Row of each pair's query [N]; -1: no pair.
+            passage_rows: Row of each pair's passage [N]; -1: no pair.
+        """
+        return np.minimum(self.whole_lengths(queries, passages, query_rows, passage_rows), self.limit)
+
+    def whole_lengths(
+        self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray
+    ) -> np.ndarray:
+        """Return the length of each pair in tokens before it is cut; 0 without a query or a passage.
+
+        Args:
+            queries: Token ids of queries.
+            passages: Token ids of passages.
+            query_rows: Row of each pair's query [N]; -1: no pair.
+            passage_rows: Row of each pair's passage [N]; -1: no pair.
+        """
+        exists = (query_rows >= 0) & (passage_rows >= 0)
+        both = queries.lengths_of(np.maximum(query_rows, 0)) + passages.lengths_of(np.maximum(passage_rows, 0)) - 1
+        return np.where(exists, both + len(self.between), 0)
+
+    def tokens(
+        self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray, length: int
+    ) -> Tokens:
+        """Return padded pairs [N, length]; the tokens of the passage have type 1.
+
+        Args:
+            queries: Token ids of queries.
+            passages: Token ids of passages.
+            query_rows: Row of each pair's query [N]; -1: no pair.
+            passage_rows: Row of each pair's passage [N]; -1: no pair.
+            length: Padded length in tokens.
+        """
+        sizes = self.lengths(queries, passages, query_rows, passage_rows)
+        ids = np.full((len(query_rows), length), self.pad_id, np.int32)
+        first = np.zeros(len(query_rows), np.int32)
+        for row in np.flatnonzero(sizes):
+            query, passage = queries[query_rows[row]], passages[passage_rows[row]]
+            first[row] = len(query) + len(self.between)
+            pair = np.concatenate([query, np.array(self.between, query.dtype), passage[1:]])[: sizes[row]]
+            pair[-1] = passage[-1]
+            ids[row, : sizes[row]] = pair
+        return Tokens(ids, np.arange(length) < sizes[:, None], first=first)
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Makes batches of pairs: each query with its positive and its hard negatives, as drawn by `plan`."""
+
+    plan: BatchPlan
+    joiner: PairJoiner
+    packer: Packer | None = None  # pairs are not packed
+
+    @property
+    def batch_size(self) -> int:
+        return self.plan.batch_size
+
+    @property
+    def padded_size(self) -> int:
+        return self.plan.padded_size
+
+    def describe_batch(self, data: TrainingSet, number: int) -> str:
+        """Return the ids of a training batch's first queries, for an error message."""
+        return self.plan.describe_batch(data, number)
+
+    def training_batch(self, data: TrainingSet, step: int, part: tuple[int, int] = (0, 1)) -> PairBatch:
+        """Return the rows of a step's batch that belong to process `part[0]` of `part[1]`.
+
+        The padded length is chosen from the whole batch, so every process compiles the same program.
+        """
+        examples, group = self.plan.pad_examples(self.plan.step_examples(step, len(data))), 1 + self.plan.negatives
+        documents = without_positives(data, examples, self.plan.passage_rows(data, examples, step).reshape(-1, group))
+        query_rows = np.repeat(examples, group)
+        longest = int(self.joiner.lengths(data.queries, data.passages, query_rows, documents).max())
+        multiple = self.plan.length_multiple
+        length = min(-(-longest // multiple) * multiple, self.joiner.limit)
+        index, count = part
+        mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
+        pairs = slice(mine.start * group, mine.stop * group)
+        scores = self.plan.teacher_scores(data, examples, step)
+        return PairBatch(
+            pairs=self.joiner.tokens(data.queries, data.passages, query_rows[pairs], documents[pairs], length),
+            positives=np.where(examples >= 0, np.arange(len(examples)) * group, -1)[mine].astype(np.int32),
+            document_ids=documents.reshape(-1, group)[mine],
+            teacher_scores=None if scores is None else scores[mine],
+        )
+
+
+def without_positives(data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Return the passage rows of a batch [examples * G], with known positives among the negatives replaced by -1.
+
+    They are no candidates for a retriever either (`competing_documents` of training).
+    """
+    known_positives = data.known_positives[np.maximum(examples, 0)]
+    again = (documents[:, :, None] == known_positives[:, None, :]).any(axis=-1)
+    again[:, 0] = False  # the target
+    return np.where(again, -1, documents).reshape(-1)

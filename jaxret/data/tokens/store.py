@@ -1,0 +1,339 @@
+"""Token stores: columns of numbers on disk that are made once, verified, then memory-mapped.
+
+<folder>/NAME.npy        one file per column; a Ragged has two, NAME.flat.npy and NAME.offsets.npy
+         manifest.json   written last: the recipe, and digests of the source files and of the columns
+
+One process makes a store under a lease (`leases.py`) while the others wait; if it dies, another one takes over.
+
+Opening a store verifies the manifest by its own digest, the source files by size and time (by digest where these
+differ, so that a copied or touched file counts as unchanged), and every column by its digest. This reads all columns
+once, at 1.6 GiB/s if they are in memory, and so loads the pages that training needs. A store that fails verification
+is made again, and the reason is logged. A store may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.errors import Location
+from jaxret.storage.atomic import (
+    StorageError,
+    atomic_write,
+    cache_folder,
+    read_with_digest,
+    remove_leftovers,
+    sha256_file,
+    sha256_json,
+    storage_errors,
+    with_digest,
+    write_json,
+)
+from jaxret.storage.leases import Lease, Leases
+from jaxret.types import Ragged
+
+FORMAT = 1  # version of the folder and of tokenisation: another number makes every store again
+PAUSE = 0.2  # seconds between two checks whether another process has finished
+Say = Callable[[str], None]
+
+
+class StaleError(ValueError):
+    """The store does not exist or cannot be used; the message gives the reason."""
+
+
+@dataclass(frozen=True)
+class StoreOrigin:
+    """Files that a store is made from, and how they are read.
+
+    Attributes:
+        name: Readable part of the folder's name.
+        files: Source files.
+        recipe: Settings (JSON) that the columns depend on.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    recipe: dict[str, Any]
+
+    def folder(self, root: Path) -> Path:
+        """Return the store's folder, which depends on paths and recipe, not on the content of files."""
+        named = [str(path.absolute()) for path in self.files]
+        return root / f"{self.name}-{sha256_json([FORMAT, named, self.recipe])[:16]}"
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the size, modification time (nanoseconds) and digest of each file, by path."""
+        return {str(path.absolute()): {**_stat(path), "sha256": sha256_file(path)} for path in self.files}
+
+    def changed(self, state: Mapping[str, Mapping[str, Any]]) -> Path | None:
+        """Return the first file that differs from `state`, or None.
+
+        A file is digested only if its size or time differs.
+        """
+        for path in self.files:
+            entry = state[str(path.absolute())]
+            same = _stat(path) == {key: entry[key] for key in ("bytes", "modified")}
+            if not same and sha256_file(path) != entry["sha256"]:
+                return path
+        return None
+
+
+def _stat(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
+
+
+@dataclass(frozen=True)
+class Strings(Sequence[str]):
+    """Sequence of texts in one array of UTF-8 bytes; a str is made on access."""
+
+    encoded: Ragged  # flat: uint8
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.encoded[range(len(self))[index]].tobytes().decode()
+
+
+class StringsBuilder:
+    """Builds `Strings` from texts that are added one at a time."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._joined, self._ends = bytearray(), array("q", [0])
+        for text in texts:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        self._joined += text.encode()
+        self._ends.append(len(self._joined))
+
+    def strings(self) -> Strings:
+        return Strings(Ragged(np.frombuffer(bytes(self._joined), np.uint8), np.array(self._ends, np.int64)))
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A finished store. Its columns are memory-mapped: the system can reclaim their pages when it needs memory.
+
+    `facts` are the values (JSON) that `make` returned when the store was made.
+    """
+
+    folder: Path
+    facts: dict[str, Any]
+    columns: Mapping[str, np.ndarray] = field(repr=False)
+
+    def ragged(self, name: str) -> Ragged:
+        return Ragged(self.columns[f"{name}.flat"], self.columns[f"{name}.offsets"])
+
+    def strings(self, name: str) -> Strings:
+        return Strings(self.ragged(name))
+
+    @property
+    def size(self) -> int:
+        """Size of all columns in bytes."""
+        return sum(column.nbytes for column in self.columns.values())
+
+
+@dataclass
+class ColumnWriter:
+    """Writes columns into a folder and records their sizes and digests.
+
+    `work` is the folder for unfinished files; None: beside the finished ones.
+    """
+
+    folder: Path
+    work: Path | None = None
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def array(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Write a column and return it, memory-mapped."""
+        return self._column(name, values.dtype, values.shape[1:], [values])
+
+    def ragged(self, name: str, blocks: Iterable[Ragged], dtype: Any = np.int32) -> Ragged:
+        """Write the rows of all blocks, holding one block at a time, and return them, memory-mapped."""
+        lengths = array("q")
+
+        def flat() -> Iterator[np.ndarray]:
+            for block in blocks:
+                lengths.frombytes(block.lengths.tobytes())
+                yield block.flat
+
+        written = self._column(f"{name}.flat", np.dtype(dtype), (), flat())
+        offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
+        return Ragged(written, self.array(f"{name}.offsets", offsets))
+
+    def strings(self, name: str, texts: Strings) -> None:
+        self.ragged(name, [texts.encoded], np.uint8)
+
+    def _column(
+        self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[np.ndarray]
+    ) -> np.ndarray:
+        """Write NAME.npy from blocks of rows; the header is rewritten when the number of rows is known."""
+        path, rows = self.folder / f"{name}.npy", 0
+        dtype = dtype.newbyteorder("<")  # the bytes are the same on every machine
+        with atomic_write(path, "wb", self.work) as file:
+            start = _write_header(file, dtype, (0, *shape))
+            for block in blocks:
+                file.write(np.ascontiguousarray(block, dtype).data)
+                rows += len(block)
+            file.seek(0)
+            if _write_header(file, dtype, (rows, *shape)) != start:
+                raise AssertionError("numpy leaves room in the header for the number of rows")
+        self.columns[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        return _mapped(path)
+
+
+def _write_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, described)
+    return file.tell()
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.asarray(
+        np.load(path, mmap_mode="r", allow_pickle=False)
+    )  # a plain array: slicing is faster than with np.memmap
+
+
+def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
+    """Open the store of `origin` and verify every column. Raises StaleError if it cannot be used."""
+    folder = origin.folder(root)
+    try:
+        manifest = read_with_digest(folder / "manifest.json")
+        columns, facts = manifest["columns"], manifest["facts"]
+        same = (manifest["format"], manifest["recipe"]) == (FORMAT, origin.recipe)
+        changed = origin.changed(manifest["files"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StaleError("") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StaleError(f"{folder}/manifest.json is damaged") from error
+    if not same:
+        raise StaleError(f"{folder} was made in another way")
+    if changed:
+        raise StaleError(f"{changed} has changed since it was tokenised")
+
+    def sound(name: str) -> bool:
+        path = folder / f"{name}.npy"
+        with contextlib.suppress(OSError):
+            return path.stat().st_size == columns[name]["bytes"] and sha256_file(path) == columns[name]["sha256"]
+        return False
+
+    with ThreadPoolExecutor() as threads:
+        for name, whole in zip(columns, threads.map(sound, columns)):
+            if not whole:
+                raise StaleError(f"{folder}/{name}.npy is damaged")
+    return TokenStore(folder, facts, {name: _mapped(folder / f"{name}.npy") for name in columns})
+
+
+def open_or_make_store(
+    origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], log: Say
+) -> TokenStore:
+    """Open the store of `origin`; if there is no valid one, make it.
+
+    Of several processes that need the same store, one makes it and the others wait. A process that is killed leaves
+    nothing that passes verification.
+
+    Args:
+        origin: Source files and recipe.
+        root: Folder of all stores.
+        make: Writes the columns and returns facts (JSON) to store with them.
+        log: Called with messages about waiting, making again and writing.
+
+    Raises:
+        DataError: A source file changed while it was read.
+        StorageError: The folder cannot be written.
+        Exception: Any exception of `make`.
+    """
+    with contextlib.suppress(StaleError):
+        return open_store(origin, root)
+    with Leases(root) as leases:
+        while True:
+            lease = _lease(leases, origin, root, log)
+            try:
+                return open_store(origin, root)
+            except StaleError as stale:
+                if str(stale):
+                    log(f"{stale}: its tokens are made again")
+            if lease.publishes(partial(_make, origin, root, make, lease)):
+                break
+            leases.release(lease)
+        store = open_store(origin, root)
+    log(f"tokens of {origin.name} are kept in {store.folder} ({store.size / 1e6:,.1f} MB)")
+    return store
+
+
+def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Say) -> Lease:
+    """Claim the lease of a store; waits while another process holds it, and logs that once."""
+    name = origin.folder(root).name
+    try:
+        with storage_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+        while not (lease := leases.claim(name)):
+            log(f"  waiting for another process: the tokens of {origin.name} are made by {leases.holder(name)}")
+            log = _silent
+            time.sleep(PAUSE)
+    except StorageError as error:
+        remedy = "tokens are kept there; name another folder with data.store (jaxret encode: --store)"
+        raise StorageError(f"{error}; {remedy}") from error
+    return lease
+
+
+def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], lease: Lease) -> None:
+    folder = origin.folder(root)
+    made = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        _clear(folder)
+        state, writer = origin.state(), ColumnWriter(folder, lease.work)
+        facts = make(writer)
+        if changed := origin.changed(state):
+            remedy = "leave it alone, and start again"
+            raise Location(changed).error("changed file", "the file changed while it was read", remedy)
+        manifest = {
+            "format": FORMAT,
+            "recipe": origin.recipe,
+            "files": state,
+            "columns": writer.columns,
+            "facts": facts,
+        }
+        write_json(folder / "manifest.json", with_digest(manifest), lease.work)
+    except BaseException:
+        if lease.held:  # otherwise another process has taken the work over
+            _clear(folder)
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing was written
+        raise
+
+
+def _clear(folder: Path) -> None:
+    """Remove a killed process's files and invalid columns; the manifest first, as it makes a store valid."""
+    remove_leftovers(folder)
+    for path in [folder / "manifest.json", *folder.glob("*.npy")]:
+        path.unlink(missing_ok=True)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def store_root(folder: str = "") -> Path:
+    """Return the folder of all stores: `folder`, or by default one in the user's cache.
+
+    Raises ValueError if the user has no home folder.
+    """
+    try:
+        return Path(folder).absolute() if folder else cache_folder("tokens")
+    except RuntimeError as error:
+        raise ValueError(f"there is no folder to keep tokens in ({error}); name one with data.store") from error

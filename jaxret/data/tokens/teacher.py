@@ -1,0 +1,69 @@
+"""A teacher's scores of training examples, on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxret.data.records import Example
+from jaxret.storage.atomic import sha256_bytes
+from jaxret.types import Ragged
+
+
+@dataclass(frozen=True)
+class TeacherScores:
+    """A teacher's scores of the documents of each of E examples; NaN: no score."""
+
+    positives: np.ndarray  # float32 [E], of the target passage
+    negatives: Ragged  # float32 [E], in the order of the example's hard negatives
+
+    @classmethod
+    def from_examples(cls, examples: Sequence[Example]) -> TeacherScores | None:
+        """Return the scores of the examples; None if no example has scores of its target and of a negative."""
+        positives = np.full(len(examples), np.nan, np.float32)
+        flat: list[float] = []
+        offsets = np.zeros(len(examples) + 1, np.int64)
+        for i, example in enumerate(examples):
+            if example.positive_scores:
+                positives[i] = example.positive_scores[0]
+            flat.extend(example.negative_scores or [math.nan] * len(example.negatives))
+            offsets[i + 1] = len(flat)
+        scored = cls(positives, Ragged(np.array(flat, np.float32), offsets))
+        return scored if scored.taught else None
+
+    @property
+    def taught(self) -> int:
+        """Number of examples with scores of their target and of a negative, which a loss can learn from."""
+        return sum(bool(np.isfinite(self.negatives[row]).any()) for row in np.flatnonzero(np.isfinite(self.positives)))
+
+    @property
+    def digest(self) -> str:
+        return sha256_bytes(self.positives.astype("<f4").tobytes() + self.negatives.flat.astype("<f4").tobytes())
+
+
+def with_scores(example: Example, scores: Mapping[str, float]) -> Example:
+    """Return the example with its scores replaced by `scores`, by passage id."""
+    sides = example.positives, example.negatives
+    positives, negatives = (tuple(scores.get(passage.id, math.nan) for passage in side) for side in sides)
+    if not any(map(math.isfinite, (*positives, *negatives))):
+        positives = negatives = ()
+    return replace(example, positive_scores=positives, negative_scores=negatives)
+
+
+def row_subset(rows_of_items: Ragged, rows: np.ndarray, positions: np.ndarray, empty: float | int) -> np.ndarray:
+    """Return the items [rows, K] at the given positions of each row.
+
+    Args:
+        rows_of_items: Rows of different lengths.
+        rows: Row of each result row; -1: none, all its positions must be -1.
+        positions: Positions [rows, K] in the row; -1: no item.
+        empty: Value where there is no item.
+    """
+    exists = positions >= 0
+    items = np.full(positions.shape, empty, rows_of_items.flat.dtype)
+    starts = np.broadcast_to(rows_of_items.offsets[np.maximum(rows, 0)][:, None], positions.shape)
+    items[exists] = rows_of_items.flat[starts[exists] + positions[exists]]
+    return items

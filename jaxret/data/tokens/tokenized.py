@@ -1,0 +1,281 @@
+"""Training examples and corpora as token stores: tokenised once, then read by every job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.errors import Location
+from jaxret.data.formats import (
+    Corpus,
+    CorpusScan,
+    Policy,
+    detect_queries,
+    example_files,
+    list_files,
+    parse_source,
+    read_examples,
+    read_queries,
+    run_files,
+    source_exists,
+    source_name,
+    source_path,
+)
+from jaxret.data.formats.readers import read_ranked_lines, require_run_scores
+from jaxret.data.lines import missing_file_error
+from jaxret.data.records import Example, Passage
+from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
+from jaxret.data.tokens.store import (
+    ColumnWriter,
+    Say,
+    StaleError,
+    StoreOrigin,
+    Strings,
+    StringsBuilder,
+    TokenStore,
+    open_or_make_store,
+    open_store,
+)
+from jaxret.data.tokens.teacher import TeacherScores, with_scores
+from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
+from jaxret.types import Ragged
+
+
+@dataclass(frozen=True)
+class ExampleSource:
+    """Source of training examples: the arguments of `read_examples`, pseudo-queries and teacher scores.
+
+    Attributes:
+        path: Data set.
+        split: Its split.
+        on_error: Policy for bad records.
+        negatives_run: TREC run to take hard negatives from; "": those of the data.
+        pseudo_queries: File of pseudo-queries; "": none.
+        scores: Whether teacher scores are stored with the examples.
+        teacher_run: TREC run with the teacher's scores; "": those of the records.
+    """
+
+    path: str
+    split: str
+    on_error: str
+    negatives_run: str = ""
+    pseudo_queries: str = ""
+    scores: bool = False
+    teacher_run: str = ""
+
+    def extra_files(self) -> list[Path]:
+        """Return the files of pseudo-queries and of the teacher's run.
+
+        Raises DataError for a missing file, and for a teacher's run without scores.
+        """
+        files: list[Path] = []
+        if self.pseudo_queries:
+            path = source_path(self.pseudo_queries)
+            if not source_exists(path):
+                raise missing_file_error(path)
+            files += [file for source in detect_queries(self.pseudo_queries) for file in list_files(source.path)]
+        if self.teacher_run:
+            require_run_scores(self.teacher_run, "a teacher's scores")
+            files += run_files(self.teacher_run)
+        return files
+
+    def files(self) -> list[Path]:
+        """Return all source files. Raises DataError as `extra_files` does."""
+        return [*example_files(self.path, self.split, self.negatives_run or None), *self.extra_files()]
+
+    def origin(self, tokenizer: TextTokenizer) -> StoreOrigin:
+        """Return the origin of the store of these examples. Raises DataError as `extra_files` does."""
+        recipe = {
+            "split": self.split,
+            "on_error": self.on_error,
+            "negatives_run": bool(self.negatives_run),
+            "pseudo_queries": bool(self.pseudo_queries),
+            "tokens": tokenizer.recipe("query", "passage"),
+            # Absent without scores, so that stores of tokens alone keep their recipe.
+            **({"scores": "run" if self.teacher_run else "passages"} if self.scores else {}),
+            **_forced(
+                path=self.path,
+                negatives_run=self.negatives_run,
+                pseudo_queries=self.pseudo_queries,
+                teacher_run=self.teacher_run,
+            ),
+        }
+        return StoreOrigin(f"{source_name(self.path)}.{self.split}", tuple(self.files()), recipe)
+
+
+def _forced(**sources: str | Path) -> dict[str, Any]:
+    """Return the part of a recipe for forced formats; empty if no format was forced."""
+    names = {key: name for key, source in sources.items() if (name := parse_source(source)[0])}
+    return {"formats": names} if names else {}
+
+
+def load_or_tokenize_examples(
+    source: ExampleSource, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+) -> tuple[TrainingSet, str]:
+    """Return tokenised examples, memory-mapped, and the report of bad records. Raises DataError.
+
+    Args:
+        source: Data to read.
+        tokenizer: Tokenizer with the length limits.
+        root: Folder of all stores.
+        progress: Whether to show progress bars.
+        log: Called with messages about the store.
+    """
+
+    def make(writer: ColumnWriter) -> dict[str, Any]:
+        policy = Policy(source.on_error)
+        examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
+        if source.teacher_run:
+            examples = add_run_scores(examples, source.teacher_run, source.path, policy)
+        if source.scores and TeacherScores.from_examples(examples) is None:
+            where = Location(source_path(source.teacher_run or source.path))
+            problem = "no example has a teacher's scores, of its target and of a negative"
+            remedy = "give data with scores, or a run that has them as data.teacher_run, or learn without a teacher"
+            raise where.error("no scores", problem, remedy)
+        imagined = None
+        if source.pseudo_queries:
+            imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
+        data = tokenize_examples(examples, tokenizer, progress, imagined, write_column=writer.ragged)
+        writer.array("positives", data.positives)
+        writer.array("known_positives", data.known_positives)
+        writer.ragged("negatives", [data.negatives])
+        writer.strings("query_ids", StringsBuilder(data.query_ids).strings())
+        if source.scores:
+            assert data.teacher is not None
+            writer.array("positive_scores", data.teacher.positives)
+            writer.array("negative_scores", data.teacher.negatives.flat)
+        cut = [asdict(truncation) for truncation in data.truncations]
+        return {"digest": data.digest, "truncations": cut, "report": policy.report()}
+
+    store = open_or_make_store(source.origin(tokenizer), root, make, log)
+    return _training_set(store, tokenizer, source), store.facts["report"]
+
+
+def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Policy) -> list[Example]:
+    """Return the examples with a run's scores, by ids of queries and passages.
+
+    Args:
+        examples: Examples to score.
+        run: TREC run or results file with scores.
+        data: Name of the examples' data set, for the error.
+        policy: Policy for bad records.
+
+    Raises:
+        DataError: The run has another text for a query id. This happens for files without ids, whose rows are counted.
+    """
+    ranked = read_ranked_lines(run, policy)
+
+    def scored(example: Example) -> Example:
+        query, lines = example.query, ranked.get(example.query.id, [])
+        if lines and (text := lines[0].query_text) and text != query.text:
+            problem = f"its query {query.id} is {text[:60]!r}, but that of {data} is {query.text[:60]!r}"
+            raise lines[0].location.error(
+                "another question", problem, "give scores of these queries: rows are counted alike"
+            )
+        return with_scores(example, {line.passage_id: line.score for line in lines})
+
+    return list(map(scored, examples))
+
+
+def _training_set(store: TokenStore, tokenizer: TextTokenizer, source: ExampleSource) -> TrainingSet:
+    teacher = None
+    if source.scores:
+        negatives = Ragged(store.columns["negative_scores"], store.ragged("negatives").offsets)
+        teacher = TeacherScores(store.columns["positive_scores"], negatives)
+    return TrainingSet(
+        queries=store.ragged("queries"),
+        passages=store.ragged("passages"),
+        positives=store.columns["positives"],
+        known_positives=store.columns["known_positives"],
+        negatives=store.ragged("negatives"),
+        query_ids=store.strings("query_ids"),
+        pad_id=tokenizer.pad_id,
+        marker_ids=tokenizer.marker_ids,
+        digest=store.facts["digest"],
+        pseudo_queries=store.ragged("pseudo_queries") if source.pseudo_queries else None,
+        truncations=tuple(Truncation(**cut) for cut in store.facts["truncations"]),
+        teacher=teacher,
+    )
+
+
+@dataclass(frozen=True)
+class TokenizedCorpus:
+    """A corpus as tokens, memory-mapped.
+
+    Attributes:
+        ids: Ids of the passages.
+        passages: Token ids of the passages.
+        scan: Scan of the text that was tokenised.
+        truncation: Effect of the length limit.
+        report: Report of bad records.
+    """
+
+    ids: Strings
+    passages: Ragged
+    scan: CorpusScan
+    truncation: Truncation
+    report: str
+
+
+def load_tokenized_corpus(
+    corpus: Corpus, policy: Policy, tokenizer: TextTokenizer, root: Path
+) -> TokenizedCorpus | None:
+    """Return the tokens of a corpus from its store, or None if there is no valid store.
+
+    Args:
+        corpus: Corpus to load; DataError if it does not exist.
+        policy: Policy for bad records, a part of the recipe.
+        tokenizer: Tokenizer, a part of the recipe.
+        root: Folder of all stores.
+    """
+    with contextlib.suppress(StaleError):
+        return _tokenized(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
+    return None
+
+
+def load_or_tokenize_corpus(
+    corpus: Corpus, scan: CorpusScan, policy: Policy, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+) -> TokenizedCorpus:
+    """Return the tokens of a scanned corpus. Raises DataError if the corpus has changed since the scan.
+
+    Args:
+        corpus: Corpus to load.
+        scan: Result of its scan.
+        policy: Policy for bad records, with their report.
+        tokenizer: Tokenizer with the length limits.
+        root: Folder of all stores.
+        progress: Whether to show progress bars.
+        log: Called with messages about the store.
+    """
+
+    def make(writer: ColumnWriter) -> dict[str, Any]:
+        ids = StringsBuilder()
+
+        def noting(passages: Iterator[Passage]) -> Iterator[Passage]:
+            for passage in passages:
+                ids.append(passage.id)
+                yield passage
+
+        cut = Truncation("passages", tokenizer.passage_length)
+        passages = corpus.read(Policy(policy.on_error), scan)
+        tokenizer.passages(noting(passages), progress, cut, lambda blocks: writer.ragged("passages", blocks))
+        writer.strings("ids", ids.strings())
+        return {"sha256": scan.sha256, "truncation": asdict(cut), "report": policy.report()}
+
+    return _tokenized(open_or_make_store(_corpus_origin(corpus, policy, tokenizer), root, make, log), corpus)
+
+
+def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> StoreOrigin:
+    forced = {"formats": {"corpus": corpus.format_name}} if corpus.format_name else {}
+    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **forced}
+    return StoreOrigin(corpus.name, corpus.files, recipe)
+
+
+def _tokenized(store: TokenStore, corpus: Corpus) -> TokenizedCorpus:
+    """Return the content of a corpus's store."""
+    ids, facts = store.strings("ids"), store.facts
+    scan = CorpusScan(len(ids), facts["sha256"], stat=corpus.stat())
+    return TokenizedCorpus(ids, store.ragged("passages"), scan, Truncation(**facts["truncation"]), facts["report"])

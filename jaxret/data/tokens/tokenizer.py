@@ -1,0 +1,337 @@
+"""Text -> token ids, with the same rules for training, encoding and search."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from jaxret.data.records import Passage
+from jaxret.data.tokens.backend import VOCABULARIES, load_backend
+from jaxret.storage.atomic import sha256_file
+from jaxret.types import Ragged
+
+# Every file that a tokenizer may be stored in. A run copies these, and a download fetches them.
+TOKENIZER_FILES = (
+    *VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+)
+
+SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own end marker, whatever its name
+# Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
+JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
+
+# The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
+# only a prefix is tokenised: up to the first white space after `_CHARACTERS` characters per token of the limit (English
+# has 4 to 5 per token); 8 times as much while this gives fewer tokens than the limit. The ids equal those of the whole
+# text, because no token spans white space. Characters beyond `_REACH` are never read.
+_CHARACTERS = 32
+_REACH = 2**20
+_WHITE_SPACE = re.compile("[ \\t\\n\\r]")  # BERT drops other control characters, which joins the words around them
+# Upper bounds of one call of the tokenizer: texts, and characters.
+_BLOCK = 2048
+_BLOCK_CHARACTERS = 2**20
+
+
+@dataclass
+class Truncation:
+    """Counts of texts and tokens that the length limit cut; `str()` is the line printed before training and encoding.
+
+    The end of a very long text is never tokenised; its tokens are estimated from its characters.
+
+    Attributes:
+        what: Name of the texts, e.g. "queries".
+        limit: Upper bound of a text's length in tokens.
+        texts: Number of texts.
+        cut: Texts longer than the limit.
+        tokens: Tokens of all texts before the cut.
+        lost: Tokens that were cut off.
+        estimated: Texts whose number of tokens is an estimate.
+    """
+
+    what: str
+    limit: int
+    texts: int = 0
+    cut: int = 0
+    tokens: int = 0
+    lost: int = 0
+    estimated: int = 0
+
+    def add(self, tokens: int, unread: int) -> None:
+        """Count a text of `tokens` tokens and an estimated number of `unread` ones."""
+        self.texts += 1
+        self.tokens += tokens + unread
+        self.cut += tokens + unread > self.limit
+        self.lost += max(tokens + unread - self.limit, 0)
+        self.estimated += unread > 0
+
+    def __str__(self) -> str:
+        texts, tokens = max(self.texts, 1), max(self.tokens, 1)
+        return (
+            f"{self.texts:,} {self.what}: {self.cut / texts:.1%} cut at {self.limit} tokens, "
+            f"{'about ' if self.estimated else ''}{self.lost / tokens:.1%} of tokens lost"
+        )
+
+
+def concatenate_blocks(blocks: Iterable[Ragged]) -> Ragged:
+    """Return the rows of all blocks, in order, in memory."""
+    parts = [Ragged.from_lists([]), *blocks]
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+BlockSink = Callable[[Iterator[Ragged]], Ragged]  # consumes blocks of ids: `concatenate_blocks`, or a store's writer
+
+
+@dataclass
+class TextTokenizer:
+    """The tokenizer of a Hugging Face directory with the length limits of this run.
+
+    A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], without title and first [SEP] if the title
+    is empty. Longer texts are cut on the right and still end in [SEP]. RoBERTa's <s> and </s> serve as [CLS] and [SEP];
+    T5 has no [CLS], and its [SEP] is </s>.
+
+    `dataclasses.replace` makes a copy with other lengths; ValueError if a length leaves no token for a text.
+
+    Attributes:
+        backend: tokenizers.Tokenizer.
+        cls_id: Id of [CLS], or None.
+        sep_id: Id of [SEP].
+        pad_id: Id of [PAD].
+        query_length: Upper bound of a query's length in tokens.
+        passage_length: Upper bound of a passage's length in tokens.
+        mask_id: Id of [MASK], or None.
+        query_prompt: Text in front of every query, tokenised with it, as in sentence-transformers.
+        passage_prompt: Text in front of every passage, likewise.
+        title_separator: "[SEP]": the marker; any other text: title, separator and text are tokenised as one text.
+        query_marker: Id after [CLS] in every query, if the head uses one.
+        passage_marker: Id after [CLS] in every passage, if the head uses one.
+        expand_queries: Whether queries are filled with [MASK] up to their limit, if the head uses that.
+    """
+
+    backend: Any
+    cls_id: int | None
+    sep_id: int
+    pad_id: int
+    query_length: int
+    passage_length: int
+    mask_id: int | None = None
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    title_separator: str = SEPARATOR
+    query_marker: int | None = None
+    passage_marker: int | None = None
+    expand_queries: bool = False
+
+    def __post_init__(self) -> None:
+        for side in JOINS:
+            length, prompt = getattr(self, f"{side}_length"), getattr(self, f"{side}_prompt")
+            if length < 3:
+                raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
+            taken = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
+            if self.expand_queries and self.mask_id is None:
+                raise ValueError("queries are to be filled with [MASK], which this tokenizer does not have")
+            if taken + len(self._start(side)) + 1 >= length:
+                raise ValueError(
+                    f"tokens.{side}_prompt {prompt!r} takes {taken} tokens, which leaves none of tokens.{side}_length="
+                    f"{length} for a text; shorten the prompt or allow more tokens"
+                )
+
+    @classmethod
+    def load(cls, directory: str | Path, query_length: int, passage_length: int, **options: Any) -> TextTokenizer:
+        """Load a tokenizer offline and without remote code.
+
+        Args:
+            directory: Hugging Face directory.
+            query_length: Upper bound of a query's length in tokens.
+            passage_length: Upper bound of a passage's length in tokens.
+            options: Prompts and other fields of TextTokenizer.
+
+        Raises:
+            ValueError: There is no fast tokenizer, it has no [SEP] (or end of text) or [PAD], or a length leaves no
+                token for a text.
+        """
+        backend, special = load_backend(Path(directory))
+        end = special["sep"] if special["sep"] is not None else special["eos"]
+        if end is None or special["pad"] is None:
+            special_ids = {"cls": special["cls"], "sep": end, "pad": special["pad"]}
+            raise ValueError(
+                f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special_ids}"
+            )
+        backend.no_padding()  # tokenizer.json may enable both
+        backend.no_truncation()
+        return cls(
+            backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"], **options
+        )
+
+    @staticmethod
+    def digests(directory: str | Path) -> dict[str, str]:
+        """Return the SHA-256 of each of `TOKENIZER_FILES` that exists in the directory, by file name."""
+        paths = [Path(directory) / name for name in TOKENIZER_FILES]
+        return {path.name: sha256_file(path) for path in paths if path.is_file()}
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        return {"cls": self.cls_id, "sep": self.sep_id, "pad": self.pad_id, "mask": self.mask_id}
+
+    @property
+    def marker_ids(self) -> tuple[int, ...]:
+        return tuple(id for id in (self.cls_id, self.sep_id) if id is not None)
+
+    @property
+    def markers(self) -> str:
+        """Layout of a passage with its markers, for the contract."""
+        parts = f"title {SEPARATOR} text" if self.title_separator == SEPARATOR else "title and text"
+        return f"{parts} [SEP]" if self.cls_id is None else f"[CLS] {parts} [SEP]"
+
+    @property
+    def joins(self) -> dict[str, str]:
+        """Prompts and separator, for the contract."""
+        return {name: getattr(self, name) for names in JOINS.values() for name in names}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary and rules."""
+        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
+
+    def recipe(self, *sides: str) -> dict[str, Any]:
+        """Return all settings that the ids of texts of the sides ("query", "passage") depend on, as a recipe of stores.
+
+        Default prompts and separators are left out, so that a new setting with a default keeps existing stores valid.
+        """
+        lengths = {f"{side}_length": getattr(self, f"{side}_length") for side in sides}
+        usual = {name: value for side in sides for name, value in JOINS[side].items()}
+        joins = {name: value for name, value in self.joins.items() if value != usual.get(name, value)}
+        more = {f"{side}_marker": id for side in sides if (id := getattr(self, f"{side}_marker")) is not None}
+        more |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
+        return {
+            "sha256": self.digest,
+            "library": tokenizers.__version__,
+            **self.special_ids,
+            **lengths,
+            **joins,
+            **more,
+        }
+
+    def without_markers(self, texts: Iterable[str], sink: BlockSink = concatenate_blocks) -> Ragged:
+        """Return token ids of queries with the prompt, but without markers and without length limit.
+
+        An empty text has no ids. At most 2**20 characters of a text are read.
+        """
+        prompted = (self.query_prompt + text if text else "" for text in texts)
+        blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in prompted))
+        return sink(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
+
+    def queries(
+        self,
+        texts: Iterable[str],
+        progress: bool = False,
+        truncation: Truncation | None = None,
+        sink: BlockSink = concatenate_blocks,
+    ) -> Ragged:
+        """Return token ids of queries.
+
+        Args:
+            texts: Queries, possibly a stream.
+            progress: Whether to show a progress bar.
+            truncation: Counts texts and lost tokens.
+            sink: Consumes blocks of ids and returns all of them.
+        """
+        truncation = truncation or Truncation("queries", self.query_length)
+        prompted = ((self.query_prompt + text, "") for text in texts)
+        return sink(self._encode(prompted, self._start("query"), truncation, progress, fill=self.expand_queries))
+
+    def passages(
+        self,
+        passages: Iterable[Passage],
+        progress: bool = False,
+        truncation: Truncation | None = None,
+        sink: BlockSink = concatenate_blocks,
+    ) -> Ragged:
+        """Return token ids of passages.
+
+        Args:
+            passages: Passages, possibly a stream: one block is held at a time, and only the beginning of a long text.
+            progress: Whether to show a progress bar.
+            truncation: Counts texts and lost tokens.
+            sink: Consumes blocks of ids and returns all of them.
+        """
+        truncation = truncation or Truncation("passages", self.passage_length)
+        return sink(self._encode(map(self._parts, passages), self._start("passage"), truncation, progress))
+
+    def _start(self, side: str) -> list[int]:
+        """Return the ids in front of a text."""
+        return [id for id in (self.cls_id, getattr(self, f"{side}_marker")) if id is not None]
+
+    def _parts(self, passage: Passage) -> tuple[str, str]:
+        """Return (text, title) with prompt and separator; the title is empty unless [SEP] separates the two."""
+        prompt, title, text = self.passage_prompt, passage.title, passage.text
+        if self.title_separator != SEPARATOR:
+            return prompt + self.title_separator.join(part for part in (title, text) if part.strip()), ""
+        if prompt and not title.strip():
+            return prompt + text, ""
+        return text, prompt + title
+
+    def _encode(
+        self, texts: Iterable[tuple[str, str]], start: list[int], cut: Truncation, progress: bool, fill: bool = False
+    ) -> Iterator[Ragged]:
+        """Yield blocks of token ids, cut at the limit of `cut`, which counts them; with `fill`, filled up to it."""
+        limit = cut.limit
+        with tqdm(desc=f"tokenize {cut.what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
+            for block in _blocks(texts):
+                rows: list[list[int]] = []
+                encoded = (
+                    self._encoded([text for text, *_ in block], limit),
+                    self._encoded([t for _, t, _ in block], limit),
+                )
+                for (_, _, size), (text, text_read), (title, title_read) in zip(block, *encoded):
+                    ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
+                    read = text_read + title_read
+                    cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
+                    ids = ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id]
+                    rows.append([*ids, *[self.mask_id] * (limit - len(ids))] if fill else ids)  # type: ignore[list-item]
+                yield Ragged.from_lists(rows)
+                bar.update(len(block))
+
+    def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
+        """Return (ids, characters read) of each text: all of it, or a prefix with at least `limit` ids."""
+        encoded: list[tuple[list[int], int]] = [([], 0)] * len(texts)
+        rest, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
+        while rest:
+            parts = [_beginning(texts[i], reach) for i in rest]
+            for i, part, encoding in zip(rest, parts, self.backend.encode_batch_fast(parts, add_special_tokens=False)):
+                encoded[i] = encoding.ids, len(part)
+            rest = [i for i in rest if len(encoded[i][0]) < limit and encoded[i][1] < len(texts[i])]
+            reach *= 8
+        return encoded
+
+
+def _beginning(text: str, reach: int) -> str:
+    """Return the words of a text that begin in its first `reach` characters."""
+    space = _WHITE_SPACE.search(text, reach)
+    return text[: space.start()].rstrip() if space else text
+
+
+def _blocks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, int]]]:
+    """Yield blocks of (text, title, characters of both), with text and title cut at `_REACH` characters."""
+    block: list[tuple[str, str, int]] = []
+    held = 0
+    for text, title in texts:
+        block.append((text[:_REACH], title[:_REACH], len(text) + len(title)))
+        held += len(block[-1][0]) + len(block[-1][1])
+        if len(block) == _BLOCK or held >= _BLOCK_CHARACTERS:
+            yield block
+            block, held = [], 0
+    if block:
+        yield block

@@ -1,0 +1,119 @@
+"""Render evaluations as a table (plain text or Markdown); read and write evaluation files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.evaluation.metrics import MEAN_DECIMALS, Evaluation
+from jaxret.evaluation.text_table import aligned_table, markdown_table
+from jaxret.storage.atomic import read_json, write_json
+
+Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the rows
+
+
+def evaluation_text(systems: Systems) -> str:
+    """Return a plain-text table, one system a row; "*" marks the best value of a column."""
+    header, rows = _cells(systems, ("", "*"))
+    rows = [[name, *(cell if cell.endswith("*") else f"{cell} " for cell in cells)] for name, *cells in rows]
+    header = [header[0], *(f"{cell} " for cell in header[1:])]  # keeps the digits aligned where a star follows
+    return f"{aligned_table(header, rows)}\n\n{footer(systems)}"
+
+
+def evaluation_markdown(systems: Systems) -> str:
+    """Return a Markdown table, one system a row; the best value of a column is bold."""
+    header, rows = _cells(systems, ("**", "**"))
+    return f"{markdown_table(header, rows)}\n\n{footer(systems)}"
+
+
+def footer(systems: Systems) -> str:
+    """Return the number of queries with results: one line if all systems agree, otherwise a line for each. A further
+    line counts the queries with answers, where not all have some."""
+    counts = dict.fromkeys(e.answered for e in systems.values() if e.answered and len(set(e.answered)) > 1)
+    partly = "".join(f"\nAccuracy@k: of the {count} of {total} queries that have answers." for count, total in counts)
+    return _coverage(systems) + partly
+
+
+def _coverage(systems: Systems) -> str:
+    counts = {name: _query_count(evaluation) for name, evaluation in systems.items()}
+    if len(set(counts.values())) == 1:
+        return f"Queries found: {next(iter(counts.values()))}."
+    return "\n".join(f"Queries found, {name}: {count}." for name, count in counts.items())
+
+
+def _query_count(evaluation: Evaluation) -> str:
+    note = "; the missing ones count as zero" if evaluation.queries_found < evaluation.queries_expected else ""
+    return f"{evaluation.queries_found} of {evaluation.queries_expected} expected{note}"
+
+
+def _cells(systems: Systems, mark: tuple[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return (header, rows); `mark` goes before and after the best value of a column.
+
+    Values that print alike are equally good. A table of one system has no best.
+    """
+    _check(systems)
+    measures = list(next(iter(systems.values())).mean)
+    text = {name: [f"{one.mean[measure]:.{MEAN_DECIMALS}f}" for measure in measures] for name, one in systems.items()}
+    best = [max(column, key=float) for column in zip(*text.values())] if len(systems) > 1 else [""] * len(measures)
+    rows = [
+        [name, *(f"{mark[0]}{cell}{mark[1]}" if cell == top else cell for cell, top in zip(cells, best))]
+        for name, cells in text.items()
+    ]
+    return ["system", *measures], rows
+
+
+def _check(systems: Systems) -> None:
+    if not systems:
+        raise ValueError("there is no system to report; give at least one evaluation")
+    first_name, first = next(iter(systems.items()))
+    for name, one in systems.items():
+        if one.mean.keys() != first.mean.keys():
+            raise ValueError(
+                f"{first_name!r} has the measures {list(first.mean)} and {name!r} has {list(one.mean)}; "
+                "evaluate both with the same measures"
+            )
+        if one.queries_expected != first.queries_expected:
+            raise ValueError(
+                f"{first_name!r} was evaluated on {first.queries_expected} queries and {name!r} on "
+                f"{one.queries_expected}; evaluate both with the same judgements"
+            )
+
+
+def write_evaluation(
+    path: str | os.PathLike[str],
+    evaluation: Evaluation,
+    provenance: Mapping[str, Any],
+    answers: Evaluation | None = None,
+    cost: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an evaluation as JSON, atomically, with its values for every query and its provenance.
+
+    Args:
+        path: the file to write; an existing file is replaced.
+        evaluation: the measures of a run.
+        provenance: JSON value: versions, seeds, fingerprints of config and data.
+        answers: accuracy of the same run by answer strings.
+        cost: JSON value: bytes per passage and time per query.
+    """
+    more: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
+    more |= {"cost": dict(cost)} if cost else {}
+    write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})
+
+
+def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
+    """Read a file of `write_evaluation`. Accuracies by answer strings follow the measures by judgements."""
+    stored = read_json(path)
+    try:
+        answers = stored.get("answers", {"mean": {}, "per_query": {}})
+        of_answers = answers if "answers" in stored else stored  # alone in the file without judgements
+        all_queries = of_answers.get("queries_asked")
+        return Evaluation(
+            mean=stored["mean"] | answers["mean"],
+            per_query=stored["per_query"] | answers["per_query"],
+            queries_expected=stored["queries_expected"],
+            queries_found=stored["queries_found"],
+            answered=(of_answers["queries_expected"], all_queries) if all_queries else None,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no evaluation that jaxret wrote: {error!r} is missing") from error

@@ -1,0 +1,141 @@
+"""Fusion of rankings: one ranking from several systems' rankings of the same queries.
+
+Each method gives every passage of a ranking a number; the fused score is the weighted sum of these numbers over the
+rankings. A passage that a ranking lacks gets the number that `missing` of the method says, which is never above that of
+a passage that the ranking has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxret.data.records import Judgement, Ranking, Rankings
+from jaxret.evaluation.metrics import evaluate
+
+RANK_CONSTANT = 60  # of reciprocal ranks, as in Cormack, Clarke and Buettcher 2009
+
+
+@dataclass(frozen=True)
+class FusionMethod:
+    """How the scores of a ranking become comparable with those of another system.
+
+    Attributes:
+        name: of the method.
+        transform: the scores of a ranking, best first, [K] float64 -> numbers to sum, [K].
+        missing: these numbers -> the number of a passage that the ranking lacks.
+    """
+
+    name: str
+    transform: Callable[[np.ndarray], np.ndarray]
+    missing: Callable[[np.ndarray], float]
+
+
+def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
+    return 1 / (RANK_CONSTANT + np.arange(1, len(scores) + 1))
+
+
+def _min_max(scores: np.ndarray) -> np.ndarray:
+    """Scores scaled to [0, 1]; all 1 where they are equal."""
+    low, high = scores.min(), scores.max()
+    return np.ones(len(scores)) if high == low else (scores - low) / (high - low)
+
+
+def _z_scores(scores: np.ndarray) -> np.ndarray:
+    """(score - mean) / population standard deviation; all 0 where scores are equal."""
+    deviation = scores.std()
+    return np.zeros(len(scores)) if deviation == 0 else (scores - scores.mean()) / deviation
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        FusionMethod("rrf", _reciprocal_ranks, lambda numbers: 0.0),
+        FusionMethod("min_max", _min_max, lambda numbers: 0.0),
+        # Not 0, the mean: a passage that was not retrieved would beat every retrieved one below the average.
+        FusionMethod("z_score", _z_scores, lambda numbers: float(numbers.min())),
+    )
+}
+
+
+def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None = None, k: int = 1000) -> Rankings:
+    """Return one ranking for each query that any of the runs has.
+
+    Equal fused scores are ordered by the passage's rank in the first run, then in the second, and so on.
+
+    Args:
+        runs: the rankings of each system.
+        method: a name of METHODS: "rrf" (reciprocal ranks), "min_max" or "z_score".
+        weights: of the runs; 1 each by default.
+        k: passages of a query that are kept.
+
+    Raises:
+        ValueError: the method is unknown, or there is not one weight for each run.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}")
+    weights = [1.0] * len(runs) if weights is None else list(weights)
+    if len(weights) != len(runs):
+        raise ValueError(f"there are {len(weights)} weights for {len(runs)} runs; give one for each")
+    queries = dict.fromkeys(query for run in runs for query in run)
+    rankings = {query: [run.get(query, []) for run in runs] for query in queries}
+    return {query: _fuse_query(lists, METHODS[method], weights, k) for query, lists in rankings.items()}
+
+
+def _fuse_query(
+    lists: Sequence[Ranking], method: FusionMethod, weights: Sequence[float], k: int
+) -> list[tuple[str, float]]:
+    passages = list(dict.fromkeys(passage for ranking in lists for passage, _ in ranking))  # in order of ties
+    numbers, last = np.zeros((len(lists), len(passages))), len(passages)
+    ranks = np.full((len(lists), len(passages)), last)
+    row_of = {passage: row for row, passage in enumerate(passages)}
+    for index, ranking in enumerate(lists):
+        if not ranking:
+            continue
+        rows = [row_of[passage] for passage, _ in ranking]
+        transformed = method.transform(np.array([score for _, score in ranking], np.float64))
+        numbers[index] = method.missing(transformed)
+        numbers[index, rows] = transformed
+        ranks[index, rows] = np.arange(len(ranking))
+    fused = np.asarray(weights, np.float64) @ numbers
+    order = np.lexsort([*ranks[::-1], -fused])[:k]
+    return [(passages[row], float(fused[row])) for row in order]
+
+
+def tune_weights(
+    runs: Sequence[Rankings], judgements: Sequence[Judgement], measure: str, method: str, step: float = 0.05
+) -> tuple[tuple[float, ...], float]:
+    """Return the weights with the best value of a measure, and that value.
+
+    The weights are all multiples of `step` that sum to 1; of equal values, the most even weights win.
+
+    Args:
+        runs: rankings of queries that are not those of the evaluation.
+        judgements: of the same queries.
+        measure: a name such as "nDCG@10".
+        method: a name of METHODS.
+        step: distance between the weights that are tried; 1 must be a multiple of it.
+
+    Raises:
+        ValueError: 1 is not a multiple of `step`.
+    """
+    parts = round(1 / step)
+    if parts < 1 or abs(parts * step - 1) > 1e-9:
+        raise ValueError(f"step is {step}; 1 must be a multiple of it, as of 0.05")
+
+    def value(weights: tuple[float, ...]) -> float:
+        return evaluate(fuse(runs, method, weights), judgements, [measure]).mean[measure]
+
+    values: Mapping[tuple[float, ...], float] = {weights: value(weights) for weights in _simplex(len(runs), parts)}
+    best = max(values, key=lambda weights: (round(values[weights], 12), -max(weights)))
+    return best, values[best]
+
+
+def _simplex(count: int, parts: int) -> Iterator[tuple[float, ...]]:
+    """All `count` non-negative multiples of 1 / parts that sum to 1."""
+    for cuts in itertools.combinations(range(parts + count - 1), count - 1):
+        edges = (-1, *cuts, parts + count - 1)
+        yield tuple((right - left - 1) / parts for left, right in itertools.pairwise(edges))

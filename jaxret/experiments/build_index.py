@@ -1,0 +1,109 @@
+"""Build an approximate index of an encoded corpus, and measure its recall: `jaxret index`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.formats import Policy
+from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.shards import ShardError
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.run import Run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.approximate.faiss_build import (
+    RecallQueries,
+    build_faiss_index,
+    measure_recall,
+    passages_as_queries,
+)
+from jaxret.search.approximate.faiss_factory import make_index, parse_parameters
+from jaxret.search.approximate.faiss_index import (
+    check_index_file,
+    identity_of,
+    index_folder,
+    read_index_manifest,
+    require_one_query_vector,
+)
+from jaxret.search.search_options import IndexOptions
+from jaxret.search.searcher import corpus_folder, open_corpus
+
+
+def index_corpus(
+    workdir: Workdir, options: IndexOptions, corpus: str = "", run: Run | None = None, progress: bool = True
+) -> Path:
+    """Build an index of an encoded corpus, unless it exists, measure its recall, and return its folder.
+
+    Args:
+        workdir: folder of the run that encoded the corpus.
+        options: how to build and to measure.
+        corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+        run: encodes options.queries; needed where there are some.
+        progress: show bars.
+    """
+    folder = corpus_folder(workdir, corpus)
+    place = index_folder(folder, options.name or options.factory)
+    encoded = open_corpus(run, folder) if run else open_encoded(folder)
+    require_one_query_vector(encoded)
+    empty = make_index(options.factory, encoded.dimension)  # wrong options are an error before anything is built
+    if encoded.total_rows < 2:
+        raise ValueError(f"{folder} has {encoded.total_rows} of its passages left: an index needs two at least")
+    for text in options.parameters:
+        try:
+            parse_parameters(empty, text)
+        except ValueError as error:
+            raise ValueError(f"--parameters={error}") from error
+    queries = _encoded_queries(run, options) if run and options.queries else None
+    with hold_folder(place, "indexing"):
+        if not _is_built(place, encoded, options):
+            build_faiss_index(encoded, place, options, print, progress)
+        queries = queries or passages_as_queries(encoded, options.sample, options.seed)
+        print(f"recall of exact search, with {len(queries.vectors):,} {queries.source}:")
+        recall = measure_recall(encoded, place, queries, options.parameters, progress)
+    print("\n".join(recall_table(recall)))
+    print(f"{place}: search it with --index={place.name} (without, search is exact)")
+    return place
+
+
+def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool:
+    """Whether this index was built already, of these vectors. Raises ValueError if the name is another index's."""
+    try:
+        manifest = read_index_manifest(place)
+        check_index_file(place, manifest)
+    except (FileNotFoundError, ShardError):
+        return False
+    factory = manifest["factory"]
+    if factory != options.factory:
+        raise ValueError(f"{place} is an index {factory}; choose another --name for {options.factory}, or delete it")
+    if manifest["corpus"] != identity_of(corpus):
+        print(f"{place} is of other vectors than the corpus has now: it is built again")
+        return False
+    if (manifest["training"]["sample"], manifest["training"]["seed"]) != (options.train_vectors, options.seed):
+        print(f"{place} was trained on another sample: it is built again")
+        return False
+    print(f"{place} was built already")
+    return True
+
+
+def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
+    """Vectors of up to `sample` of the queries, evenly spread."""
+    queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
+    numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
+    tokens = run.tokenizer.queries([queries[number].text for number in numbers])
+    vectors = run.embedder()(tokens, "query").stacked()[:, 0]
+    return RecallQueries(np.ascontiguousarray(vectors, np.float32), f"questions of {options.queries}")
+
+
+def recall_table(recall: dict[str, Any]) -> list[str]:
+    """Return the measured recall, a line for each parameters; * marks the default of searches."""
+    depths = list(recall["measured"][0]["recall"])
+    rows = [["", "parameters", *(f"recall@{depth}" for depth in depths), "ms a question"]]
+    for row in recall["measured"]:
+        default = "*" if row["parameters"] == recall["parameters"] else ""
+        recalls = [f"{row['recall'][depth]:.4f}" for depth in depths]
+        rows.append([default, row["parameters"] or "(none)", *recalls, f"{row['ms']:.2f}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]

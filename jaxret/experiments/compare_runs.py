@@ -1,0 +1,327 @@
+"""Compare results of runs on the same data. Runs that differ only in their seeds are one system."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.evaluation.comparison import SystemComparison, compare_systems
+from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.runs.added_keys import complete_config
+from jaxret.runs.identity import trained_on, without_seeds
+from jaxret.runs.mismatch import flatten, require_equal
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, sha256_json
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """An evaluation that `jaxret search` or `jaxret rerank` wrote.
+
+    Attributes:
+        path: the result file.
+        name: name of the run.
+        values: measure -> query id -> value; accuracies by answer strings included.
+        data: digests of queries, judgements and corpus, and the settings that choose passages.
+        k: passages per query.
+        system: digest of the config without its seeds, and of its training data.
+        initial_weights: digests of the weights that training started from; None if unknown or part of `system`.
+        seed: the seeds of the config.
+        checkpoint: digest of the checkpoint.
+        training_data: digests of the training data.
+        coverage: (queries with a passage in the run, queries expected).
+    """
+
+    path: Path
+    name: str
+    values: dict[str, dict[str, float]]
+    data: dict[str, Any]
+    k: int
+    system: str
+    initial_weights: Any
+    seed: Any
+    checkpoint: str
+    training_data: Any
+    coverage: tuple[int, int]
+
+    @property
+    def group(self) -> str:
+        """Return a digest that all seeds of one system share."""
+        return sha256_json([self.system, self.initial_weights])
+
+
+def compare_runs(
+    arguments: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
+) -> tuple[SystemComparison, dict[str, list[RunResult]]]:
+    """Compare runs; return the comparison, and the results of each system.
+
+    Args:
+        arguments: folders of runs, or result files. Runs that started from the same weights and whose configs differ
+            only in their seeds are one system. "NAME=RUN,RUN" makes one system, whatever the configs.
+        data: name of the result to read in the folders; needed if they have several in common.
+        measures: by default all that every result has.
+        seed, resamples: see `paired_comparison`.
+    Raises:
+        FileNotFoundError, ValueError: a result is missing, or cannot be compared.
+        ContractError: the results are on different data.
+    """
+    names = [path for argument in arguments for path in _split(argument)[1]]
+    chosen = data or common_result_name([name for name in names if Path(name).is_dir()])
+    results = {name: read_result(name, chosen) for name in names}
+    first, *others = results.values()
+    for other in others:
+        remedy = "Search all runs with the same queries, judgements and corpus."
+        require_equal(first.data, other.data, str(first.path), str(other.path), remedy)
+    systems = group_by_system(arguments, results)
+    chosen_measures = list(dict.fromkeys(measures)) or [
+        m for m in first.values if all(m in other.values for other in others)
+    ]
+    for measure in chosen_measures:
+        require_measure(measure, list(results.values()))
+    if not chosen_measures:
+        raise ValueError(f"{first.path} and the others have no measure in common; search with the same --measures")
+    values = {name: [result.values for result in results_of] for name, results_of in systems.items()}
+    return compare_systems(values, chosen_measures, seed, resamples), systems
+
+
+def render_comparison(
+    comparison: SystemComparison, systems: Mapping[str, Sequence[RunResult]], form: str = "text"
+) -> str:
+    """Return a comparison and its notes as text, "markdown" or "json"."""
+    notes = comparison_notes(systems)
+    if form == "json":
+        paths = {name: [str(result.path) for result in results] for name, results in systems.items()}
+        data = next(iter(systems.values()))[0].data
+        return json.dumps({**comparison.to_json(), "results": paths, "data": data, "notes": notes}, indent=1)
+    return "\n\n".join([comparison.to_markdown() if form == "markdown" else comparison.to_text(), *notes])
+
+
+def _split(argument: str) -> tuple[str, list[str]]:
+    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN])."""
+    if "=" not in argument or os.path.exists(argument):
+        return "", [argument]
+    name, _, runs = argument.partition("=")
+    run_names = [run for run in runs.split(",") if run]
+    if not name or not run_names:
+        raise ValueError(f"{argument!r} names no runs; write NAME=RUN or NAME=RUN,RUN")
+    return name, run_names
+
+
+def common_result_name(folders: Sequence[str]) -> str:
+    """Return the name of the only result that all folders have; "" without folders."""
+    if not folders:
+        return ""
+    stems = [{path.stem for path in Workdir(folder).evaluations} for folder in folders]
+    for folder, names in zip(folders, stems):
+        if not names:
+            remedy = f"jaxret search --workdir={folder} --queries=... --qrels=... writes one"
+            raise FileNotFoundError(f"{folder} has no result in eval/; {remedy}")
+    common = sorted(set.intersection(*stems))
+    if len(common) == 1:
+        return common[0]
+    if common:
+        raise ValueError(f"the runs have several results, {', '.join(common)}: choose one with --data=NAME")
+    listing = "; ".join(f"{folder} has {', '.join(sorted(names))}" for folder, names in zip(folders, stems))
+    raise ValueError(f"the runs have no result of the same name: {listing}. Give the files of eval/ themselves")
+
+
+def read_result(location: str, data: str) -> RunResult:
+    """Read a result file, or the result `data` of a run's folder. Raises FileNotFoundError, and ValueError for a file
+    that is no result or has no digests of its data."""
+    is_folder = Path(location).is_dir()
+    path = Workdir(location).evaluation(data) if is_folder else Path(location)
+    if not path.exists():
+        available = ", ".join(path.stem for path in Workdir(location).evaluations) if is_folder else ""
+        raise FileNotFoundError(f"{path} does not exist{f'; the run has {available}' if available else ''}")
+    stored = read_json(path)
+    provenance = stored.get("provenance") if isinstance(stored, dict) else None
+    if not isinstance(provenance, dict) or "per_query" not in stored or "search" not in provenance:
+        raise ValueError(f"{path} is no result of jaxret search (it has no values per query with their provenance)")
+    dataset = provenance.get("dataset", {})
+    if "sha256" not in dataset:
+        raise ValueError(f"{path} has no digests of its queries and judgements: run jaxret search again")
+    config, search = flatten(complete_config(provenance["config"])), provenance["search"]
+    lineage, record = provenance.get("lineage"), provenance.get("training_data")
+    run = path.resolve().parent.parent if path.resolve().parent.name == "eval" else path.with_suffix("")
+    return RunResult(
+        path=path,
+        name=run.name.removesuffix(".eval"),
+        values=_values(path, stored),
+        data={
+            **dataset["sha256"],
+            "corpus": provenance["corpus"]["sha256"],
+            "filter": sorted(search.get("filter", [])),  # their order has no meaning
+            "approximate": _approximation(search),
+            "self_matches": dataset["self_matches"],
+            "match": dataset.get("match", "string"),
+        },
+        k=search["k"],
+        system=_system_digest(config, lineage, record, search),
+        # The lineage of a recipe's stage has the digests of the encoder's files.
+        initial_weights=None if lineage else (record or {}).get("start"),
+        seed={key: value for key, value in config.items() if key.startswith("seed.")},
+        checkpoint=sha256_json([provenance["checkpoint"]["digest"], search.get("reranked")]),
+        training_data=trained_on(record, whole=False).get("train"),
+        coverage=(stored.get("queries_found", 0), stored.get("queries_expected", 0)),
+    )
+
+
+def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search: Mapping[str, Any]) -> str:
+    """Return the digest of everything that makes a run's results, except seeds.
+
+    Args:
+        config: the flat config of the run.
+        lineage: of a recipe's stage, else None. Each seed of a stage mines its own data and starts from its own run,
+            so the lineage stands for both.
+        record: the training data of the run, None if there is no record.
+        search: the search settings of the result.
+    """
+    keys = without_seeds(config)
+    if lineage:
+        system = [lineage["sha256"], {key: value for key, value in keys.items() if key != "train.start_from"}]
+    else:
+        system = [keys, trained_on(record, whole=bool(config["data.subset"]))]
+    lengths = (search.get(f"{side}_length") for side in ("query", "passage"))
+    return sha256_json([system, search.get("reranked"), *lengths])
+
+
+def _values(path: Path, stored: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return measure -> query id -> value in the order of tables; accuracies by answer strings are last. Raises
+    ValueError for a value that is no finite number."""
+    answers = stored.get("answers", {})
+    parts = [stored["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
+    merged: dict[str, dict[str, float]] = {}
+    for part in parts:
+        if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
+            raise ValueError(f"{path}: per_query must map measures to values by query; search again")
+        merged |= part
+    for measure, values in merged.items():
+        for query, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{path}: {measure} of query {query!r} is {value!r}, no finite number; search again")
+    return dict(sorted(merged.items(), key=lambda item: _measure_order(item[0])))
+
+
+def _approximation(search: Mapping[str, Any]) -> str:
+    """Return how candidates were chosen: the factory and effort of an index, or the proxies of passages and their
+    number; "" for an exact search."""
+    index = search.get("index", {})
+    effort = [f"{key} {index[key]}" for key in sorted(index) if key not in ("factory", "recall")]
+    return str(search.get("candidates") or ", ".join([index.get("factory", ""), *effort]))
+
+
+def _measure_order(measure: str) -> tuple[int, int]:
+    """Return the sort key of a measure in tables; files have them alphabetically."""
+    if _is_accuracy(measure):
+        return len(KINDS), int(measure.partition("@")[2])
+    parsed = parse_measure(measure)
+    return KINDS.index(parsed.kind), parsed.cutoff or 0
+
+
+def _is_accuracy(measure: str) -> bool:
+    """Return whether a measure is by answer strings, which `parse_measure` does not parse."""
+    return measure.startswith("Accuracy@")
+
+
+def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> dict[str, list[RunResult]]:
+    """Return system -> its results, in the order of the arguments. Raises ValueError if a run would count twice."""
+    groups: dict[tuple[str, str], list[RunResult]] = {}  # (name or "", group of unnamed runs) -> results
+    for argument in arguments:
+        name, runs = _split(argument)
+        for run in runs:
+            groups.setdefault((name, "" if name else results[run].group), []).append(results[run])
+    systems: dict[str, list[RunResult]] = {}
+    for (name, _), members in groups.items():
+        require_distinct_runs(members, bool(name))
+        shared = name or _shared_name(members)
+        systems[f"{shared} ({members[0].path})" if shared in systems else shared] = members
+    paths = Counter(result.path.resolve() for members in systems.values() for result in members)
+    if twice := [path for path, count in paths.items() if count > 1]:
+        raise ValueError(f"{twice[0]} is in two systems, and a run counts once; leave it out of one")
+    return systems
+
+
+def comparison_notes(systems: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """Return sentences on differences between the runs that the numbers do not show."""
+    return [
+        note
+        for note in (training_data_note(systems), *initial_weight_notes(systems), *missing_query_notes(systems))
+        if note
+    ]
+
+
+def missing_query_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
+    """Yield a sentence for each run without rankings for some of the queries."""
+    for result in itertools.chain.from_iterable(systems.values()):
+        ranked, expected = result.coverage
+        if ranked < expected:
+            yield f"{result.path} has rankings of {ranked:,} of {expected:,} queries: the missing ones count as zero."
+
+
+def initial_weight_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
+    """Yield a sentence for runs with the same config and data that started from different weights."""
+    by_system: dict[str, dict[str, RunResult]] = {}  # system -> weights -> the first run
+    for result in itertools.chain.from_iterable(systems.values()):
+        by_system.setdefault(result.system, {}).setdefault(sha256_json(result.initial_weights), result)
+    for by_weights in by_system.values():
+        if len(by_weights) > 1:
+            listing = "; ".join(
+                f"{result.path} {_describe_weights(result.initial_weights)}" for result in by_weights.values()
+            )
+            yield (
+                "These runs have the same config but started from different weights, so they are not seeds of one "
+                f"system: {listing}."
+            )
+
+
+def _describe_weights(start: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key} {str(value)[:12]}" for key, value in start.items()) if start else "(weights not recorded)"
+
+
+def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
+    """Return a sentence on systems whose runs were trained on different data; "" if there are none."""
+    several = {name: len({sha256_json(one.training_data) for one in differing}) for name, differing in systems.items()}
+    differing = [
+        f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1
+    ]
+    if not differing:
+        return ""
+    return f"Training data differ between the runs {', '.join(differing)}: deviations include this difference."
+
+
+def require_distinct_runs(results: Sequence[RunResult], named: bool) -> None:
+    """Raise ValueError if two results are of one run. A named system may have the same seed twice."""
+    for index, result in enumerate(results):
+        for other in results[:index]:
+            if other.checkpoint == result.checkpoint or (other.seed == result.seed and not named):
+                same = other.checkpoint == result.checkpoint
+                reason = "are of one checkpoint" if same else "have the same config, seeds included"
+                remedy = "leave one out" if named else "NAME=RUN makes each a system of its own"
+                raise ValueError(f"{other.path} and {result.path} {reason}, and a run counts once; {remedy}")
+
+
+def _shared_name(results: Sequence[RunResult]) -> str:
+    """Return the common prefix of the names of a system's runs ("mlr" for "mlr-1" and "mlr-2")."""
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(result.name for result in results)))
+    shared = "".join(letters[0] for letters in same)
+    return (re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", shared) if len(results) > 1 else shared) or results[0].name
+
+
+def require_measure(name: str, results: Sequence[RunResult]) -> None:
+    """Raise ValueError unless all results have the measure and, if it reads whole rankings, the same depth."""
+    for result in results:
+        if name not in result.values:
+            raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")
+    whole = not _is_accuracy(name) and parse_measure(name).cutoff is None
+    depths = {result.k: result.path for result in results}
+    if whole and len(depths) > 1:
+        (k, path), (other, second) = list(depths.items())[:2]
+        raise ValueError(f"{name} reads whole rankings, of {k} passages in {path} and of {other} in {second}")

@@ -1,0 +1,36 @@
+"""Options of evaluating a search with the queries of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Which queries of a data set are searched for, and what is measured. Raises ValueError for a value that is not
+    allowed."""
+
+    split: str = option("test", "split to read, where a folder is given")
+    k: int = 100  # passages per query
+    measures: tuple[str, ...] | None = None  # None: nDCG@10, RR@10, R@100, Success@5 and Success@20, no deeper than k
+    label: str = ""  # comes after the data set's name in the files' names, for results that must not replace others
+    self_matches: str = option(
+        "auto",
+        "passages with the id of their query; auto removes them as BEIR does, where queries are passages (ArguAna)",
+        ("auto", "keep", "remove"),
+    )
+    latency: int = option(100, "queries repeated one at a time, to measure the time of a query; 0: none", lower_bound=0)
+    dpr_results: bool = option(False, "also write the results as DPR does, with texts and has_answer")
+    match: str = option(
+        "string",
+        "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
+        ("string", "regex"),
+    )
+    on_error: str = option("error", "at a bad record: stop, or skip and count it", ("error", "skip"))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.k < 1:
+            raise ValueError(f"k is {self.k}; it must be at least 1")

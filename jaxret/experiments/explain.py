@@ -1,0 +1,212 @@
+"""Explain a score from the words, tokens or vectors of query and passage, as far as the family has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxret.data.errors import Location
+from jaxret.data.record_checks import check_passage, check_question
+from jaxret.data.records import Passage
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.passages import Passages
+from jaxret.models.heads.head import Side
+from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import corpus_folder
+from jaxret.types import Ragged, Tokens
+
+
+def stored_passage(folder: Path, passage_id: str) -> Passage:
+    """Return a passage of an encoded corpus without reading its vectors. Raises ValueError for an unknown id."""
+    corpus = open_encoded(folder, verify=False)
+    if corpus.missing_ids({passage_id}):
+        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {corpus.ids([0])[0]!r}")
+    for shards in reversed(corpus.shards):  # the last part wins: a deleted id may have been appended again
+        if passages := Passages(shards.folder).read([passage_id]):
+            return passages[passage_id]
+    return Passage(passage_id, "")
+
+
+def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
+    """Open a run with the passage length of an encoded corpus."""
+    contract = open_encoded(folder, verify=False).fingerprint["contract"]
+    return open_run(workdir, checkpoint, passage_length=contract.get("passage_length"))
+
+
+def explain_in_run(
+    workdir: str | os.PathLike[str],
+    checkpoint: str,
+    question: str = "",
+    passage: Passage | None = None,
+    stored: tuple[str, str] = ("", ""),
+    top: int = 10,
+) -> str:
+    """Open a run and return `explain` for it.
+
+    Args:
+        workdir, checkpoint: see `open_run`.
+        question, passage, top: see `explain`.
+        stored: (passage id, encoded corpus) of a passage to read instead of `passage`; its text comes first.
+    """
+    passage_id, corpus = stored
+    if not passage_id:
+        return explain(open_run(workdir, checkpoint), question, passage, top)
+    folder = corpus_folder(Workdir(workdir), corpus)
+    passage = stored_passage(folder, passage_id)
+    text = f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    return f"{text}\n\n{explain(open_as_encoded(workdir, checkpoint, folder), question, passage, top)}"
+
+
+def explain(run: Run, question: str = "", passage: Passage | None = None, top: int = 10) -> str:
+    """Return a text that explains a query, a passage, or their score.
+
+    Args:
+        run: an opened run.
+        question: text of the query; "" for none.
+        passage: None for none.
+        top: rows of a table.
+    Raises:
+        ValueError: a text is empty, or the family can explain only a query and a passage together.
+    """
+    texts: dict[Side, Ragged] = {}
+    if question:
+        texts["query"] = run.tokenizer.queries([check_question(question).text])
+    if passage:
+        check_passage(passage, Location(Path("the passage"), 1))
+        texts["passage"] = run.tokenizer.passages([passage])
+    head, parts = run.model.module.head, []
+    for side, text in texts.items():
+        if head.word_values(side):
+            parts += [f"{side}: {head.word_values(side)}", word_table(run, text, side, texts.get("query"), top)]
+            if run.checkpoint["step"] == 0:
+                parts.append("this checkpoint is untrained: the values of its new layers have no meaning yet")
+    if question and passage:
+        parts += score_parts(run, texts["query"], texts["passage"], top)
+    if not parts:
+        alone = "query" if question else "passage"
+        raise ValueError(
+            f"head {run.config.head.name!r} cannot explain a {alone} alone; give both --query and a passage to see the "
+            "parts of their score"
+        )
+    return "\n\n".join(parts)
+
+
+def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top: int) -> str:
+    """Return a table of the words with the largest values of a text; for a passage, the words of the query follow.
+
+    Args:
+        run: a run whose head computes values of words.
+        text: token ids of one text.
+        side: "query" or "passage".
+        question: token ids of the query, None for none.
+        top: rows before those of the query.
+    """
+    ids, mask = text.padded(np.array([0]), int(text.lengths[0]), run.tokenizer.pad_id)
+    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    program = jax.jit(lambda params: run.model.word_values(params, tokens, side))
+    values = np.asarray(program(run.params))[0]  # [U,vocabulary]
+    strongest, positions = values.max(axis=0), values.argmax(axis=0)
+    order = np.argsort(-strongest, kind="stable")
+    rank = np.empty(len(order), int)
+    rank[order] = np.arange(1, len(order) + 1)
+    vocabulary_size = run.tokenizer.backend.get_vocab_size()
+    shown = [word for word in order.tolist() if word < vocabulary_size][:top]
+    query_words: list[int] = []
+    if question is not None and side == "passage":
+        special = {id for id in run.tokenizer.special_ids.values() if id is not None}
+        query_words = [id for id in dict.fromkeys(question.flat.tolist()) if id not in special]
+    rows = [
+        [str(rank[word]), str(run.tokenizer.backend.id_to_token(word)), f"{strongest[word]:.4f}"]
+        + ([str(positions[word])] if len(values) > 1 else [])
+        + (["yes" if word in query_words else ""] if query_words else [])
+        for word in [*shown, *(word for word in query_words if word not in shown)]
+    ]
+    header = [
+        "rank",
+        "word",
+        "value",
+        *(["at token"] if len(values) > 1 else []),
+        *(["in the query"] if query_words else []),
+    ]
+    return aligned_table(header, rows)
+
+
+def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]:
+    """Return the score and its parts, as paragraphs.
+
+    Args:
+        run: an opened run.
+        query, passage: token ids of one text each.
+        top: rows of a table.
+    """
+    unpooled = run.model.unpooled()
+    query_vectors = run.embedder()(query, "query")[0].astype(np.float64)  # [U,D]
+    passage_vectors = run.embedder()(passage, "passage")[0].astype(np.float64)  # [V,D]
+    products = query_vectors @ passage_vectors.T
+    lines = [f"score {products.max(axis=1).sum():.4f}"]
+    if run.model.late_interaction:
+        return [*lines, token_matches(run, products, query, passage)]
+    if unpooled.vectors_per_passage != 1:
+        before = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
+        return [*lines, *vector_matches(run, (query_vectors @ before.T)[0], passage, top)]
+    parts = run.model.module.head.vector_parts()
+    if parts:
+        shares = {name: float(query_vectors[0, a:b] @ passage_vectors[0, a:b]) for name, (a, b) in parts.items()}
+        return [
+            *lines,
+            aligned_table(["part", "contributes"], [[name, f"{value:.4f}"] for name, value in shares.items()]),
+        ]
+    return [*lines, "query and passage have one vector each: their dot product has no parts"]
+
+
+def token_matches(run: Run, products: np.ndarray, query: Ragged, passage: Ragged) -> str:
+    """Return a table of late interaction: each query token with its best passage token. The score is the sum.
+
+    Args:
+        run: a run of late interaction.
+        products: dot products of all pairs of vectors [U,V].
+        query, passage: token ids of one text each.
+    """
+    left, right = vector_labels(run, query, "query"), vector_labels(run, passage, "passage")
+    rows = [
+        [name, right[best], f"{products[row, best]:.4f}"]
+        for row, (name, best) in enumerate(zip(left, products.argmax(axis=1).tolist(), strict=True))
+    ]
+    return aligned_table(["query token", "passage token", "contributes"], rows, left=2)
+
+
+def vector_matches(run: Run, products: np.ndarray, passage: Ragged, top: int) -> list[str]:
+    """Return a table of the passage's vectors, before pooling, by their dot product with the query's vector.
+
+    Args:
+        run: a run with several vectors a passage before pooling.
+        products: dot products [V].
+        passage: token ids of one text.
+        top: rows of the table.
+    """
+    names = vector_labels(run, passage, "passage")
+    order = np.argsort(-products, kind="stable")[:top]  # of equal products the first wins
+    table = aligned_table(["vector", "product"], [[names[row], f"{products[row]:.4f}"] for row in order.tolist()])
+    if run.model.vectors_per_passage == 1:
+        pooling = run.config.pooling
+        return [
+            table,
+            f"these are the vectors before pooling; pooling {pooling!r} combines them into one vector for search",
+        ]
+    return [table, f"the score is the product with {names[order[0]]}, the largest; the other vectors do not count"]
+
+
+def vector_labels(run: Run, text: Ragged, side: Side) -> list[str]:
+    """Return a label for each vector of a text before pooling: a layer, a viewer, or a token with its position."""
+    head = run.model.module.head
+    if names := (head.vector_names() if side == "passage" else ()):
+        return list(names)
+    kept = np.flatnonzero(head.vector_mask(text, side))
+    tokens = [f"{place}: {run.tokenizer.backend.id_to_token(int(text.flat[place]))}" for place in kept.tolist()]
+    return ["mean", *tokens] if head.selection(side).mean else tokens

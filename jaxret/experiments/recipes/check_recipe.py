@@ -1,0 +1,205 @@
+"""Check a recipe before its first step, so that no late step fails after hours for a reason known at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import corpus_file, scan_corpus, source_path
+from jaxret.data.formats.corpus import Corpus
+from jaxret.data.formats.readers import has_teacher_scores
+from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
+from jaxret.evaluation.answers import check_answers
+from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.experiments.recipes.stages import Stage
+from jaxret.experiments.search_files import check_measures
+from jaxret.experiments.teachers import check_teacher
+from jaxret.index.encode import corpus_name
+from jaxret.mining.mining_job import require_meaning
+from jaxret.mining.pools import is_run_folder
+from jaxret.mining.training_queries import read_training_queries as training_questions
+from jaxret.runs.contract import make_contract, require_same_contract
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+from jaxret.training.config_check import check_config
+from jaxret.training.examples import TRAINING_PASSAGES, example_source
+from jaxret.training.losses.group_losses import distillation_keys
+from jaxret.training.prepare import prepare_job
+from jaxret.training.tasks import get_task
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """The data and measures that evaluate every stage of a recipe.
+
+    Attributes:
+        corpus, queries: folders or files with passages and queries.
+        qrels: folder or file with judgements; "" for none.
+        split: split to read, where a source is a folder.
+        k: passages per query.
+        measures: names such as "nDCG@10"; None for the default measures.
+        match: how answers are read, "string" or "regex".
+    """
+
+    corpus: str
+    queries: str
+    qrels: str
+    split: str = "test"
+    k: int = 100
+    measures: tuple[str, ...] | None = None
+    match: str = "string"
+
+
+def complete_evaluation(setup: EvaluationSetup, train: str) -> EvaluationSetup:
+    """Return the setup with empty sources filled from `train`, the value of data.train, if that is a folder.
+
+    Raises FileNotFoundError if `train` does not exist, ValueError for a source that is still missing.
+    """
+    if train and not is_named(path := source_path(train)) and not path.exists():
+        raise FileNotFoundError(f"--config.data.train={train}: {path} does not exist")
+    folder = train if train and is_folder(source_path(train)) else ""
+    corpus, queries = setup.corpus or folder, setup.queries or folder
+    for flag, value in (("--config.data.train", train), ("--corpus", corpus), ("--queries", queries)):
+        if not value:
+            raise ValueError(f"give {flag}; only a folder as config.data.train has corpus and queries, too")
+    qrels = setup.qrels or (queries if is_folder(source_path(queries)) else "")
+    return replace(setup, corpus=corpus, queries=queries, qrels=qrels)
+
+
+def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:
+    """Raise the error that a step would raise.
+
+    Checked are measures, queries, judgements and answers, and for each stage its settings, files, encoder, teacher,
+    scores and the run to start from. No weights are loaded, and nothing is written.
+    """
+    _check_evaluation(evaluation)
+    for stage in stage_list:
+        with _naming(stage):
+            check_config(stage.config)
+            if stage.mining:
+                _check_mining(stage)
+    stages = {stage.name: stage for stage in stage_list}
+    contracts: dict[str, Mapping[str, Any]] = {}
+    for stage in stage_list:
+        with _naming(stage):
+            _check_files(stage)
+            if stage.teacher:
+                _check_teacher(stage, stages, evaluation)
+            elif distillation_keys(stage.config) and not stage.config.data.teacher_run:
+                _check_scores(stage)
+    for stage in stage_list:
+        with _naming(stage):
+            workdir = Workdir(folder / stage.name)
+            if workdir.config.exists():  # a run that has started was checked then, and has copies of all that it needs
+                contracts[stage.name] = read_json(workdir.contract)
+                continue
+            contracts[stage.name] = _contract(stage, folder)
+            if stage.config.train.start_from:
+                _check_start(stage, contracts)
+
+
+def _check_evaluation(evaluation: EvaluationSetup) -> None:
+    check_measures(evaluation.measures, evaluation.k)
+    queries = read_evaluation_queries(evaluation.queries, evaluation.qrels, evaluation.split, Policy()).queries
+    check_answers(queries, evaluation.match)
+    if not evaluation.qrels and not any(query.answers for query in queries):
+        raise ValueError(f"{evaluation.queries} has no answers, so stages cannot be measured; give --qrels")
+
+
+@contextmanager
+def _naming(stage: Stage) -> Iterator[None]:
+    """Put the name of the stage before the errors of a block."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"stage {stage.name!r}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"stage {stage.name!r}: {error}") from error
+
+
+def on_error_of(data: ConfigDict) -> str:
+    """Return "skip" or "error" for mining and scoring, which do not have "keep"."""
+    return "skip" if data.on_error == "skip" else "error"
+
+
+def _check_mining(stage: Stage) -> None:
+    assert stage.mining is not None
+    require_meaning(stage.pools, stage.mining)
+    if stage.mining.match == "regex":
+        data = stage.config.data
+        questions = training_questions(data.train, data.train_split, Policy(on_error_of(data)), positives=False)
+        check_answers((one.query for one in questions.queries), "regex")
+
+
+def _check_files(stage: Stage) -> None:
+    """Raise DataError for a missing file, and for a teacher's run without scores."""
+    config = stage.config
+    train = example_source(config, "train")
+    if stage.mining:
+        stage.query_files()
+        train.extra_files()
+    elif train.path:
+        train.files()
+    if config.data.dev:
+        example_source(config, "dev").files()
+    if config.validation.corpus not in ("", TRAINING_PASSAGES):
+        Corpus.open(config.validation.corpus)
+
+
+def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
+    """Check a teacher. A retriever scores passages by their ids in the corpus that it encoded, so the texts of the data
+    must be those of that corpus."""
+    data = stage.config.data.train
+    path = source_path(data)
+    data_texts = data if is_folder(path) and has_passages(path) else ""  # records have their texts with them
+    texts = evaluation.corpus if stage.mining else data_texts
+    if stage.teacher not in stages:
+        check_teacher(stage.teacher, corpus_name(evaluation.corpus), texts)
+    elif texts and not stages[stage.teacher].is_reranker and corpus_file(texts) != corpus_file(evaluation.corpus):
+        encoded, passed = ({"sha256": scan_corpus(corpus).sha256} for corpus in (evaluation.corpus, texts))
+        remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
+        require_equal(encoded, passed, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
+
+
+def _check_scores(stage: Stage) -> None:
+    data, reader = stage.config.data, distillation_keys(stage.config)[0]
+    if not has_teacher_scores(data.train, data.train_split, data.negatives_run or None, Policy(on_error_of(data))):
+        raise ValueError(
+            f"{reader} is set, but {data.train} has no teacher's scores (of a target and a negative of a query): give "
+            "the stage a teacher, or set data.teacher_run"
+        )
+
+
+def _contract(stage: Stage, folder: Path) -> dict[str, Any]:
+    """Return the contract of a stage's run. Raises what `prepare_job` does, and the loading of a tokenizer."""
+    job = prepare_job(
+        stage.training_config(folder), Workdir(folder / stage.name), False, stage.explicit_keys, get_task(stage.config)
+    )
+    tokenizer = load_tokenizer(job.config, job.encoder, job.model)
+    return make_contract(job.model, tokenizer, job.encoder)
+
+
+def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise FileNotFoundError, CheckpointError, ValueError or ContractError if the stage cannot start from its run."""
+    start = stage.config.train.start_from
+    if start in contracts:
+        stored, where = contracts[start], f"stage {start!r}"
+    elif not is_run_folder(start):
+        raise FileNotFoundError(f"train.start_from is {start!r}, which is neither an earlier stage nor a run")
+    else:
+        folder, config = Workdir(start), stored_config(Workdir(start))
+        if config.task != stage.config.task:
+            raise ValueError(f"train.start_from is {start!r}, which is {USES.get(config.task, config.task)}")
+        with open_checkpoints(folder, config) as checkpoints:
+            choose_checkpoint(checkpoints, "best", folder)
+        stored, where = read_json(folder.contract), str(folder.contract)
+    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
+    require_same_contract(stored, contracts[stage.name], where, "this stage", remedy)

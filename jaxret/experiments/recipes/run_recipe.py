@@ -1,0 +1,325 @@
+"""Run a recipe: mine, score by a teacher, train, encode and search for each stage of a config, then print a table.
+
+WORKDIR/mined/STAGE.jsonl         mined training data of a stage
+        mined/STAGE.scored.jsonl  training data with the teacher's scores
+        STAGE/                    the run of a stage
+        done/                     completed steps with their inputs (ledger.py)
+        results.md                the table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs import change_config
+from jaxret.data.formats import corpus_file, detect_queries, example_files, list_files
+from jaxret.data.formats.readers import detect_judgements
+from jaxret.data.lines import find_file
+from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, read_evaluation
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, on_error_of
+from jaxret.experiments.recipes.ledger import Ledger
+from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage, referenced_files
+from jaxret.experiments.score_examples import score_examples
+from jaxret.experiments.search_files import measures_for, search_files
+from jaxret.experiments.teachers import open_teacher, teacher_files
+from jaxret.index.encode import corpus_name, encode_corpus
+from jaxret.index.parts_list import read_parts
+from jaxret.index.shard_set import open_shards
+from jaxret.index.shards import ShardError
+from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
+from jaxret.mining.pools import BM25_NAME
+from jaxret.runs.from_sentence_transformers import UNSET
+from jaxret.runs.identity import without_seeds
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.mismatch import ContractError, flatten
+from jaxret.runs.run import config_json, open_checkpoints, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import atomic_write, remove_leftovers, sha256_file, sha256_json, write_json
+from jaxret.training.loop import train
+
+
+def run_recipe(
+    stages: Sequence[Stage], workdir: str | Path, evaluation: EvaluationSetup, progress: bool = True
+) -> Path:
+    """Run the steps that are not complete, print the table of results, and return its path.
+
+    Args:
+        stages: the stages, see `read_stages`.
+        workdir: folder of the recipe.
+        evaluation: data and measures that evaluate every stage.
+        progress: whether to show progress bars.
+    """
+    folder = Workdir(workdir).path
+    check_recipe(stages, folder, evaluation)
+    with hold_folder(folder, "a recipe"):
+        for part in ("mined", "done"):  # only this process writes there
+            remove_leftovers(folder / part)
+        recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder), progress)
+        results = {stage.name: recipe.run_stage(stage) for stage in stages}
+        table = {name: result for name, result in results.items() if result}
+        with atomic_write(folder / "results.md") as file:
+            file.write(evaluation_markdown(table) + "\n")
+    print(f"\n{evaluation_text(table)}\ntable: {folder / 'results.md'}")
+    return folder / "results.md"
+
+
+@dataclass
+class _Recipe:
+    folder: Path
+    stages: Mapping[str, Stage]
+    evaluation: EvaluationSetup
+    ledger: Ledger
+    progress: bool
+
+    def __post_init__(self) -> None:
+        self._digests: dict[Path, str] = {}
+        self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs: inputs of later steps
+        self._lineage: dict[str, str] = {}  # stage -> digest of its inputs without seeds
+        self._corpus_name = corpus_name(self.evaluation.corpus)
+        self._corpus = self._digest(list_files(corpus_file(self.evaluation.corpus)))
+
+    def run_stage(self, stage: Stage) -> Evaluation | None:
+        """Run the steps of a stage, and return its evaluation; None for a reranker."""
+        if stage.mining is not None:
+            self._run_step(f"{stage.name}.mine", self._mining_inputs(stage), lambda: self._mine(stage))
+        if stage.teacher:
+            self._run_step(f"{stage.name}.score", self._scoring_inputs(stage), lambda: self._score(stage))
+        config = stage.training_config(self.folder)
+        self._run_step(f"{stage.name}.train", self._training_inputs(stage, config), lambda: self._train(stage, config))
+        self._write_lineage(stage)
+        if stage.is_reranker:
+            return None
+        trained = self._outputs[f"{stage.name}.train"]
+        encoding = {"corpus": self._corpus, "name": self._corpus_name, "run": trained, "dtype": config.encode.dtype}
+        self._run_step(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
+        self._run_step(f"{stage.name}.search", self._search_inputs(stage), lambda: self._search(stage))
+        return self._order_measures(read_evaluation(self._result_path(stage)))
+
+    def _order_measures(self, evaluation: Evaluation) -> Evaluation:
+        """Order the measures as requested, then accuracies by cut-off; evaluation files have them alphabetically."""
+        mean = evaluation.mean
+        accuracies = sorted((name for name in mean if name.startswith("Accuracy@")), key=lambda name: int(name[9:]))
+        names = [*(self.evaluation.measures or measures_for(self.evaluation.k)), *accuracies]
+        return replace(evaluation, mean={name: mean[name] for name in names if name in mean})
+
+    def _run_step(
+        self,
+        step: str,
+        inputs: Any,
+        make: Callable[[], Iterable[Path]],
+        is_complete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        try:
+            self._outputs[step] = self.ledger.run_step(step, inputs, make, is_complete)
+        except ShardError as error:
+            if not (names := self._forget_damaged()):
+                raise
+            raise ShardError(
+                f"{error}\nRun the same command again: it encodes the damaged shards of {' and '.join(names)} again."
+            ) from error
+
+    def _forget_damaged(self) -> list[str]:
+        """Forget the encode steps of stages with damaged vectors, and return the names of the stages."""
+        names = []
+        for stage in self.stages.values():
+            try:
+                if f"{stage.name}.encode" in self._outputs:
+                    open_shards(self._embeddings(stage))
+            except ShardError:
+                self.ledger.forget(f"{stage.name}.encode")
+                names.append(stage.name)
+        return names
+
+    def _embeddings(self, stage: Stage) -> Path:
+        return Workdir(self.folder / stage.name).embeddings(self._corpus_name)
+
+    def _training_file_digests(self, step: str) -> list[str]:
+        """Return the digests of the training file that a step wrote, without the record of its sources."""
+        return [digest for name, digest in self._outputs.get(step, {}).items() if name.endswith(".jsonl")]
+
+    def _digest(self, files: Iterable[Path]) -> list[list[str]]:
+        """Return [name, digest] of each file; its folder does not count. Every file is read once per recipe."""
+        name_digests = []
+        for path in files:
+            if path not in self._digests:
+                self._digests[path] = sha256_file(path)
+            name_digests.append([path.name, self._digests[path]])
+        return name_digests
+
+    # Mining
+
+    def _mining_inputs(self, stage: Stage) -> dict[str, Any]:
+        data = stage.config.data
+        return {
+            "settings": asdict(stage.mining) if stage.mining else {},
+            "data": self._digest(stage.query_files()),
+            "split": data.train_split,
+            "subset": [data.subset, stage.config.seed.data],
+            "corpus": self._corpus,
+            "pools": {pool: self._outputs.get(f"{pool}.encode", {}) for pool in stage.pools},
+            "concat": {
+                name: self._training_file_digests(f"{name}.mine") for name in stage.concat if name != TRAINING_DATA
+            },
+            "on_error": on_error_of(data),
+        }
+
+    def _mine(self, stage: Stage) -> list[Path]:
+        assert stage.mining is not None
+        out, data = stage.mined_path(self.folder), stage.config.data
+        job = MiningJob(
+            data=data.train,
+            split=data.train_split,
+            pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
+            out=str(out),
+            corpus=self.evaluation.corpus,
+            encoded=self._corpus_name,
+            concat=tuple(
+                data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
+                for name in stage.concat
+            ),
+            settings=stage.mining,
+            on_error=on_error_of(data),
+            subset=(data.subset, stage.config.seed.data),
+        )
+        mine_negatives(job, self.progress)
+        return [out, parents_path(out)]
+
+    # Scores of a teacher
+
+    def _scoring_inputs(self, stage: Stage) -> dict[str, Any]:
+        data, teacher = stage.scoring_config(self.folder).data, stage.teacher
+        if teacher in self.stages:  # a retriever's scores depend on its encoded corpus, too
+            teacher_digests: Any = [self._outputs.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
+        else:
+            teacher_digests = self._external_teacher(teacher)
+        data_digests: Any = self._training_file_digests(f"{stage.name}.mine")
+        data_digests = data_digests or self._digest(
+            example_files(data.train, data.train_split, data.negatives_run or None)
+        )
+        return {
+            "teacher": teacher_digests,
+            "data": data_digests,
+            "split": data.train_split,
+            "on_error": on_error_of(data),
+        }
+
+    def _external_teacher(self, teacher: str) -> Any:
+        """Return the digests of a teacher that is no stage, or its name if it has no files on this machine."""
+        return self._digest(teacher_files(teacher, self._corpus_name)) or teacher
+
+    def _score(self, stage: Stage) -> list[Path]:
+        data, out = stage.scoring_config(self.folder).data, stage.scored_path(self.folder)
+        out.parent.mkdir(exist_ok=True)
+        name = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
+        teacher = open_teacher(name, self._corpus_name)
+        options = (data.train_split, data.negatives_run, on_error_of(data))
+        score_examples(teacher, data.train, out, *options, self.progress)
+        return [out]
+
+    # Training, encoding, search
+
+    def _training_inputs(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
+        data = config.data
+        dev = example_files(data.dev, data.dev_split) if data.dev else []
+        step_digests = (self._training_file_digests(f"{stage.name}.{step}") for step in ("score", "mine"))
+        train: Any = next(filter(None, step_digests), None)
+        train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
+        start = config.train.start_from
+        return {
+            "config": {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"},
+            "train": train,
+            "dev": self._digest(dev),
+            "start_from": self._outputs.get(f"{start}.train", {}) if start in self.stages else {},
+            "referenced": self._digest(referenced_files(config, start not in self.stages)),
+            "explicit_keys": sorted(UNSET.keys() & stage.explicit_keys),
+        }
+
+    def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
+        workdir = Workdir(self.folder / stage.name)
+        if config.train.start_from in self.stages:
+            config = change_config(config, {"train.start_from": str(self.folder / config.train.start_from)}, stage.name)
+        try:
+            train(config, workdir.path, self.progress, stage.explicit_keys).require_finished()
+        except ContractError as error:  # the stage was started with other settings or data
+            raise ContractError(f"{error}\nDelete the folder {workdir} to train this stage again.") from error
+        with open_checkpoints(workdir, config) as checkpoints:
+            best = workdir.checkpoints / str(checkpoints.best())
+        return [workdir.contract, workdir.data, best / "_CHECKPOINT_METADATA"]
+
+    def _write_lineage(self, stage: Stage) -> None:
+        """Write the lineage of a stage beside its run: a digest of all its inputs without seeds.
+
+        Each seed of a stage mines other data; `jaxret compare` recognises seeds of one system by their lineage.
+        """
+        keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
+        inputs: dict[str, Any] = {
+            "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
+            "data": self._digest(stage.query_files()),
+            "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
+            "start_from": self._lineage.get(start, start),
+            "referenced": self._digest(referenced_files(stage.config, start not in self.stages)),
+        }
+        if stage.teacher:
+            inputs["teacher"] = self._lineage.get(stage.teacher) or self._external_teacher(stage.teacher)
+        if stage.mining is not None:
+            settings = {key: value for key, value in asdict(stage.mining).items() if key != "seed"}
+            earlier = [[self._lineage.get(name, name) for name in names] for names in (stage.pools, stage.concat)]
+            inputs["mine"] = [settings, self._corpus, *earlier]
+        elif data.negatives_run:
+            inputs["negatives"] = self._digest(example_files(data.train, data.train_split, data.negatives_run))
+        self._lineage[stage.name] = sha256_json(inputs)
+        write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
+
+    def _encode(self, stage: Stage) -> list[Path]:
+        encoded = encode_corpus(open_run(self.folder / stage.name), self.evaluation.corpus, progress=self.progress)
+        if read_parts(encoded.folder):
+            raise ContractError(
+                f"{encoded.folder} differs from {self.evaluation.corpus}: passages were appended or deleted ("
+                "see parts.json); remove parts.json to search the corpus as first encoded, or take another --workdir"
+            )
+        return [encoded.folder / "manifest.json"]
+
+    def _is_encoded(self, stage: Stage) -> bool:
+        """Return whether the encoded corpus has exactly the files of its manifest, judged by their sizes.
+
+        A search verifies digests. The ledger has the digest of the manifest, which lists what was encoded.
+        """
+        folder = self._embeddings(stage)
+        try:
+            open_shards(folder, verify=False)
+        except ShardError:
+            return False
+        return not read_parts(folder)
+
+    def _search_inputs(self, stage: Stage) -> dict[str, Any]:
+        setup = self.evaluation
+        files = [source.path for source in detect_queries(setup.queries, setup.split)]
+        files += [answers for path in files if (answers := find_file(path.parent, "answers.jsonl"))]
+        files += [detect_judgements(setup.qrels, setup.split).path] if setup.qrels else []
+        return {
+            "queries": self._digest(file for path in files for file in list_files(path)),
+            "encoded": self._outputs[f"{stage.name}.encode"],
+            "evaluation": [setup.split, setup.k, list(setup.measures or ()), setup.match],
+            "name": self._result_name(),
+        }
+
+    def _search(self, stage: Stage) -> list[Path]:
+        setup, run = self.evaluation, open_run(self.folder / stage.name)
+        measures = tuple(setup.measures) if setup.measures else None
+        evaluation = EvaluationOptions(setup.split, setup.k, measures, match=setup.match)
+        search_files(run, setup.queries, setup.qrels, evaluation, corpus=self._corpus_name, progress=self.progress)
+        return [run.workdir.rankings(self._result_name()), self._result_path(stage)]
+
+    def _result_name(self) -> str:
+        return result_name(self.evaluation.queries, self.evaluation.qrels, self.evaluation.split)
+
+    def _result_path(self, stage: Stage) -> Path:
+        return Workdir(self.folder / stage.name).evaluation(self._result_name())

@@ -1,0 +1,146 @@
+"""The commands that reproduce a case of a paper's table, and the files that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a reproduction reads and writes.
+
+    Attributes:
+        data: folder with a folder for each data set (tables/datasets.toml).
+        workdir: folder of the runs; one for each training set, and for each seed where there are several.
+        overrides: keys of the config with other values than the paper's, as for a trial on less data.
+    """
+
+    data: Path
+    workdir: Path
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a data set."""
+        return self.data / (datasets()[name].folder or name)
+
+
+def case_commands(case: Case, places: Places, seed: int | None = None) -> list[list[str]]:
+    """Return the command lines of a case in order, each without the leading "jaxret".
+
+    Args:
+        case: the row and the data set.
+        places: folders, and keys that differ from the paper's.
+        seed: number of the run, for rows that are the mean of several.
+    """
+    row = resolved(case.row)
+    if row.verb == "count":
+        return [["data", "check", str(_inside(places, case.target, case.target.train or case.target.corpus))]]
+    how = next((other for other in row.cases() if other.source == case.source), case)
+    if not how.config:
+        raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
+    run = run_folder(case, places, seed)
+    config = [f"--config={how.config}", *_overrides(case, places, seed)]
+    train = [f"--config.data.train={_inside(places, case.source, case.source.train)}"]
+    if case.source.dev:
+        train.append(f"--config.data.dev={_inside(places, case.source, case.source.dev)}")
+    checkpoint = f"--checkpoint={how.checkpoint}"
+    if row.verb != "recipe":
+        commands = [["train", *config, f"--workdir={run}", *train]]
+    else:
+        commands = [["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]]
+        run = run / row.stage
+    if row.verb == "diversity":
+        judged_pairs = _inside(places, case.source, case.source.dev or case.source.train)
+        return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}", checkpoint]]
+    other_domain = case.target != case.source
+    lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
+    for corpus, queries, qrels in _sets(case, places):
+        encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", checkpoint, *lengths["passage"]]
+        if how.checkpoint != "best":  # the corpus's own name is for vectors of the best one, which a recipe writes
+            name = f"{corpus.name.partition('.')[0]}-{how.checkpoint}"
+            encode.append(f"--name={name}")
+            corpus = Path(name)
+        commands.append(encode)
+        search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
+        search += [f"--corpus={corpus}", f"--k={case.target.k}", checkpoint, *lengths["query"]]
+        if names := _by_judgements(case.measures):
+            search.append(f"--measures={','.join(names)}")
+        commands.append(search)
+    return commands
+
+
+def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
+    """Return the folder of the run (or recipe) that a case is measured with; cases with the same system share it."""
+    folder = places.workdir / resolved(case.row).id.replace("/", "-") / case.source.name
+    return folder if seed is None else folder / f"seed-{seed}"
+
+
+def missing_files(case: Case, places: Places) -> list[str]:
+    """Return a line for each file of a case that --data lacks: its path, and where it comes from."""
+    names = [case.source.name, case.target.name]
+    names += [data.corpus for data in (case.source, case.target) if data.corpus in datasets()]
+    lines = []
+    for name in dict.fromkeys(names):
+        for path, origin in datasets()[name].files.items():
+            if not (places.folder(name) / path).exists():
+                lines.append(f"{places.folder(name) / path}: {origin}")
+    return lines
+
+
+def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
+    keys = {**resolved(case.row).set, **places.overrides}
+    if seed is not None:
+        keys |= dict.fromkeys(SEEDS, seed)
+    return [f"--config.{key}={_flag(value)}" for key, value in keys.items()]
+
+
+def _flag(value: Any) -> str:
+    return f"({','.join(map(str, value))},)" if isinstance(value, (list, tuple)) else str(value)
+
+
+def _inside(places: Places, data: PaperData, path: str) -> Path:
+    return places.folder(data.name) / path
+
+
+def _recipe_flags(places: Places, source: PaperData) -> list[str]:
+    """Flags for the corpus, queries and judgements that a recipe's stages are evaluated on."""
+    flags = [f"--corpus={_corpus(places, source)}", f"--queries={_inside(places, source, source.queries)}"]
+    if source.qrels:
+        flags.append(f"--qrels={_inside(places, source, source.qrels)}")
+    flags.append(f"--k={source.k}")
+    if names := _by_judgements(source.measures):
+        flags.append(f"--measures={','.join(names)}")
+    return flags
+
+
+def _corpus(places: Places, data: PaperData) -> Path:
+    if data.corpus in datasets():
+        return _inside(places, datasets()[data.corpus], datasets()[data.corpus].corpus)
+    return _inside(places, data, data.corpus)
+
+
+def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
+    """(corpus, queries, judgements) of the target, or of each set that it is the mean of."""
+    target = case.target
+    if case.sets:
+        folders = [places.folder(target.name) / name for name in case.sets]
+        return [(folder, folder, folder) for folder in folders]
+    qrels = _inside(places, target, target.qrels) if target.qrels else None
+    return [(_corpus(places, target), _inside(places, target, target.queries), qrels)]
+
+
+def _by_judgements(measures: Sequence[str]) -> list[str]:
+    """The measures that --measures takes; accuracies by answers are computed wherever queries have answers."""
+    return [name for name in measures if not name.startswith("Accuracy@")]
+
+
+def _lengths(query: int, passage: int) -> dict[str, list[str]]:
+    return {
+        "query": [f"--query_length={query}"] if query else [],
+        "passage": [f"--passage_length={passage}"] if passage else [],
+    }

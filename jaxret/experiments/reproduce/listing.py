@@ -1,0 +1,132 @@
+"""Print tables, rows and commands of the papers, as `jaxret reproduce` does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxret.configs import load_config, require_keys
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files
+from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
+from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row, scaled
+
+
+def list_rows(
+    pattern: str, data: str, workdir: str, overrides: Sequence[str], run_on: str | None, scale: float = 1.0
+) -> None:
+    """Print the rows that a pattern names, or run them.
+
+    Args:
+        pattern: PAPER, PAPER/TABLE, PAPER/TABLE/ROW; "" for all tables.
+        data: folder with a folder for each data set.
+        workdir: folder of the runs.
+        overrides: "KEY=VALUE" of the config.
+        run_on: None to print; else the data set to run on, "" for all of a row.
+        scale: part of the paper's training.
+
+    Raises:
+        ValueError: no such row, a row that cannot be run, or an override without "=".
+    """
+    for entry in overrides:
+        if "=" not in entry:
+            raise ValueError(f"--set={entry} must be KEY=VALUE")
+    places = Places(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides))
+    if not pattern:
+        if run_on is not None:
+            raise ValueError("--run needs the row to run, as mlr/2/dual-encoder (without it all rows are listed)")
+        print(tables_text())
+        return
+    selected = find_rows(pattern)
+    for config in {case.config for row in selected for case in resolved(row).cases() if case.config}:
+        require_keys(load_config(config), places.overrides, config)
+    if run_on is not None:
+        if len(selected) > 1:
+            raise ValueError(
+                f"{pattern} has {len(selected)} rows; --run takes one: {', '.join(r.id for r in selected)}"
+            )
+        (row,) = selected
+        chosen = scaled(places, row, scale) if scale != 1.0 else places
+        print(comparison_table(run_row(row, chosen, run_on)))
+        if scale != 1.0:
+            print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
+    elif len(selected) == 1 and selected[0].id == pattern:
+        print(row_text(selected[0], places))
+    else:
+        print(numbers_text(selected))
+
+
+def tables_text() -> str:
+    """Return a line for each table: its rows, and how many of them can be run."""
+    tables: dict[str, list[PaperRow]] = {}
+    for row in paper_rows().values():
+        tables.setdefault(row.id.rpartition("/")[0], []).append(row)
+    lines = [
+        [name, members[0].caption, str(sum(row.runnable for row in members)), str(len(members))]
+        for name, members in tables.items()
+    ]
+    return aligned_table(["table", "caption", "runnable", "rows"], lines, left=2)
+
+
+def numbers_text(selected: Sequence[PaperRow]) -> str:
+    """Return the paper's numbers of rows, and why some cannot be run."""
+    lines = []
+    for row in selected:
+        lines.append(f"{row.id}{'' if row.runnable else '  (not run here: ' + (row.reason or 'no config') + ')'}")
+        lines += [f"    {line}" for line in row_numbers(row)]
+    return "\n".join(lines)
+
+
+def row_numbers(row: PaperRow) -> Iterator[str]:
+    """Yield a line of the paper's numbers for each data set of a row."""
+    for case in row.cases():
+        if case.row.counts:
+            yield f"{case.target.name}: {', '.join(f'{int(n or 0):,}' for n in case.numbers)}"
+            continue
+        values = [
+            f"{measure} {'-' if number is None else f'{number:.4g}'}{_deviation(case, index)}"
+            for index, (measure, number) in enumerate(zip(case.measures, case.numbers, strict=True))
+        ]
+        trained = "" if case.source == case.target else f" (trained on {case.source.name})"
+        yield f"{case.target.name}{trained}: {', '.join(values)}"
+    for name, times in row.milliseconds.items():
+        yield f"{name}: {', '.join(f'{time:g} ms' for time in times)}"
+    if row.gib:
+        yield f"vectors: {row.gib:g} GiB"
+    if row.subsets:
+        yield f"set 0: {row.subsets[0]:g}, set 1: {row.subsets[1]:g}"
+    if row.numbers_each:
+        sets = row.each or datasets()["beir"].each
+        yield ", ".join(f"{name} {number:g}" for name, number in zip(sets, row.numbers_each, strict=True))
+
+
+def _deviation(case: Case, index: int) -> str:
+    """ " ± 0.003", the paper's deviation over seeds of a case's number; "" where it has none."""
+    deviations = case.row.deviations.get(case.target.name)
+    if not deviations:
+        return ""
+    return f" ± {deviations[index] / (100 if case.row.percent else 1):.4g}"
+
+
+def row_text(row: PaperRow, places: Places) -> str:
+    """Return everything about a row: caption, numbers, commands, missing files."""
+    lines = [f"{row.id}: {row.caption}", *row_numbers(row)]
+    if row.note:
+        lines.append(f"note: {row.note}")
+    if row.same_as:
+        lines.append(f"the same system as {row.same_as}")
+    if not row.runnable:
+        return "\n".join([*lines, f"not run here: {row.reason or 'no config'}"])
+    printed: set[str] = set()
+    missing: dict[str, None] = {}
+    for case in resolved(row).cases() if row.same_as else row.cases():
+        for seed in case_seeds(case):
+            for command in case_commands(case, places, seed):
+                if (line := f"jaxret {shlex.join(command)}") not in printed:
+                    printed.add(line)
+                    lines.append(line)
+        missing |= dict.fromkeys(missing_files(case, places))
+    if missing:
+        lines += ["files that are not there, and where each comes from:", *(f"  {line}" for line in missing)]
+    return "\n".join(lines)

@@ -1,0 +1,219 @@
+"""The tables of the papers as data: which config, flags and data each row is, and the numbers that the paper prints.
+
+One file of `tables/` a paper; `tables/datasets.toml` has the data sets. A row's id is PAPER/TABLE/NAME, as
+"mlr/2/dual-encoder". A case is one row on one data set: what is trained, measured and compared.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+PAPERS = ("mlr", "i3", "aggretriever", "mvr", "dpr")
+SEEDS = ("seed.init", "seed.data", "seed.dropout", "seed.negatives")
+
+
+@dataclass(frozen=True)
+class PaperData:
+    """A data set of the tables; paths are relative to its folder below --data.
+
+    Attributes:
+        name: its key, and its folder unless `folder` names another.
+        title: what it is.
+        files: path -> where the file comes from.
+        corpus: the file that is encoded, or the name of the data set that has it.
+        train, dev: values of data.train and data.dev; "" where there is none.
+        trained_on: the data set whose model is measured on this one, if it has no training data.
+        queries, qrels: what is asked and judged; without qrels, the queries have answers.
+        k: passages per query.
+        measures: in the order of the tables' numbers.
+        each: the sets of which this one is the mean, each in a folder of its own.
+    """
+
+    name: str
+    title: str
+    files: Mapping[str, str]
+    corpus: str = ""
+    train: str = ""
+    dev: str = ""
+    trained_on: str = ""
+    folder: str = ""
+    queries: str = ""
+    qrels: str = ""
+    k: int = 100
+    measures: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a table.
+
+    Attributes:
+        id: PAPER/TABLE/NAME.
+        caption: of the table.
+        config: of the row, or one for each training set.
+        set: keys of the config that have other values.
+        verb: "train" (one stage), "recipe" (stages), "diversity", "count" (no model), or "" (not to be run).
+        stage: of a recipe, the stage that is measured.
+        seeds: runs whose mean is the row.
+        checkpoint: "best" or "last", or one for each training set.
+        query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training.
+        percent: whether the paper's numbers are percentages.
+        measures: instead of those of the data set.
+        each: the sets of a mean, where the paper took others than the data set says.
+        numbers: data set -> the paper's numbers ("-": none). "nq:squad": trained on nq, measured on squad.
+        numbers_each: the numbers of the sets of `each`.
+        deviations: data set -> the paper's standard deviations over seeds.
+        subsets: numbers of parts of the queries (I3, table 4).
+        diversity: data set -> perplexity and local variation.
+        counts: data set -> sizes.
+        milliseconds, gib: times and storage that the paper prints.
+        same_as: id of the row that has the same system.
+        reason: why the row cannot be run here; "" if it can.
+        note: what else a reader should know.
+    """
+
+    id: str
+    caption: str
+    config: str | Mapping[str, str] = ""
+    set: Mapping[str, Any] = field(default_factory=dict)
+    verb: str = ""
+    stage: str = ""
+    seeds: int = 1
+    checkpoint: str | Mapping[str, str] = "best"
+    query_length: int = 0
+    passage_length: int = 0
+    percent: bool = False
+    measures: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    numbers: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    numbers_each: tuple[float, ...] = ()
+    deviations: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
+    subsets: tuple[float, ...] = ()
+    diversity: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    milliseconds: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
+    gib: float | int = 0
+    same_as: str = ""
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def runnable(self) -> bool:
+        """Whether commands can be printed for it."""
+        return not self.reason and bool(self.config or self.same_as or self.counts)
+
+    def cases(self) -> list[Case]:
+        """The row on each of its data sets, in the table's order."""
+        return [self._case(key) for key in (self.numbers or self.diversity or self.counts)]
+
+    def _case(self, key: str) -> Case:
+        source, colon, target = key.rpartition(":")
+        data = datasets()[target]
+        source = source if colon else data.trained_on or target
+        values = [*(self.numbers.get(key) or self.diversity.get(key) or self.counts.get(key) or ())]
+        if self.numbers:
+            measures = self.measures or data.measures
+            values = [None if value == "-" else value / (100 if self.percent else 1) for value in values]
+        else:
+            measures = ("perplexity", "local_variation") if self.diversity else ()
+        return Case(
+            row=self,
+            source=datasets()[source],
+            target=data,
+            config=self.config if isinstance(self.config, str) else self.config.get(source, ""),
+            checkpoint=self.checkpoint if isinstance(self.checkpoint, str) else self.checkpoint.get(source, "best"),
+            measures=tuple(measures),
+            numbers=tuple(values),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row on one data set.
+
+    Attributes:
+        row: the row.
+        source: the data set that its model is trained on.
+        target: the data set that it is measured on.
+        config: "NAME" or "NAME:SUFFIX".
+        checkpoint: "best" or "last".
+        measures: names of the numbers.
+        numbers: the paper's, as fractions; None where it has none.
+    """
+
+    row: PaperRow
+    source: PaperData
+    target: PaperData
+    config: str
+    checkpoint: str
+    measures: tuple[str, ...]
+    numbers: tuple[float | int | None, ...]
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets that the target is the mean of; empty if it is one set."""
+        return (self.row.each or self.target.each) if self.target.each else ()
+
+
+@cache
+def datasets() -> dict[str, PaperData]:
+    """Return the data sets of the tables by name."""
+    return {name: PaperData(name=name, **_frozen(values)) for name, values in _read("datasets").items()}
+
+
+@cache
+def paper_rows() -> dict[str, PaperRow]:
+    """Return the rows of all tables of all papers by id, in the papers' order."""
+    return {row.id: row for paper in PAPERS for row in _rows(paper)}
+
+
+def paper_title(paper: str) -> tuple[str, str]:
+    """Return the title and the authors of a paper."""
+    values = _read(paper)
+    return values["title"], values["authors"]
+
+
+def find_rows(pattern: str) -> list[PaperRow]:
+    """Return the rows whose id is `pattern` or lies below it ("mlr", "mlr/2", "mlr/2/dual-encoder").
+
+    Raises:
+        ValueError: there is none.
+    """
+    parts = pattern.strip("/").split("/")
+    matches = [row for row in paper_rows().values() if row.id.split("/")[: len(parts)] == parts]
+    if not matches:
+        raise ValueError(f"{pattern!r} is no row and no table: `jaxret reproduce` lists them")
+    return matches
+
+
+def resolved(row: PaperRow) -> PaperRow:
+    """Return the row that says how `row` is run: itself, or the one it is the same as."""
+    return paper_rows()[row.same_as] if row.same_as else row
+
+
+def _rows(paper: str) -> Iterator[PaperRow]:
+    allowed = {entry.name for entry in fields(PaperRow)} - {"id", "caption"}
+    for table in _read(paper)["tables"]:
+        shared = {key: value for key, value in table.items() if key not in ("number", "caption", "rows")}
+        for entry in table["rows"]:
+            values = {**shared, **entry}
+            name = values.pop("name")
+            row_id = f"{paper}/{table['number'].replace(' ', '-')}/{name}"
+            if unknown := sorted(values.keys() - allowed):
+                raise ValueError(f"{row_id}: {unknown[0]!r} is no field of a row")
+            yield PaperRow(id=row_id, caption=table["caption"], **_frozen(values))
+
+
+def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _read(name: str) -> dict[str, Any]:
+    text = resources.files("jaxret.experiments.reproduce").joinpath("tables", f"{name}.toml").read_text("utf-8")
+    return tomllib.loads(text)

@@ -1,0 +1,151 @@
+"""Run a row of a paper's table, and print the paper's numbers beside the run's own."""
+
+from __future__ import annotations
+
+import glob
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from jaxret.configs import load_config
+from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
+from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
+from jaxret.runs.workdir import Workdir
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measure of a case: the run's value, its standard error and the paper's number.
+
+    Attributes:
+        case: the row and the data set.
+        measure: its name.
+        value: the run's, 0 to 1; the mean where there are several seeds.
+        error: standard error of the value over seeds, or over queries where there is one run.
+        paper: the paper's number; None where it prints none.
+    """
+
+    case: Case
+    measure: str
+    value: float
+    error: float
+    paper: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """The run's value less the paper's, in the run's standard errors."""
+        if self.paper is None or not self.error:
+            return None
+        return (self.value - self.paper) / self.error
+
+
+def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
+    """Run the commands of a row and return what its runs measured; finished steps are not repeated.
+
+    Args:
+        row: the row.
+        places: folders of data and runs, and keys that differ from the paper's.
+        only: a data set, where the row has several.
+
+    Raises:
+        ValueError: the row cannot be run, and why.
+        FileNotFoundError: files that --data lacks, with where each comes from.
+        RuntimeError: a command failed.
+    """
+    if not row.runnable:
+        raise ValueError(f"{row.id} cannot be run: {row.reason or 'it has no config'}")
+    cases = [case for case in row.cases() if only in ("", case.target.name)]
+    if not cases:
+        names = ", ".join(case.target.name for case in row.cases())
+        raise ValueError(f"{row.id} has no numbers on {only!r}; it has {names}")
+    missing = [line for case in cases for line in missing_files(case, places)]
+    if missing:
+        raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing)))
+    for case in cases:
+        for seed in case_seeds(case):
+            for command in case_commands(case, places, seed):
+                print(f"== jaxret {' '.join(command)}", flush=True)
+                status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
+                if status:
+                    raise RuntimeError(
+                        f"jaxret {command[0]} ended with status {status}; the same command again goes on"
+                    )
+    return [measured for case in cases for measured in measure_case(case, places)]
+
+
+def case_seeds(case: Case) -> list[int | None]:
+    """Return the numbers of a case's runs; [None] where it is one run with the config's own seeds."""
+    return list(range(1, case.row.seeds + 1)) if case.row.seeds > 1 else [None]
+
+
+def scaled(places: Places, row: PaperRow, scale: float) -> Places:
+    """Return places whose runs train for a part of the paper's epochs or steps: a trial, whose numbers mean nothing."""
+    configs = {case.config for case in resolved(row).cases() if case.config}
+    overrides = dict(places.overrides)
+    for name in configs:
+        train = load_config(name).train
+        if train.steps > 0:
+            overrides.setdefault("train.steps", max(1, math.ceil(train.steps * scale)))
+        else:
+            overrides.setdefault("train.epochs", train.epochs * scale)
+    return replace(places, overrides=overrides)
+
+
+def measure_case(case: Case, places: Places) -> Iterator[Measured]:
+    """Yield what the runs of a case measured, from the evaluations that its searches wrote."""
+    row = resolved(case.row)
+    if not case.row.numbers:
+        return
+    runs = []
+    for seed in case_seeds(case):
+        run = run_folder(case, places, seed)
+        folder = run / row.stage if row.verb == "recipe" else run
+        runs.append([read_evaluation(path) for path in _evaluations(case, places, folder)])
+    for measure, paper in zip(case.measures, case.numbers, strict=True):
+        if paper is None:
+            continue
+        if absent := [e for evaluations in runs for e in evaluations if measure not in e.mean]:
+            raise ValueError(
+                f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(absent[0].mean)}"
+            )
+        means = [fmean(evaluation.mean[measure] for evaluation in evaluations) for evaluations in runs]
+        if len(means) > 1:
+            error = stdev(means) / math.sqrt(len(means))
+        else:
+            each = [list(evaluation.per_query[measure].values()) for evaluation in runs[0]]
+            variances = [(stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0) for values in each]
+            error = math.sqrt(sum(variances)) / len(each)
+        yield Measured(case, measure, fmean(means), error, paper)
+
+
+def comparison_table(measured: Sequence[Measured]) -> str:
+    """Return the run's values beside the paper's as aligned text."""
+    rows = []
+    for entry in measured:
+        difference = "" if entry.difference is None else f"{entry.difference:+.1f}"
+        paper = "" if entry.paper is None else f"{entry.paper:.4f}"
+        row = [entry.case.row.id, entry.case.target.name, entry.measure]
+        rows.append([*row, paper, f"{entry.value:.4f}", f"{entry.error:.4f}", difference])
+    header = ["row", "data", "measure", "paper", "run", "standard error", "difference in errors"]
+    return aligned_table(header, rows, left=3)
+
+
+def _evaluations(case: Case, places: Places, run: Path) -> list[Path]:
+    """The evaluations that a case's searches wrote below `run`."""
+    paths = []
+    for command in case_commands(case, places):
+        if command[0] == "search":
+            flags = dict(argument.removeprefix("--").split("=", 1) for argument in command[1:])
+            path = Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))
+            if flags["checkpoint"] != "best":  # the step is in the name
+                steps = path.parent.glob(f"{glob.escape(path.stem)}.step-*.json")
+                path = max(steps, key=lambda step: int(step.stem.rpartition("-")[2]), default=path)
+            paths.append(path)
+    return paths

@@ -1,0 +1,256 @@
+"""Rerank a run by the scores of a cross-encoder, and evaluate it (`jaxret rerank --run`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.errors import Location
+from jaxret.data.formats import (
+    CorpusScan,
+    Policy,
+    corpus_file,
+    detect_queries,
+    read_corpus,
+    read_queries,
+    read_run,
+    scan_corpus,
+    source_path,
+    write_run,
+)
+from jaxret.data.formats.readers import detect_judgements, run_files
+from jaxret.data.records import Passage, Query, Rankings
+from jaxret.evaluation.answers import check_answers
+from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
+from jaxret.evaluation.metrics import Evaluation, evaluate
+from jaxret.evaluation.self_matches import has_passages_as_queries, without_self_matches
+from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
+from jaxret.experiments.search_files import ANSWER_CUTOFFS, answer_accuracies, check_measures
+from jaxret.runs.reranker import Reranker
+from jaxret.search.latency import LATENCY, SECONDS, measurement_conditions, percentiles, spread_evenly
+from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
+
+
+def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
+    """Return rankings whose first `depth` passages are sorted by new scores; ties keep their order.
+
+    Args:
+        rankings: query id -> [(passage id, score)], best first.
+        scores: (query id, passage id) -> new score, of the first `depth` passages of each query.
+        depth: passages of a query that are sorted.
+        tail: whether the other passages follow, in their order. Each gets a score 1 below the previous passage, from
+            the lowest new score on; these are not scores of a model.
+    """
+    reranked: Rankings = {}
+    for query, ranking in rankings.items():
+        top = [(passage, scores[query, passage]) for passage, _ in ranking[:depth]]
+        top.sort(key=lambda pair: -pair[1])
+        lowest = top[-1][1] if top else 0.0
+        rest = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
+        reranked[query] = top + rest * tail
+    return reranked
+
+
+@dataclass(frozen=True)
+class RerankJob:
+    """A run to rerank, and how to evaluate it.
+
+    Attributes:
+        run: file of the run.
+        corpus, queries: folders or files with the texts of the run.
+        out: file to write, a TREC run.
+        depth: passages of a query that are scored.
+        tail: whether passages that are not scored follow in the written run.
+        on_error: "error" or "skip", for bad records.
+        qrels: folder or file with judgements; "" for none.
+        split: split to read, where a source is a folder.
+        measures: names such as "nDCG@10"; None for the default measures.
+        self_matches: "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`.
+        match: how answers are read, "string" or "regex".
+        latency: number of queries that are scored again, one at a time, to time them; 0 for none.
+    """
+
+    run: str
+    corpus: str
+    queries: str
+    out: str | Path
+    depth: int = 100
+    tail: bool = True
+    on_error: str = "error"
+    qrels: str = ""
+    split: str = "test"
+    measures: Sequence[str] | None = None
+    self_matches: str = "auto"
+    match: str = "string"
+    latency: int = LATENCY
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The contents of a job's files. `rankings` are without self-matches if these are removed."""
+
+    rankings: Rankings
+    self_matches_removed: bool
+    k: int  # passages of the longest written ranking
+    measures: Sequence[str]
+    queries: dict[str, Query]
+    scan: CorpusScan
+    passages: dict[str, Passage]
+    evaluated: EvaluationQueries
+    policy: Policy
+
+
+def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tuple[Evaluation, Evaluation] | None:
+    """Write the reranked run; with judgements, print and return its evaluation before and after.
+
+    With judgements or answers, an evaluation file is written beside the run, like that of `jaxret search`.
+
+    Raises:
+        DataError: a query or a passage of the run has no text, or the run is empty.
+        ValueError: a measure is deeper than the run, or an output would overwrite an input.
+    """
+    _require_separate_output(job)
+    inputs = _read_inputs(job)
+    pairs = [(query, passage) for query, ranking in inputs.rankings.items() for passage, _ in ranking[: job.depth]]
+    others = "stay behind them" if job.tail else "are left out"
+    print(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the others {others}")
+    passages = {passage: inputs.passages[passage] for _, passage in pairs}
+    scores, cut = reranker(inputs.queries, passages, pairs, progress)
+    print(*cut, sep="\n")
+    reranked = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), job.depth, job.tail)
+    write_run(job.out, reranked, tag="jaxret-rerank")
+    print(f"run: {job.out}")
+    judgements, both = inputs.evaluated.judgements, None
+    if job.qrels:
+        before, after = (evaluate(run, judgements, inputs.measures) for run in (inputs.rankings, reranked))
+        both = before, after
+        print(evaluation_text({"before": before, "after": after}))
+    answers = answer_accuracies(reranked, inputs.evaluated.queries, inputs.passages, inputs.k, job.match)
+    if both:
+        _write_evaluation(reranker, job, inputs, both[1], answers)
+    elif answers:
+        _write_evaluation(reranker, job, inputs, answers, None)
+    return both
+
+
+def _require_separate_output(job: RerankJob) -> None:
+    """Raise ValueError if the output would overwrite an input, OSError if its folder is not writable."""
+    require_writable(Path(job.out).absolute().parent)
+    require_other_file(job.out, run_files(job.run), "the run that is reranked")
+    query_files = [source.path for source in detect_queries(job.queries, job.split)]
+    require_other_file(job.out, query_files, f"the queries ({job.queries})")
+    require_other_file(job.out, [corpus_file(job.corpus)], f"the corpus ({job.corpus})")
+    if job.qrels:
+        require_other_file(job.out, [detect_judgements(job.qrels, job.split).path], f"the judgements ({job.qrels})")
+
+
+def _read_inputs(job: RerankJob) -> _Inputs:
+    policy = Policy(job.on_error)
+    rankings, remove = read_run(job.run, policy), job.self_matches == "remove"
+    longest = max(map(len, rankings.values()), default=0)
+    if not longest:
+        raise Location(run_files(job.run)[0]).error("empty run", "it has no rankings", "give a run with rankings")
+    if remove or (job.self_matches == "auto" and has_passages_as_queries(dataset_name(job.queries))):
+        rankings, remove = without_self_matches(rankings, longest), True
+    k = longest if job.tail else min(job.depth, longest)
+    measures = check_measures(job.measures, k, job.run if k == longest else "")
+    queries = _read_run_queries(job, rankings, policy)
+    answer_depth = min(k, max(ANSWER_CUTOFFS))
+    depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
+    scan, passages = _read_run_passages(job, rankings, depths, policy)
+    if job.qrels:
+        evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy(job.on_error))
+    else:
+        split = split_name(job.queries, "", job.split)
+        evaluated = EvaluationQueries(list(queries.values()), [], dataset_name(job.queries), split)
+    check_answers(evaluated.queries, job.match)
+    return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluated, policy)
+
+
+def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dict[str, Query]:
+    """Return the queries of a run by id."""
+    queries = {query.id: query for query in read_queries(job.queries, policy, job.split) if query.id in rankings}
+    if missing := [query for query in rankings if query not in queries]:
+        message = f"{job.run} has query {missing[0]!r}, one of {len(missing):,} that are not here"
+        raise Location(source_path(job.queries)).error("no such query", message, "give the queries of the run")
+    return queries
+
+
+def _read_run_passages(
+    job: RerankJob, rankings: Rankings, depths: Mapping[str, int], policy: Policy
+) -> tuple[CorpusScan, dict[str, Passage]]:
+    """Scan the corpus, and return the passages of a run whose texts are needed, by id.
+
+    depths: query id -> number of passages.
+    """
+    passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
+    scan = scan_corpus(job.corpus, policy)
+    passages = {passage.id: passage for passage in read_corpus(job.corpus, policy, scan) if passage.id in passage_ids}
+    if missing := sorted(passage_ids - passages.keys()):
+        message = f"{job.run} has passage {missing[0]!r}, one of {len(missing):,} that are not here"
+        raise Location(source_path(job.corpus)).error("no such passage", message, "give the corpus of the run")
+    return scan, passages
+
+
+def _write_evaluation(
+    reranker: Reranker, job: RerankJob, inputs: _Inputs, evaluation: Evaluation, answers: Evaluation | None
+) -> None:
+    provenance = _provenance(reranker, job, inputs)
+    path = evaluation_path(job.out)
+    cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # no vectors are stored: texts are read
+    write_evaluation(path, evaluation, provenance, answers, cost)
+    if job.latency:
+        cost["latency"] = _measure_latency(reranker, inputs, job)
+        write_evaluation(path, evaluation, provenance, answers, cost)  # written before, too: timing may be interrupted
+        print(_describe_latency(cost["latency"]))
+    print(f"evaluation: {path}")
+
+
+def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dict[str, Any]:
+    """Time the scoring of up to `job.latency` queries, one at a time, for at most SECONDS.
+
+    Every query is scored twice, the first time as a warm-up. "rerank_ms" is the time from texts to scores on the host;
+    the other keys are those of the latency of a search.
+    """
+    times: list[float] = []  # ms
+    begun = time.perf_counter()
+    for query in spread_evenly([inputs.queries[key] for key in inputs.rankings], job.latency):
+        pairs = [(query.id, passage) for passage, _ in inputs.rankings[query.id][: job.depth]]
+        texts = {passage: inputs.passages[passage] for _, passage in pairs}
+        reranker({query.id: query}, texts, pairs)
+        start = time.perf_counter()
+        reranker({query.id: query}, texts, pairs)
+        times.append(1000 * (time.perf_counter() - start))
+        if time.perf_counter() - begun > SECONDS:
+            break
+    return {"rerank_ms": percentiles(times), **measurement_conditions(len(times), job.depth, reranker.scorer.mesh)}
+
+
+def _describe_latency(latency: Mapping[str, Any]) -> str:
+    times = latency["rerank_ms"]
+    return (
+        f"one query at a time ({latency['questions']} queries, {latency['k']} passages each): reranking "
+        f"p50 {times['p50']:.0f} ms, p99 {times['p99']:.0f} ms"
+    )
+
+
+def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str, Any]:
+    """Return the provenance of reranked results, with the keys of a search's provenance."""
+    tokenizer = reranker.tokenizer
+    source = [sha256_file(path) for path in run_files(job.run)]
+    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": job.run}
+    search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
+    dataset = inputs.evaluated.provenance(job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match)
+    corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
+    return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
+
+
+def evaluation_path(out: str | Path) -> Path:
+    """Return the path of the evaluation of a reranked run: beside the run."""
+    name = Path(out).name
+    for ending in (".trec", ".tsv", ".txt", ".run"):
+        name = name.removesuffix(ending)
+    return Path(out).with_name(f"{name}.eval.json")

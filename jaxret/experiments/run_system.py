@@ -1,0 +1,40 @@
+"""Train, encode, search and evaluate in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import MEASURES, search_files
+from jaxret.index.encode import encode_corpus
+from jaxret.runs.run import open_run
+from jaxret.training.loop import train
+
+__all__ = ["MEASURES", "run_system"]
+
+
+def run_system(
+    config: ConfigDict, workdir: Path, data: str | Path, split: str, measures: Sequence[str], k: int = 100
+) -> Evaluation:
+    """Train `config` in `workdir`, encode the corpus of the BEIR folder `data`, and evaluate on a split of it.
+
+    A second call continues at the step where the first one stopped.
+
+    Args:
+        config: config of the run.
+        workdir: folder of the run.
+        data: BEIR folder with corpus, queries and judgements.
+        split: split to evaluate on.
+        measures: names such as "nDCG@10".
+        k: passages per query.
+    """
+    train(config, workdir).require_finished()
+    run = open_run(workdir)
+    encode_corpus(run, data)
+    evaluation = search_files(run, str(data), str(data), EvaluationOptions(split=split, k=k, measures=tuple(measures)))
+    assert evaluation is not None  # judgements were given
+    return evaluation

@@ -1,0 +1,102 @@
+"""Add a teacher's scores to training data: `jaxret rerank --train`, and the score step of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.data.formats import (
+    Policy,
+    example_files,
+    read_examples,
+)
+from jaxret.data.formats.example_writers import make_tevatron_record
+from jaxret.data.formats.readers import targets_first_only
+from jaxret.data.formats.writing import write_records
+from jaxret.data.records import Example, Query
+from jaxret.experiments.teachers import TeacherModel, TeacherScorer
+from jaxret.mining.training_queries import require_same_text
+from jaxret.runs.scorer import OnProgress
+from jaxret.storage.atomic import require_other_file, require_writable
+
+PAIRS_PER_BLOCK = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
+
+
+def score_examples(
+    teacher: TeacherModel,
+    source: str,
+    out: str | Path,
+    split: str = "train",
+    negatives_run: str = "",
+    on_error: str = "error",
+    progress: bool = True,
+) -> int:
+    """Write training examples with the scores of all their passages; return the number of pairs.
+
+    The file is in Tevatron's format, which every training of jaxret reads (docs/training.md), and has the same targets.
+    It is written while pairs are scored.
+
+    Args:
+        teacher: scores the pairs.
+        source: training data: folder or file.
+        out: file to write.
+        split: split to read, where the source is a folder.
+        negatives_run: rankings whose passages are the negatives of a folder, see data.negatives_run.
+        on_error: "error" or "skip", for bad records.
+        progress: whether to show a progress bar.
+    """
+    require_writable(Path(out).absolute().parent)
+    require_other_file(out, example_files(source, split, negatives_run or None), f"the training data ({source})")
+    policy = Policy(on_error)
+    examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
+    queries: dict[str, Query] = {}
+    for example in examples:
+        require_same_text(queries.setdefault(example.query.id, example.query), example.query, source)
+    passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
+    pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
+    print(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
+    scorer = teacher.over(queries, passages, progress)
+    first_alone = not negatives_run and targets_first_only(source, split)
+    with tqdm(total=pairs, desc="score", unit="pair", disable=not progress, delay=1) as bar:
+        scored = attach_scores(examples, scorer, bar.update)
+        write_records(Path(out), (make_tevatron_record(example, every_positive=not first_alone) for example in scored))
+    for line in scorer.cut:
+        print(line)
+    print(f"training data with scores: {out}")
+    return pairs
+
+
+def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, done: OnProgress) -> Iterator[Example]:
+    """Yield the examples with the scores of all their passages, in blocks of about PAIRS_PER_BLOCK pairs. Raises
+    ValueError for a score that is no finite number."""
+    for block in _blocks(examples):
+        pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
+        values = scorer(pairs, done)
+        for row in np.flatnonzero(~np.isfinite(values))[:1]:
+            query, passage = pairs[row]
+            raise ValueError(
+                f"the teacher's score of query {query!r} and passage {passage!r} is {values[row]}, but a score must be "
+                "finite; use another checkpoint of the teacher"
+            )
+        scores = iter(values.tolist())
+        for example in block:
+            positives, negatives = (tuple(islice(scores, len(s))) for s in (example.positives, example.negatives))
+            yield replace(example, positive_scores=positives, negative_scores=negatives)
+
+
+def _blocks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    block: list[Example] = []
+    pairs = 0
+    for example in examples:
+        block.append(example)
+        pairs += len(example.positives) + len(example.negatives)
+        if pairs >= PAIRS_PER_BLOCK:
+            yield block
+            block, pairs = [], 0
+    if block:
+        yield block

@@ -1,0 +1,146 @@
+"""Teachers that score training data: a cross-encoder, or a retriever that encoded the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxret.data.formats import scan_corpus
+from jaxret.data.records import Passage, Query
+from jaxret.data.tokens.tokenizer import Truncation
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.mining.pools import RunPool, is_run_folder, require_encoded
+from jaxret.models.cross_encoder import read_cross_encoder
+from jaxret.models.encoders.pretrained import model_files, resolve_encoder
+from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
+from jaxret.runs.run import USES, choose_checkpoint, open_checkpoints, stored_config
+from jaxret.runs.scorer import OnProgress, ignore_progress
+from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import corpus_folder
+
+_QUERIES_PER_BLOCK = 256  # the vectors of their passages are in memory
+
+
+@runtime_checkable
+class TeacherScorer(Protocol):
+    """Scores of (query id, passage id) pairs, float32 [N]. `done` is called with the number of pairs of each block.
+
+    Attributes:
+        cut: how many texts the length limits cut.
+    """
+
+    @property
+    def cut(self) -> tuple[Truncation, ...]: ...
+
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray: ...
+
+
+@runtime_checkable
+class TeacherModel(Protocol):
+    """A model that scores pairs. `over` takes queries and passages by id, and returns a scorer for pairs of them."""
+
+    def over(
+        self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
+    ) -> TeacherScorer: ...
+
+
+class RetrieverTeacher:
+    """A run as teacher: the scores of its search, for passages of a corpus that it encoded."""
+
+    def __init__(self, workdir: str, corpus: str) -> None:
+        self.workdir, self.corpus = workdir, corpus
+
+    def over(
+        self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
+    ) -> RetrieverScorer:
+        """Return the scorer. Raises ValueError for passages that are not in the corpus."""
+        pool = RunPool(self.workdir, self.corpus, set(passages))
+        if missing := pool.missing(passages):
+            raise ValueError(
+                f"{self.workdir} cannot score passage {missing[0]!r}, one of {len(missing):,} that are not in the "
+                "corpus that it encoded; encode the one that the training data are of"
+            )
+        return RetrieverScorer(pool, queries)
+
+
+@dataclass(frozen=True)
+class RetrieverScorer:
+    """Scores of a run's search. `pool` has the vectors of the passages."""
+
+    pool: RunPool
+    queries: Mapping[str, Query]
+    cut: tuple[Truncation, ...] = ()
+
+    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray:
+        passages_of: dict[str, list[str]] = {}
+        for query, passage in pairs:
+            passages_of.setdefault(query, []).append(passage)
+        scores: dict[tuple[str, str], float] = {}
+        for start in range(0, len(passages_of), _QUERIES_PER_BLOCK):
+            block = list(passages_of)[start : start + _QUERIES_PER_BLOCK]
+            block_scores = self.pool.scores(
+                [self.queries[query] for query in block], [passages_of[query] for query in block]
+            )
+            done(sum(len(passages_of[query]) for query in block))
+            for query, passage_scores in zip(block, block_scores, strict=True):
+                scores |= {(query, passage): score for passage, score in passage_scores.items()}
+        return np.array([scores[pair] for pair in pairs], np.float32)
+
+
+def open_teacher(name: str, corpus: str) -> TeacherModel:
+    """Open a teacher.
+
+    name: folder of a run (retriever or cross-encoder), or a cross-encoder in transformers' files. corpus: name of the
+    encoded corpus, for a retriever.
+    """
+    if not is_run_folder(name):
+        return open_pretrained_reranker(name)
+    return open_reranker(name) if _task(name) == "reranking" else RetrieverTeacher(name, corpus)
+
+
+def check_teacher(name: str, corpus: str, texts: str) -> None:
+    """Check a teacher without loading weights.
+
+    Args:
+        name, corpus: see `open_teacher`.
+        texts: corpus of the data to score; "" if the data have their texts with them.
+    Raises:
+        FileNotFoundError: the teacher or its encoded corpus is missing.
+        ValueError: the run is neither a retriever nor a cross-encoder.
+        ContractError: the retriever encoded another corpus.
+    """
+    if not is_run_folder(name):
+        try:
+            read_cross_encoder(resolve_encoder(name))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"the teacher {name!r} is no stage, no run, and no model: {error}") from error
+        return
+    folder, config = Workdir(name), stored_config(Workdir(name))
+    if config.task not in ("retrieval", "reranking"):
+        raise ValueError(f"the teacher {name!r} is {USES.get(config.task, config.task)}; it scores nothing")
+    with open_checkpoints(folder, config) as checkpoints:
+        choose_checkpoint(checkpoints, "best", folder)
+    if config.task == "retrieval":
+        encoded = open_encoded(corpus_folder(folder, corpus), verify=False)
+        if texts:
+            remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
+            require_encoded(encoded, texts, scan_corpus(texts).sha256, remedy)
+
+
+def teacher_files(name: str, corpus: str) -> list[Path]:
+    """Return the files on this machine that a teacher's scores depend on."""
+    if not is_run_folder(name):
+        return model_files(name)
+    folder = Workdir(name)
+    files = [folder.config, folder.contract, *sorted(folder.checkpoints.glob("*/_CHECKPOINT_METADATA"))]
+    if _task(name) == "retrieval":
+        files += sorted(corpus_folder(folder, corpus).rglob("manifest.json"))
+    return files
+
+
+def _task(run: str) -> str:
+    return stored_config(Workdir(run)).task

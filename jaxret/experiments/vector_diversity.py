@@ -1,0 +1,105 @@
+"""Measure how different a checkpoint's vectors of one passage are, on judged queries (`jaxret diversity`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, source_name
+from jaxret.evaluation.diversity import Diversity, diversity
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import write_json
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """P pairs of a judged query and a relevant passage, with their vectors."""
+
+    query_ids: list[str]
+    passage_ids: list[str]
+    queries: Float[np.ndarray, "P D"]
+    passages: Float[np.ndarray, "P V D"]  # before pooling
+    rows: Int[np.ndarray, " P"]  # a number for each passage, equal in all pairs with that passage
+
+
+def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> JudgedPairs:
+    """Encode the judged queries of a folder and their relevant passages.
+
+    Args:
+        run: a run with several vectors a passage, equally many for all passages.
+        data: folder with queries, judgements and corpus.
+        split: split of the queries.
+        progress: whether to show progress bars.
+    Raises:
+        ValueError: the checkpoint has one vector a passage, or one for every token; a relevant passage is missing.
+    """
+    vectors = run.model.unpooled().vectors_per_passage
+    if vectors is None or vectors < 2:
+        raise ValueError(
+            f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
+            "passage; diversity needs a head with several vectors, equally many for every passage"
+        )
+    policy = Policy()
+    queries = {query.id: query for query in read_queries(data, policy, split)}
+    pairs = [j for j in read_judgements(data, split, policy, set(queries)) if j.relevance > 0]
+    if not pairs:
+        raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
+    passage_ids = {judgement.passage_id for judgement in pairs}
+    passages = [passage for passage in read_corpus(data, policy) if passage.id in passage_ids]
+    missing = passage_ids.difference(passage.id for passage in passages)
+    if missing:
+        raise ValueError(f"{data}: {len(missing):,} relevant passages are not in its corpus, such as {min(missing)!r}")
+    row = {passage.id: i for i, passage in enumerate(passages)}
+    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
+
+    texts = run.tokenizer.queries((queries[query_id].text for query_id in query_rows), progress)
+    query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
+    texts = run.tokenizer.passages(passages, progress)
+    passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
+    left = np.array([query_rows[j.query_id] for j in pairs])
+    right = np.array([row[j.passage_id] for j in pairs])
+    names = [j.query_id for j in pairs], [j.passage_id for j in pairs]
+    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
+
+
+def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
+    """Return the diversity of the judged pairs of a folder.
+
+    Args:
+        run, data, split, progress: see `judged_pairs`.
+    """
+    pairs = judged_pairs(run, data, split, progress)
+    return diversity(pairs.queries, pairs.passages, pairs.rows)
+
+
+def report_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
+    """Measure diversity, write `eval/DATA.SPLIT.diversity.json`, and return the text to print.
+
+    Args:
+        run, data, split, progress: see `judged_pairs`.
+    """
+    result = measure_diversity(run, data, split, progress)
+    names = run.model.module.head.vector_names()
+    path = run.workdir.evaluation(f"{source_name(data)}.{split}.diversity")
+    winners = dict(zip(names, result.wins, strict=True))
+    write_json(path, {**vars(result), "wins": winners, "equal": result.equal, "checkpoint": run.checkpoint})
+    lines = [
+        f"{result.pairs:,} pairs of a query and a relevant passage; {result.passages:,} passages have several queries",
+        f"1 - cos of two vectors of a passage, on average: {result.distance:.2g}",
+    ]
+    if result.equal:
+        lines.append("the vectors of a passage are equal except for rounding, so no winner is shown")
+        return "\n".join([*lines, f"written to {path}"])
+    lines += [f"local variation ({norm}): {value:.4f}" for norm, value in result.local_variation.items()]
+    if result.perplexity is None:
+        lines.append("perplexity of the winner: not defined, no passage has two queries")
+    else:
+        lines.append(f"perplexity of the winner: {result.perplexity:.4f} (1: always the same vector)")
+    width = max(map(len, names))
+    for name, wins in zip(names, result.wins, strict=True):
+        share = wins / result.pairs
+        lines.append(f"  {name:<{width}}  {share:6.1%}  {'#' * round(40 * share)}")
+    return "\n".join([*lines, f"written to {path}"])

@@ -1,0 +1,181 @@
+"""Verify a folder against its digests: a run with its checkpoints and encoded corpora, an encoded corpus, an index, or
+a store of tokens. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxret.data.formats import DataError
+from jaxret.index.collapse import collapse_warning
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.parts_list import CorpusPart, read_parts
+from jaxret.index.passages import unchanged_corpus
+from jaxret.index.shard_set import ShardSet
+from jaxret.index.shards import (
+    BEGUN,
+    Manifest,
+    ShardError,
+    file_problems,
+    plan_shards,
+    read_entry,
+    read_manifest,
+    read_shard_json,
+)
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import open_checkpoints, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.search.approximate.faiss_index import check_index_file, identity_of, read_index_manifest
+from jaxret.storage.atomic import sha256_file
+from jaxret.storage.checkpoint import CheckpointError
+
+
+class Verification(NamedTuple):
+    """The result for one item of a folder."""
+
+    name: str
+    problem: str = ""  # a sentence; "" if the item is intact
+    warning: str = ""  # a sentence on an intact item that is probably a mistake
+
+
+def verify_folder(folder: str | Path) -> Iterator[Verification]:
+    """Verify the items of a folder one by one. Raises ValueError for a folder of no kind that can be verified."""
+    folder = Path(folder)
+    if (folder / "config.json").exists():
+        yield from _run(Workdir(folder))
+    elif _is_corpus(folder):
+        yield from _corpus(folder)
+    elif folder.absolute().parent.name == "indexes":
+        yield _verify(folder / "manifest.json", lambda: _approximate(folder.absolute()))
+    elif (folder / "manifest.json").exists():
+        yield from _columns(folder)
+    else:
+        raise ValueError(
+            f"{folder} is no run, no encoded corpus, no index and no store of tokens: there is nothing to verify"
+        )
+
+
+def report_verification(folder: str | Path) -> None:
+    """Verify a folder, and print damages, warnings and a summary. Raises ValueError if anything is damaged."""
+    results = list(verify_folder(folder))
+    damages = [result.problem for result in results if result.problem]
+    for damage in damages:
+        print(f"bad: {damage}")
+    for result in results:
+        if result.warning:
+            print(f"warning: {result.warning}")
+    if damages:
+        raise ValueError(f"{folder}: {len(damages):,} of {len(results):,} items are damaged, listed above")
+    print(f"{folder}: {len(results):,} items verified, nothing is damaged")
+
+
+def _is_corpus(folder: Path) -> bool:
+    """Return whether a folder is an encoded corpus, complete or not; a manifest alone is enough."""
+    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGUN, "parts.json")):
+        return True
+    return "shards" in (read_entry(folder / "manifest.json") or {})
+
+
+def _verify(name: str | Path, check: Callable[[], object]) -> Verification:
+    try:
+        check()
+    except (CheckpointError, ContractError, DataError, ShardError, OSError, ValueError) as error:
+        return Verification(str(name), str(error))
+    return Verification(str(name))
+
+
+def _run(workdir: Workdir) -> Iterator[Verification]:
+    opened = _verify(workdir.seal, lambda: stored_config(workdir))
+    yield opened
+    if not opened.problem:
+        config = stored_config(workdir)
+        for path in sorted(workdir.checkpoints.glob("*")):
+            if path.name.isdigit():
+                yield _verify(path, lambda: _checkpoint(workdir, config, int(path.name)))  # noqa: B023
+    corpora = [path for path in sorted(workdir.path.glob("embeddings/*")) if path.is_dir()]
+    for path in corpora:
+        yield from _corpus(path)
+    yield Verification(str(workdir.path / "embeddings"), warning=_mixed(corpora))
+
+
+def _mixed(corpora: list[Path]) -> str:
+    """Return a sentence if the corpora of a run were encoded by several of its checkpoints, else ""."""
+    made_by: dict[str, str] = {}  # checkpoint -> the last corpus that it encoded
+    for path in corpora:
+        for manifest in path.rglob("manifest.json"):
+            if checkpoint := (read_entry(manifest) or {}).get("fingerprint", {}).get("checkpoint"):
+                made_by[f"step {checkpoint.get('step')} ({checkpoint.get('digest')})"] = path.name
+    if len(made_by) < 2:
+        return ""
+    each = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in made_by.items())
+    return f"{corpora[0].parent} mixes models: {each}; scores of different models cannot be compared"
+
+
+def _checkpoint(workdir: Workdir, config: Any, step: int) -> None:
+    with open_checkpoints(workdir, config) as checkpoints:
+        checkpoints.check(step)
+
+
+def _corpus(folder: Path) -> Iterator[Verification]:
+    """Verify an encoded corpus: its parts and its indexes."""
+    parts: list[CorpusPart] = []
+    if (folder / "parts.json").exists():
+        yield _verify(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
+    for name in [part.name for part in parts] or [""]:
+        yield from _shards(folder / name)
+    for manifest in sorted(folder.glob("indexes/*/manifest.json")):
+        yield _verify(manifest, lambda: _approximate(manifest.parent))  # noqa: B023
+
+
+def _shards(folder: Path) -> Iterator[Verification]:
+    manifest = folder / "manifest.json"
+    read = _verify(manifest, lambda: read_manifest(manifest))
+    yield read if manifest.exists() else Verification(str(manifest), f"{manifest} does not exist; run encode again")
+    if not read.problem:
+        stored = read_manifest(manifest)
+        damaged = False
+        for shard, entry in zip(plan_shards(stored.total_rows, stored.rows_per_shard), stored.shards, strict=True):
+            problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
+            damaged |= bool(problems)
+            yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
+            yield _verify(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), stored))  # noqa: B023
+        if not damaged:
+            yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, stored)))
+    yield _verify(folder / "corpus.json", lambda: unchanged_corpus(folder))
+    if (folder / "passages.json").exists():
+        yield _verify(folder / "passages.npy", lambda: _index(folder))
+    if (folder / "metadata").exists():
+        yield from _columns(folder / "metadata")
+
+
+def _same_model(sidecar: Path, manifest: Manifest) -> None:
+    if read_shard_json(sidecar).get("fingerprint") != manifest.fingerprint:
+        raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
+
+
+def _approximate(folder: Path) -> None:
+    manifest = read_index_manifest(folder)
+    check_index_file(folder, manifest)
+    if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
+        raise ShardError(f"{folder} is an index of other vectors than the corpus has now; build it again")
+
+
+def _index(folder: Path) -> None:
+    made = read_shard_json(folder / "passages.json")
+    for key, name in {"sha256_index": "passages.npy", "sha256_copy": "passages.jsonl"}.items():
+        if key in made and sha256_file(folder / name) != made[key]:
+            raise ShardError(f"{folder / name}: damaged; the next search makes it again")
+
+
+def _columns(folder: Path) -> Iterator[Verification]:
+    """Verify a folder of columns: a store of tokens, or the metadata that filters read."""
+    made: dict[str, Any] = {}
+    yield _verify(folder / "manifest.json", lambda: made.update(read_shard_json(folder / "manifest.json")))
+    for name, written in made.get("columns", {}).items():
+        yield _verify(folder / f"{name}.npy", lambda: _column(folder / f"{name}.npy", written))  # noqa: B023
+
+
+def _column(path: Path, written: Any) -> None:
+    if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+        raise ShardError(f"{path}: damaged (its SHA-256 differs from the manifest's); it is made again when needed")

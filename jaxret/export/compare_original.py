@@ -1,0 +1,121 @@
+"""Compare a run's vectors with those of the library that a model was made with, if that library is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import random
+import statistics
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.records import Passage
+from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
+from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder, is_pylate
+from jaxret.models.heads.head import Side
+from jaxret.runs.run import Run
+
+_SOURCES = (random, statistics, textwrap, inspect)
+
+
+def sample_texts(count: int = 64) -> list[str]:
+    """Return English texts of a line to a page: docstrings of Python's standard library."""
+    docstrings = [
+        inspect.getdoc(value) or ""
+        for module in _SOURCES
+        for _, value in sorted(vars(module).items())
+        if getattr(value, "__module__", "") == module.__name__
+    ]
+    return [" ".join(text.split()) for text in dict.fromkeys(docstrings) if text][:count]
+
+
+def compare_with_original(run: Run, directory: Path) -> str:
+    """Return a sentence on the largest difference between a run's vectors and those of the model in `directory`.
+
+    Raises ValueError if a number differs by more than rounding, or if the number of vectors differs.
+    """
+    library = original_library(directory)
+    if not library:
+        package = "PyLate" if is_pylate(directory) else "sentence-transformers, or transformers with PyTorch,"
+        return f"not compared with the original: {package} is not installed"
+    texts, largest, size = sample_texts(), 0.0, 0.0
+    tokens = {
+        "query": run.tokenizer.queries(texts),
+        "passage": run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]),
+    }
+    embed = run.embedder()
+    sides: tuple[Side, ...] = ("query", "passage")
+    for side in sides:
+        ours, theirs = embed(tokens[side], side).flat, original_vectors(run, directory, library, texts, side)
+        if ours.shape != theirs.shape:
+            raise ValueError(f"{side} texts have {len(ours)} vectors here, {len(theirs)} in {library}: another model")
+        largest = max(largest, float(np.abs(ours - theirs).max()))
+        size = max(size, float(np.abs(theirs).max()))
+    sentence = f"{len(texts)} texts as queries and as passages: the largest difference from {library} is {largest:.1e}"
+    if not largest <= 1e-4 * max(size, 1.0):
+        raise ValueError(f"{sentence}, of numbers up to {size:.2g}: this is another model")
+    return sentence
+
+
+def original_library(directory: Path) -> str:
+    """Return the library that computes the vectors of a directory; "" if it is not installed."""
+    names = ["transformers"]
+    if is_pylate(directory):
+        names = ["pylate"]
+    elif (directory / MODULES).is_file():
+        names = ["sentence_transformers", "transformers"]
+    here = [name for name in names if importlib.util.find_spec(name)]
+    return here[0].replace("_", "-") if here and importlib.util.find_spec("torch") else ""
+
+
+def original_vectors(run: Run, directory: Path, library: str, texts: list[str], side: Side) -> np.ndarray:
+    """Return the vectors [vectors,D] float32 that a library computes.
+
+    Args:
+        run: the run, whose prompts, lengths and normalization apply.
+        directory: the model.
+        library: a name that `original_library` returns.
+        texts: texts without prompt.
+        side: "query" or "passage".
+    """
+    prompt = run.config.tokens[f"{side}_prompt"]
+    if library == "pylate":
+        return np.concatenate(pylate_vectors(directory, [prompt + text for text in texts], side))
+    if library == "sentence-transformers":
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+        return model.encode(texts, prompt=prompt, normalize_embeddings=run.config.normalize, show_progress_bar=False)
+    tokenizer, model = _transformers(encoder_folder(directory))
+    length, mean = run.config.tokens[f"{side}_length"], run.config.head.token == "mean"
+    vectors = []
+    for text in texts:  # one at a time: nothing is padded
+        tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
+        states = model(**tokens).last_hidden_state[0].numpy()
+        vectors.append(states.mean(0) if mean else states[0])
+    stacked = np.stack(vectors)
+    return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if run.config.normalize else stacked
+
+
+def pylate_vectors(directory: Path, texts: list[str], side: Side) -> list[np.ndarray]:
+    """Return PyLate's vectors [V,D] of each text."""
+    from pylate import models
+
+    model = models.ColBERT(str(directory), device="cpu", local_files_only=True)
+    return list(model.encode(texts, is_query=side == "query", show_progress_bar=False))
+
+
+def _transformers(directory: Path) -> tuple[Any, Any]:
+    """Return the tokenizer and the encoder in PyTorch, in float32 and without gradients."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    kind = getattr(transformers, ARCHITECTURES[read_config(directory).model_type].class_name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    model = kind.from_pretrained(str(directory), local_files_only=True, dtype="float32")
+    return tokenizer, model.requires_grad_(False).eval()

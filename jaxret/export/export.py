@@ -1,0 +1,76 @@
+"""Export a run to the files of another library, read them back, and compare (`jaxret export`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxret.data.tokens.tokenizer import SEPARATOR
+from jaxret.export.model_card import write_card
+from jaxret.export.round_trip import run_in_float32
+from jaxret.export.to_hf import write_hf, write_sentence_transformers
+from jaxret.export.to_hf_cross_encoder import export_cross_encoder
+from jaxret.export.to_onnx import write_onnx
+from jaxret.export.to_pylate import write_pylate
+from jaxret.export.to_pyserini import write_pyserini
+from jaxret.runs.run import Run, open_run, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.transaction import new_folder
+
+# Library -> function that writes its files into an empty folder, reads them back, and returns sentences on their
+# difference from the run and on what they lack. It raises ValueError if they differ, or if the run has no such form.
+WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
+    "hf": write_hf,
+    "sentence-transformers": write_sentence_transformers,
+    "onnx": write_onnx,
+    "pylate": write_pylate,
+}
+KINDS = (*WRITERS, "pyserini")
+
+
+def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "best", corpus: str = "") -> str:
+    """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
+
+    The files are read back, and their vectors (hidden states of a plain encoder, scores of an index) of 64 texts are
+    compared with the run's. After an error or a kill, `out` does not exist.
+
+    Args:
+        workdir: folder of the run.
+        kind: one of KINDS.
+        out: new folder to write.
+        checkpoint: "best", "last", or a step.
+        corpus: for "pyserini": the encoded corpus, if there are several.
+    Raises:
+        FileExistsError: `out` exists.
+        ValueError: the run has no such form, or the vectors differ.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"--to={kind}: it must be one of {', '.join(KINDS)}")
+    if corpus and kind != "pyserini":
+        raise ValueError(f"--corpus={corpus} is for --to=pyserini; --to={kind} holds no passages")
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; give a new folder")
+    if stored_config(Workdir(workdir)).task == "reranking":
+        if kind != "hf":
+            raise ValueError(
+                f"--to={kind}: a cross-encoder is exported by --to=hf only; other libraries read that, too"
+            )
+        return export_cross_encoder(Path(workdir), out, checkpoint)
+    run = open_run(workdir, checkpoint, attention="plain")  # its states can be compared on any machine
+    with new_folder(out) as folder:
+        if kind == "pyserini":
+            notes = write_pyserini(run, folder, corpus)
+        else:
+            notes = [*WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
+        write_card(run, kind, out.name, folder, notes)
+    return "\n".join([f"{out}: {notes[0]}", *notes[1:]])
+
+
+def limits_of_export(run: Run) -> list[str]:
+    """Return sentences on properties of the run that encoder files cannot express."""
+    joined = "[SEP]" if run.config.tokens.title_separator == SEPARATOR else repr(run.config.tokens.title_separator)
+    notes = [f"The files do not join title and text of a passage: join them by {joined} before encoding."]
+    if (dtype := run.config.encoder.dtype) != "float32":
+        notes.append(f"The run computes in {dtype}; the files are float32 and are compared in float32.")
+    return notes

@@ -1,0 +1,89 @@
+"""Read an exported retriever: encoder files, `head.safetensors` (parameters of head and pooling), and `jaxret.json`
+(the config keys that determine vectors)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save
+
+from jaxret.data.records import Passage
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.heads.head import Side
+from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.parallel.mesh import make_mesh
+from jaxret.runs.added_keys import complete_config
+from jaxret.runs.embedder import Embedder
+from jaxret.runs.run import Run, config_json, load_tokenizer, make_embedder
+from jaxret.storage.atomic import atomic_write, read_json, write_json
+
+HEAD, CONFIG = "head.safetensors", "jaxret.json"
+_VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "encode")  # keys that determine vectors
+
+
+def write_head(run: Run, out: Path) -> list[str]:
+    """Write head and config beside the encoder's files; return the names of the parameters in `head.safetensors`."""
+    own = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
+    flat = traverse_util.flatten_dict(jax.device_get(own), sep="/")
+    with atomic_write(out / HEAD, "wb") as file:
+        file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
+    config = {name: value for name, value in config_json(run.config).items() if name in _VECTOR_KEYS}
+    config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the encoder here has the run's layers only
+    write_json(out / CONFIG, config)
+    return sorted(flat)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported retriever, which encodes texts on one device."""
+
+    config: ConfigDict
+    tokenizer: TextTokenizer
+    embedder: Embedder = field(repr=False)
+
+    def queries(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the vectors [V,D] float32 of each query."""
+        return list(self.embedder(self.tokenizer.queries(texts), "query"))
+
+    def passages(self, texts: Sequence[str], titles: Sequence[str] = ()) -> list[np.ndarray]:
+        """Return the vectors [V,D] float32 of each passage."""
+        named = zip(texts, titles or [""] * len(texts), strict=True)
+        passages = [Passage(str(number), text, title) for number, (text, title) in enumerate(named)]
+        return list(self.embedder(self.tokenizer.passages(passages), "passage"))
+
+
+def read_export(folder: str | Path) -> Exported:
+    """Open an export of `jaxret export --to=hf`.
+
+    Raises FileNotFoundError for a folder without `jaxret.json`, which other exports lack, and ValueError for files that
+    do not fit together.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} has no {CONFIG}; `jaxret export --to=hf` writes it")
+    config = ConfigDict(complete_config(read_json(folder / CONFIG)))
+    sides: tuple[Side, ...] = ("query", "passage")
+    folders = {"encoder": folder} if config.encoder.tied else {f"{side}_encoder": folder / side for side in sides}
+    shapes = encoder_config(config, next(iter(folders.values())))
+    retriever = build_retriever_model(config, shapes)
+    params: dict[str, Any] = traverse_util.unflatten_dict(load_file(folder / HEAD), sep="/")
+    params |= {name: load_pretrained(path, (), shapes)[1] for name, path in folders.items()}
+    shapes_expected = traverse_util.flatten_dict(jax.eval_shape(retriever.init, jax.random.key(0)), sep="/")
+    shapes_read = traverse_util.flatten_dict(params, sep="/")
+    if odd := [
+        key
+        for key in shapes_expected.keys() | shapes_read.keys()
+        if np.shape(shapes_read.get(key)) != np.shape(shapes_expected.get(key))
+    ]:
+        raise ValueError(f"{folder / HEAD} does not fit {folder / CONFIG}: {', '.join(sorted(odd))}")
+    tokenizer = load_tokenizer(config, next(iter(folders.values())), retriever)
+    mesh = make_mesh(1, jax.local_devices()[:1])
+    return Exported(config, tokenizer, make_embedder(retriever, params, mesh, tokenizer, config))

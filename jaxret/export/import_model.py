@@ -1,0 +1,83 @@
+"""Make a run of a pre-trained model, to encode and search with, or to start training from (`jaxret open`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxret.configs import load_config
+from jaxret.export.compare_original import compare_with_original
+from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.pretrained import find_model, resolve_encoder
+from jaxret.models.encoders.sentence_transformers import LENGTHS
+from jaxret.models.heads import read_model_keys
+from jaxret.runs.from_sentence_transformers import UNSET, settings_family
+from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.transaction import new_folder
+from jaxret.training.loop import train
+
+
+def import_model(
+    model: str, workdir: str | Path, token: str = "", download: bool = False, normalize: bool | None = None
+) -> str:
+    """Make a run, and return a sentence on the difference of its vectors from the model's. After an error, a new folder
+    does not exist.
+
+    Args:
+        model, workdir, token, download, normalize: see `make_run`.
+    Raises:
+        ValueError: the vectors differ.
+        FileExistsError: the folder has other files than a run's.
+    """
+    if Workdir(workdir).config.exists():
+        directory = make_run(model, workdir, token, download, normalize)
+        return compare_with_original(open_run(workdir), directory)
+    with new_folder(Path(workdir)) as folder:
+        directory = make_run(model, folder, token, download, normalize)
+        return compare_with_original(open_run(folder), directory)
+
+
+def make_run(
+    model: str,
+    workdir: str | Path,
+    token: str = "",
+    download: bool = False,
+    normalize: bool | None = None,
+    progress: bool = True,
+) -> Path:
+    """Make a run of zero steps with the model's own vectors; return the directory of the model.
+
+    Args:
+        model: see `encoder.checkpoint`.
+        workdir: folder of the run.
+        token: vector of a plain encoder, "cls" (the default) or "mean". The modules of a sentence-transformers or
+            PyLate directory determine it otherwise.
+        download: whether to download a model that is not on this machine.
+        normalize: whether a plain encoder's vectors have length 1; default: no.
+        progress: whether to show progress bars.
+    Raises:
+        FileNotFoundError: the model is not on this machine.
+        ValueError: the model is not supported.
+        ContractError: the folder holds another run.
+    """
+    directory = find_model(model, download)
+    config = load_config("base")
+    config.update_from_flattened_dict(
+        {
+            "encoder.checkpoint": model,
+            "encoder.download": download,
+            "encoder.tied": True,
+            "train.steps": 0,
+        }
+    )
+    stated_settings = read_model_keys(directory)
+    config.head.name = settings_family(stated_settings) or config.head.name
+    if not stated_settings:  # an encoder alone says nothing of lengths but what it can have at most
+        longest = read_config(resolve_encoder(model, download)).longest
+        for key in LENGTHS.values():
+            config.update_from_flattened_dict({key: min(UNSET[key], longest)})
+    options = {"head.token": token or None, "normalize": normalize}
+    chosen = {key: value for key, value in options.items() if value is not None}
+    config.update_from_flattened_dict(chosen)
+    train(config, workdir, progress, explicit_keys=chosen)
+    return directory

@@ -1,0 +1,137 @@
+"""Write the README.md of an exported model: use, texts, training data, measures, commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxret.models.heads import pylate
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import atomic_write, read_json
+
+_HEADER = {  # library_name, pipeline_tag, tags
+    "hf": ("transformers", "feature-extraction", ("feature-extraction", "sentence-similarity", "dense")),
+    "sentence-transformers": (
+        "sentence-transformers",
+        "sentence-similarity",
+        ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense"),
+    ),
+    "onnx": ("onnx", "feature-extraction", ("onnx", "feature-extraction", "sentence-similarity", "dense")),
+    "pylate": (
+        "PyLate",
+        "sentence-similarity",
+        ("PyLate", "sentence-transformers", "sentence-similarity", "feature-extraction"),
+    ),
+    "pyserini": ("pyserini", "feature-extraction", ("pyserini", "faiss", "feature-extraction", "dense")),
+}
+_USE = {
+    "hf": """from transformers import AutoModel, AutoTokenizer
+model, tokenizer = AutoModel.from_pretrained("FOLDER"), AutoTokenizer.from_pretrained("FOLDER")
+
+from jaxret.export.exported import read_export  # with the head
+retriever = read_export("FOLDER")
+queries, passages = retriever.queries([...]), retriever.passages([...])""",
+    "sentence-transformers": """from sentence_transformers import SentenceTransformer
+model = SentenceTransformer("FOLDER")
+queries, passages = model.encode_query([...]), model.encode_document([...])""",
+    "onnx": """import numpy as np, onnxruntime, tokenizers
+tokenizer = tokenizers.Tokenizer.from_file("FOLDER/tokenizer.json")
+tokenizer.enable_truncation(LENGTH)
+tokenizer.enable_padding()
+texts = tokenizer.encode_batch([...])
+session = onnxruntime.InferenceSession("FOLDER/model.onnx")  # or query.onnx and passage.onnx
+ids, mask = ([getattr(t, name) for t in texts] for name in ("ids", "attention_mask"))
+outputs = session.run(None, {"input_ids": np.array(ids), "attention_mask": np.array(mask)})""",
+    "pylate": pylate.USE,
+    "pyserini": """# python -m pyserini.search.faiss --index FOLDER --encoder FOLDER/query-encoder \\
+#     --encoder-class auto --pooling POOLING NORM --topics TOPICS.tsv --output run.trec""",
+}
+
+
+def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> None:
+    """Write README.md of an export.
+
+    Args:
+        run: the run.
+        kind: the library, one of `export.KINDS`.
+        name: name of the exported model.
+        out: folder of the export.
+        notes: sentences on the difference of the files from the run and on what they lack.
+    """
+    config, tokens, measures = run.config, run.config.tokens, _measures(run)
+    lengths = f"| tokens at most | {tokens.query_length} | {tokens.passage_length} |\n"
+    prompts = f"| text in front | `{tokens.query_prompt!r}` | `{tokens.passage_prompt!r}` |\n"
+    export = f"jaxret export --workdir={run.workdir} --to={kind} --out={name}"
+    lines = [
+        f"---\n{_header(run, kind, name, measures)}---\n\n# {name}\n",
+        f"A passage retriever (head `{config.head.name}`, pooling `{config.pooling}`), made by jaxret from "
+        f"`{config.encoder.checkpoint}`: checkpoint {run.checkpoint['step']} of the run `{run.workdir.name}`.\n",
+        f"```python\n{_use(run, kind, name)}\n```\n",
+        "## Texts\n",
+        f"| | query | passage |\n|:--|:--|:--|\n{lengths}{prompts}",
+        f"{_vector(run)}\n",
+        "".join(f"- {note}\n" for note in notes),
+        f"## Data\n\nTrained on {config.data.train or 'nothing further'}, {run.checkpoint['step']} steps.\n",
+        "## Measures\n\n" + ("".join(f"- {set}: {_told(mean)}\n" for set, mean in measures) or "None were taken.\n"),
+        f"## Commands\n\n```\n{export}\n```\n",
+    ]
+    with atomic_write(out / "README.md") as file:
+        file.write("\n".join(lines))
+
+
+def _vector(run: Run) -> str:
+    """Return a sentence on the vectors of a text and on the score of a passage."""
+    config, head, length = run.config, run.model.module.head, ", of length 1" if run.config.normalize else ""
+    if run.model.late_interaction:
+        each = f"Every token has a vector{length}"
+        return f"{each}; the score of a passage is the sum over a query's vectors of the largest dot product."
+    if run.model.vectors_per_passage != 1:
+        return f"A passage has several vectors{length}; its score is the largest dot product with the query's."
+    if not head.layers_of("passage"):
+        return f"The vector of a text{length} is what head `{config.head.name}` computes; scores are dot products."
+    token = "mean over tokens" if head.token_of("passage", config.pooling) == "mean" else "first token"
+    return f"The vector of a text is of its {token}{length}; the score of a passage is the dot product."
+
+
+def _use(run: Run, kind: str, name: str) -> str:
+    tokens, mean = run.config.tokens, run.config.head.token == "mean"
+    words = {
+        "FOLDER": name,
+        "LENGTH": str(max(tokens.query_length, tokens.passage_length)),
+        "POOLING": "mean" if mean else "cls",
+        "NORM": "--l2-norm" if run.config.normalize else "",
+    }
+    text = _USE[kind]
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) -> str:
+    """Return the metadata of the card in YAML; values are JSON, a subset of YAML."""
+    library, task, tags = _HEADER[kind]
+    values: dict[str, Any] = {"library_name": library, "pipeline_tag": task, "tags": [*tags, "jaxret"]}
+    if measures:
+        results = [
+            {
+                "task": {"type": "information-retrieval"},
+                "dataset": {"type": set, "name": set},
+                "metrics": [{"type": measure, "value": value} for measure, value in mean.items()],
+            }
+            for set, mean in measures
+        ]
+        values["model-index"] = [{"name": name, "results": results}]
+    return "".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value)}\n" for key, value in values.items()
+    )
+
+
+def _told(mean: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in mean.items())
+
+
+def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:
+    """Return (data set, mean measures) of each evaluation of this checkpoint."""
+    results = [(path.stem, read_json(path)) for path in run.workdir.evaluations]
+    return [(name, values["mean"]) for name, values in results if values["provenance"]["checkpoint"] == run.checkpoint]

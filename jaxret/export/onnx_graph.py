@@ -1,0 +1,195 @@
+"""Build an encoder as an ONNX graph, node by node from its weights: no PyTorch, no tracing, dynamic axes.
+
+Opset 17 (LayerNormalization, Erf) and IR 8, which every onnxruntime since 1.14 reads. Positions are the first rows of
+their table by Slice: Range and Gather pass onnx's checker and fail in onnxruntime. The numbers are those of
+`models/encoders/bert.py`, in float32, without dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.layers import MASKED_LOGIT
+from jaxret.models.encoders.protocol import EncoderConfig
+
+OPSET, IR = 17, 8
+IN_ONE_FILE = 2**31 - 2**20  # a protobuf holds less than 2 GiB: above it weights lie beside, in NAME.data
+REMEDY = "pip install onnx onnxruntime (or jaxret[export])"
+
+
+def require_onnx() -> Any:
+    """Return the package onnx. Raises RuntimeError with the packages to install."""
+    try:
+        import onnx
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"--to=onnx needs the package onnx: {REMEDY}") from error
+    return onnx
+
+
+class Graph:
+    """Nodes and weights of a graph under construction. Values are referred to by name."""
+
+    def __init__(self) -> None:
+        self.onnx = require_onnx()
+        self.nodes: list[Any] = []
+        self.weights: dict[str, np.ndarray] = {}
+
+    def __call__(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Add a node, and return the name of its output."""
+        name = name or f"{operator}_{len(self.nodes)}"
+        self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [name], name, **attributes))
+        return name
+
+    def weight(self, name: str, value: Any) -> str:
+        """Add a constant, float32 or int64, and return its name."""
+        array = np.asarray(value)
+        self.weights[name] = np.asarray(array, np.int64 if array.dtype.kind in "iu" else np.float32, order="C")
+        return name
+
+    def number(self, value: float) -> str:
+        return self.weight(repr(float(value)), np.float32(value))
+
+    def whole(self, *values: int) -> str:
+        return self.weight("_".join(map(str, ("int", *values))), np.array(values, np.int64))
+
+    def dense(self, x: str, name: str, layer: Mapping[str, Any]) -> str:
+        product = self("MatMul", x, self.weight(f"{name}.kernel", layer["kernel"]))
+        return self("Add", product, self.weight(f"{name}.bias", layer["bias"])) if "bias" in layer else product
+
+    def norm(self, x: str, name: str, layer: Mapping[str, Any], epsilon: float) -> str:
+        scale, bias = (self.weight(f"{name}.{part}", layer[part]) for part in ("scale", "bias"))
+        return self("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+
+    def save(self, path: Path, outputs: Mapping[str, Sequence[int | str]]) -> None:
+        """Write and check the model. Its inputs are `input_ids` and `attention_mask` [batch,sequence].
+
+        outputs: name -> axes.
+        """
+        helper, kinds = self.onnx.helper, self.onnx.TensorProto
+        axes = ["batch", "sequence"]
+        graph = helper.make_graph(
+            self.nodes,
+            path.stem,
+            [helper.make_tensor_value_info(name, kinds.INT64, axes) for name in ("input_ids", "attention_mask")],
+            [
+                helper.make_tensor_value_info(name, kinds.FLOAT, list(axes_of_output))
+                for name, axes_of_output in outputs.items()
+            ],
+            [self.onnx.numpy_helper.from_array(array, name) for name, array in self.weights.items()],
+        )
+        made_by = {"producer_name": "jaxret", "opset_imports": [helper.make_opsetid("", OPSET)], "ir_version": IR}
+        model = helper.make_model(graph, **made_by)
+        large = sum(array.nbytes for array in self.weights.values()) > IN_ONE_FILE
+        beside = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
+        self.onnx.save_model(model, str(path), **beside)
+        self.onnx.checker.check_model(str(path), full_check=True)
+
+
+def require_bert(config: EncoderConfig) -> BertConfig:
+    """Return the config if it is a BERT's. Raises ValueError for other encoders."""
+    if isinstance(config, BertConfig):
+        return config
+    raise ValueError(
+        f"--to=onnx writes BERT, DistilBERT, RoBERTa and XLM-RoBERTa; the graph of {config.model_type} is not written "
+        "(its positions are computed inside attention): use --to=hf, and optimum exports that"
+    )
+
+
+def hidden_states(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> list[str]:
+    """Add the encoder, and return the names of its states [batch,sequence,H], embeddings first."""
+    states, mask = [_embeddings(graph, config, params["embeddings"])], _seen(graph)
+    layers = params["layers"]
+    for index in range(config.num_layers):
+        states.append(_layer(graph, config, f"layers.{index}", _row(layers, index), states[-1], mask))
+    return states
+
+
+def _row(tree: Any, index: int) -> Any:
+    return {name: _row(part, index) if isinstance(part, Mapping) else part[index] for name, part in tree.items()}
+
+
+def _seen(graph: Graph) -> str:
+    """Add the mask of real keys [batch,1,1,sequence]."""
+    real = graph("Greater", "attention_mask", graph.weight("int_0d", np.int64(0)))
+    return graph("Unsqueeze", real, graph.whole(1, 2))
+
+
+def _embeddings(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> str:
+    word = graph("Gather", graph.weight("embeddings.word", params["word"]["embedding"]), "input_ids")
+    table = graph.weight("embeddings.position", params["position"]["embedding"])
+    if config.first_position:  # RoBERTa's count what is not padding, and begin after the id of padding
+        padding = graph.weight("padding", np.int64(config.first_position - 1))
+        real = graph("Cast", graph("Not", graph("Equal", "input_ids", padding)), to=graph.onnx.TensorProto.INT64)
+        counted = graph("Mul", graph("CumSum", real, graph.weight("int_1d", np.int64(1))), real)
+        position = graph("Gather", table, graph("Add", counted, padding))
+    else:
+        length = graph("Slice", graph("Shape", "input_ids"), graph.whole(1), graph.whole(2))
+        position = graph("Slice", table, graph.whole(0), length)
+    total = graph("Add", word, position)
+    if config.type_vocab_size:
+        total = graph("Add", total, graph.weight("embeddings.type", params["type"]["embedding"][0]))
+    return graph.norm(total, "embeddings.norm", params["norm"], config.layer_norm_eps)
+
+
+def _layer(graph: Graph, config: BertConfig, name: str, params: Mapping[str, Any], hidden: str, mask: str) -> str:
+    attended = _attention(graph, config, f"{name}.attention", params["attention"], hidden, mask)
+    normed = f"{name}.attention_norm"
+    hidden = graph.norm(graph("Add", hidden, attended), normed, params["attention_norm"], config.layer_norm_eps)
+    wide = _activation(graph, config, graph.dense(hidden, f"{name}.intermediate", params["intermediate"]))
+    narrow = graph.dense(wide, f"{name}.output", params["output"])
+    return graph.norm(graph("Add", hidden, narrow), f"{name}.norm", params["output_norm"], config.layer_norm_eps)
+
+
+def _attention(graph: Graph, config: BertConfig, name: str, params: Mapping[str, Any], hidden: str, mask: str) -> str:
+    width = config.hidden_size // config.num_heads
+
+    def heads(part: str, order: list[int]) -> str:
+        flat = graph.dense(hidden, f"{name}.{part}", params[part])
+        return graph("Transpose", graph("Reshape", flat, graph.whole(0, 0, config.num_heads, width)), perm=order)
+
+    query = graph("Mul", heads("query", [0, 2, 1, 3]), graph.number(width**-0.5))
+    scores = graph("MatMul", query, heads("key", [0, 2, 3, 1]))
+    weights = graph("Softmax", graph("Where", mask, scores, graph.number(MASKED_LOGIT)), axis=-1)
+    mixed = graph("Transpose", graph("MatMul", weights, heads("value", [0, 2, 1, 3])), perm=[0, 2, 1, 3])
+    return graph.dense(
+        graph("Reshape", mixed, graph.whole(0, 0, config.hidden_size)), f"{name}.output", params["output"]
+    )
+
+
+def _activation(graph: Graph, config: BertConfig, x: str) -> str:
+    if config.hidden_act == "relu":
+        return graph("Relu", x)
+    if config.hidden_act == "gelu":
+        curve = graph("Erf", graph("Mul", x, graph.number(2**-0.5)))
+    else:  # gelu_new, gelu_pytorch_tanh
+        cube = graph("Mul", graph("Mul", graph("Mul", x, x), x), graph.number(0.044715))
+        curve = graph("Tanh", graph("Mul", graph("Add", x, cube), graph.number(math.sqrt(2 / math.pi))))
+    return graph("Mul", graph("Mul", x, graph.number(0.5)), graph("Add", curve, graph.number(1.0)))
+
+
+def mixed_layers(graph: Graph, states: Sequence[str], weights: Mapping[int, float]) -> str:
+    """Add sum_l w_l h_l."""
+    parts = [graph("Mul", states[layer], graph.number(weight)) for layer, weight in weights.items()]
+    return graph("Sum", *parts) if len(parts) > 1 or set(weights.values()) != {1.0} else states[next(iter(weights))]
+
+
+def pooled_state(graph: Graph, states: str, token: str) -> str:
+    """Add the state [batch,H] of the first token ("cls"), or the mean over real tokens ("mean")."""
+    if token == "cls":
+        return graph("Gather", states, graph.weight("int_0d", np.int64(0)), axis=1)
+    real = graph("Cast", graph("Unsqueeze", "attention_mask", graph.whole(2)), to=graph.onnx.TensorProto.FLOAT)
+    is_real = graph("Greater", real, graph.number(0.0))
+    total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.whole(1), keepdims=0)
+    return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.whole(1), keepdims=0), graph.number(1.0)))
+
+
+def normalized(graph: Graph, x: str) -> str:
+    """Add x scaled to length 1."""
+    squares = graph("ReduceSum", graph("Mul", x, x), graph.whole(-1), keepdims=1)
+    return graph("Div", x, graph("Sqrt", graph("Max", squares, graph.number(1e-24))))

@@ -1,0 +1,76 @@
+"""Compare an export, read back, with its run: on 64 English texts, as queries and as passages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxret.data.records import Passage
+from jaxret.export.compare_original import sample_texts
+from jaxret.models.heads.head import Side
+from jaxret.models.retriever import RetrieverModel
+from jaxret.runs.run import Run
+from jaxret.types import Ragged, Tokens
+
+TOLERANCE = 1e-4  # relative to numbers of about 1: the rounding of another order of sums
+SIDES: tuple[Side, ...] = ("query", "passage")
+Both = Callable[[Side, Ragged], tuple[np.ndarray, np.ndarray]]  # a side's tokens -> the run's numbers, and the files'
+
+
+def run_in_float32(run: Run) -> Run:
+    """Return the run with products in float32, as exports and other libraries have them."""
+    module = run.model.module
+    exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
+    return replace(run, model=RetrieverModel(exact), compiled={})
+
+
+def sample_tokens(run: Run, side: Side) -> Ragged:
+    """Return the token ids of `sample_texts`, as the run tokenizes them."""
+    texts = sample_texts()
+    if side == "query":
+        return run.tokenizer.queries(texts)
+    return run.tokenizer.passages([Passage(str(number), text) for number, text in enumerate(texts)])
+
+
+def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ids, which are real, which others attend to), all [rows,T]."""
+    ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()), run.tokenizer.pad_id)
+    seen = run.model.module.head.attended(Tokens(jnp.asarray(ids), jnp.asarray(mask)), side)
+    return ids, mask, np.asarray(seen.mask)
+
+
+def run_vectors(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
+    """Return the run's vectors of all texts, concatenated, [vectors,D]."""
+    return run.embedder()(tokens, side).flat
+
+
+def run_states(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
+    """Return the run's hidden states [L+1,tokens,H] of all real tokens, texts concatenated."""
+    ids, mask, _ = padded_inputs(run, side, tokens)
+    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    return np.asarray(run.model.hidden_states(run.params, batch, side).states)[:, mask]
+
+
+def check_round_trip(run: Run, both: Both, what: str) -> str:
+    """Compare an export with its run; return a sentence on the largest difference.
+
+    both: a side and its token ids -> (the run's numbers, the export's). what: name of the numbers. Raises ValueError if
+    they differ by more than rounding, or in shape.
+    """
+    largest = 0.0
+    for side in SIDES:
+        ours, theirs = both(side, sample_tokens(run, side))
+        if ours.shape != theirs.shape:
+            raise ValueError(
+                f"read back, {what} of the {side} texts are {list(theirs.shape)}, in the run {list(ours.shape)}: "
+                "nothing was exported"
+            )
+        size = max(float(np.abs(ours).max()), 1.0)
+        largest = max(largest, float(np.abs(ours - theirs).max()) / size)
+    sentence = f"read back, {what} of {len(sample_texts())} texts differ by {largest:.1e} at most"
+    if not largest <= TOLERANCE:
+        raise ValueError(f"{sentence}, more than {TOLERANCE:.0e}: nothing was exported")
+    return sentence

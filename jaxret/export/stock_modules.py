@@ -1,0 +1,216 @@
+"""Write a run as an encoder of transformers and stock modules of sentence-transformers, and read the files back.
+
+The spelling is that of older sentence-transformers, which versions 5 and 6 both read. No stock module joins title and
+text, or computes several vectors of a text.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
+from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
+from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
+from jaxret.models.heads.head import EVERY_TOKEN, Side
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.types import Ragged, Tokens
+
+ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
+_TYPES = "sentence_transformers.models."
+_WEIGHTS, _AS_TORCH = "model.safetensors", {"format": "pt"}
+
+
+class VectorForm(NamedTuple):
+    """A vector that stock modules compute from the encoder's states."""
+
+    weights: Mapping[int, float]  # layer -> weight
+    token: str  # "cls", "mean" or head.EVERY_TOKEN
+    projection: np.ndarray | None  # [H,D], applied last
+
+    def same_modules(self, other: VectorForm) -> bool:
+        """Return whether one chain of modules computes both, given equal encoders and projections."""
+        return self.weights == other.weights and self.token == other.token
+
+
+def vector_form(run: Run, side: Side) -> VectorForm | None:
+    """Return the form of a side's vectors: states at a token, or their mean over layers, optionally projected.
+
+    None for other vectors: several of a passage, or vectors that a head computes.
+    """
+    module, name = run.model.module, "head" if run.config.encoder.tied else f"{side}_head"
+    layers, pooling = module.head.layers_of(side), run.config.pooling if side == "passage" else "none"
+    if not layers:
+        return None
+    token, weights = module.head.token_of(side, pooling), [1.0]
+    if not token:
+        return None
+    if side == "passage" and token != EVERY_TOKEN:
+        if run.model.vectors_per_passage != 1:
+            return None
+        weights = type(module.pooling).weights(len(layers), run.params.get("pooling", {}))
+    layer_weights = {layer: float(weight) for layer, weight in zip(layers, weights, strict=True) if weight}
+    own = run.params.get(name, {}).get(module.head.PROJECTION, {})
+    return VectorForm(layer_weights, token, np.asarray(own["kernel"]) if own else None)
+
+
+def stock_problem(run: Run) -> str:
+    """Return a sentence on why stock modules cannot compute a run's vectors; "" if they can."""
+    module, name = run.model.module, run.config.head.name
+    for side in ROUTES:
+        form = vector_form(run, side)
+        if form is None or form.token == EVERY_TOKEN:
+            several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
+            return f"head.name {several} has no form in stock modules of sentence-transformers"
+        if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
+            return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
+    return ""
+
+
+def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) -> None:
+    """Write the encoder of a side in transformers' files: config.json, model.safetensors, the tokenizer.
+
+    Args:
+        run: the run.
+        side: "query" or "passage".
+        folder: folder to write.
+        all_layers: whether the config returns the hidden states of all layers.
+    """
+    params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
+    save_pretrained(folder, run.model.module.config, params)
+    if all_layers:  # otherwise a mean over layers is silently the last layer
+        write_json(folder / "config.json", read_json(folder / "config.json") | {"output_hidden_states": True})
+    write_tokenizer(run, side, folder)
+
+
+def write_tokenizer(run: Run, side: Side, folder: Path) -> None:
+    """Write the tokenizer, with the length limit of a side's texts."""
+    for name in TOKENIZER_FILES:
+        if (run.workdir.encoder / name).is_file():
+            shutil.copyfile(run.workdir.encoder / name, folder / name)
+    settings = folder / "tokenizer_config.json"
+    length = {"model_max_length": run.config.tokens[f"{side}_length"]}
+    write_json(settings, (read_json(settings) if settings.is_file() else {}) | length)
+
+
+def write_modules(run: Run, out: Path) -> None:
+    """Write a sentence-transformers directory: a chain of modules, or a Router if queries and passages are encoded
+    differently. If stock modules cannot compute the vectors, the encoder is the only module."""
+    none = bool(stock_problem(run))
+    forms: dict[Side, VectorForm | None] = {side: None if none else vector_form(run, side) for side in ROUTES}
+    prompts = {route: run.config.tokens[f"{side}_prompt"] for side, route in ROUTES.items()}
+    similarity = "cosine" if run.config.normalize else "dot"
+    write_json(out / SETTINGS, {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity})
+    if has_one_chain(run):
+        _write_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
+        return
+    chains = {ROUTES[side]: _write_chain(run, side, forms[side], out, f"{ROUTES[side]}_") for side in ROUTES}
+    types = {name: kind for chain in chains.values() for name, kind in chain.items()}
+    structure = {route: list(chain) for route, chain in chains.items()}
+    parameters = {"default_route": "document", "allow_empty_key": True}
+    write_json(out / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    _write_list(out, {"": f"{_TYPES}Router"})
+
+
+def has_one_chain(run: Run) -> bool:
+    """Return whether queries and passages go through the same modules."""
+    query, passage = (vector_form(run, side) for side in ROUTES)
+    alike = bool(stock_problem(run)) or (query is not None and passage is not None and query.same_modules(passage))
+    return run.config.encoder.tied and alike
+
+
+def _write_list(out: Path, chain: Mapping[str, str]) -> None:
+    lines = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(chain.items())]
+    write_json(out / MODULES, lines)
+
+
+def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root: str) -> dict[str, str]:
+    """Write the modules of a side, and return {folder: type}. root: prefix of the folders. form None: encoder only."""
+    module, size = run.model.module, {"word_embedding_dimension": run.model.module.config.hidden_size}
+    layers, weights = module.config.num_layers, form.weights if form else {module.config.num_layers: 1.0}
+    chain, mixed = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}, set(weights) != {layers}
+    encoder = out / next(iter(chain))
+    write_encoder(run, side, encoder, all_layers=mixed)
+    length = run.config.tokens[f"{side}_length"]
+    write_json(encoder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+    if form is None:
+        return chain
+
+    def add(kind: str, config: Mapping[str, Any] | None = None, **tensors: np.ndarray) -> None:
+        folder = out / f"{root}{len(chain)}_{kind}"
+        folder.mkdir()
+        chain[folder.name] = _TYPES + kind
+        if config is not None:
+            write_json(folder / "config.json", config)
+        if tensors:
+            save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, folder / _WEIGHTS, _AS_TORCH)
+
+    if mixed:
+        start = min(weights)
+        factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
+        add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
+    mean = form.token == "mean"
+    add("Pooling", {**size, "pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean})
+    if form.projection is not None:
+        add("Dense", dense_config(form.projection), **{"linear.weight": form.projection.T})
+    if run.config.normalize:
+        add("Normalize")
+    return chain
+
+
+def dense_config(kernel: np.ndarray) -> dict[str, Any]:
+    """Return config.json of a Dense module that multiplies by `kernel` [in,out]."""
+    sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
+    return {**sizes, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+
+
+def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
+    """Return the output of the modules in a written directory, computed from the files: vectors [rows,D], or the states
+    [rows,T,H] of an encoder alone."""
+    lines = [(line["type"], line["path"]) for line in read_json(out / MODULES)]
+    if lines[0][0] == f"{_TYPES}Router":
+        router = read_json(out / "router_config.json")
+        lines = [(router["types"][name], name) for name in router["structure"][ROUTES[side]]]
+    states, mask = read_states(out / lines[0][1], tokens)
+    values = states[-1]
+    for kind, path in lines[1:]:
+        if kind == f"{_TYPES}WeightedLayerPooling":
+            start = read_json(out / path / "config.json")["layer_start"]
+            factors = load_file(out / path / _WEIGHTS)["layer_weights"]
+            values = np.tensordot(factors / factors.sum(), states[start:], 1)
+        elif kind == f"{_TYPES}Pooling" and read_json(out / path / "config.json")["pooling_mode_mean_tokens"]:
+            values = (values * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        elif kind == f"{_TYPES}Pooling":
+            values = values[:, 0]
+        elif kind == f"{_TYPES}Dense":
+            values = values @ load_file(out / path / _WEIGHTS)["linear.weight"].T
+        else:
+            values = values / np.linalg.norm(values, axis=-1, keepdims=True)
+    return values
+
+
+def read_states(
+    folder: Path, tokens: Ragged, ignore: Sequence[str] = (), seen: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return all hidden states [L+1,rows,T,H] float32 of a written encoder, and the mask [rows,T].
+
+    Args:
+        folder: folder of the encoder.
+        tokens: token ids.
+        ignore: see `encoder.ignore`.
+        seen: tokens that others attend to, [rows,T]; None for all real tokens.
+    """
+    config, params = load_pretrained(folder, ignore)
+    ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()))
+    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if seen is None else seen))
+    apply = jax.jit(lambda params, batch: make_encoder(config).apply({"params": params}, batch).states)
+    return np.asarray(apply(params, batch)), mask

@@ -1,0 +1,130 @@
+"""Export to ONNX: graphs that compute vectors or hidden states, which onnxruntime reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxret.export import onnx_graph
+from jaxret.export.exported import CONFIG, HEAD, write_head
+from jaxret.export.round_trip import SIDES, check_round_trip, padded_inputs, run_states, run_vectors
+from jaxret.export.stock_modules import VectorForm, vector_form, write_tokenizer
+from jaxret.models.heads.head import EVERY_TOKEN, Side
+from jaxret.runs.run import Run
+from jaxret.types import Ragged
+
+VECTOR, TOKENS, LAST, ALL = "sentence_embedding", "token_embeddings", "last_hidden_state", "hidden_states"
+
+
+def write_onnx(run: Run, out: Path) -> list[str]:
+    """Write `model.onnx`, or `query.onnx` and `passage.onnx` if the sides differ; the tokenizer; and the part of the
+    head that graphs do not compute.
+
+    Raises ValueError for an unsupported encoder, RuntimeError with the packages to install.
+    """
+    config = onnx_graph.require_bert(run.model.module.config)
+    require_runtime()
+    forms = {side: vector_form(run, side) for side in SIDES}
+    query, passage = forms["query"], forms["passage"]
+    alike = query is None if passage is None else query is not None and passage.same_modules(query)
+    one = run.config.encoder.tied and alike
+    files = {side: out / ("model.onnx" if one else f"{side}.onnx") for side in SIDES}
+    for side, path in files.items():
+        if side == "passage" or not one:
+            write_graph(run, config, side, forms[side], path)
+    longest: Side = max(SIDES, key=lambda side: run.config.tokens[f"{side}_length"])
+    write_tokenizer(run, longest, out)
+    named = ", ".join(f"{side} texts by {path.name}" for side, path in files.items())
+    sentence = check_round_trip(
+        run, lambda side, tokens: run_and_graph_outputs(run, side, tokens, forms[side], files[side]), "numbers"
+    )
+    notes = [f"{sentence} (onnxruntime; {named})"]
+    if any(form is not None and form.token == EVERY_TOKEN for form in forms.values()):
+        notes.append(
+            f"{TOKENS} has a vector for every token given: markers, [MASK]s and what is no vector are the caller's "
+            f"({CONFIG})."
+        )
+    if (one_side := [side for side in SIDES if forms[side] is None]) or run.params.keys() - {"encoder"}:
+        own = write_head(run, out)
+        if one_side:
+            notes.append(
+                f"Of {' and '.join(one_side)} texts the graph computes hidden states; vectors are the head's "
+                f"({run.config.head.name!r}: parameters {', '.join(own) or 'none'} in {HEAD}, settings in {CONFIG})."
+            )
+    return notes
+
+
+def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path: Path) -> None:
+    """Write a graph with the outputs last_hidden_state, and vectors, or all hidden states for a head that reads them.
+
+    Args:
+        run: the run.
+        config: config of the encoder.
+        side: "query" or "passage".
+        form: form of the vectors; None for hidden states.
+        path: file to write.
+    """
+    graph = onnx_graph.Graph()
+    params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
+    hidden = onnx_graph.hidden_states(graph, config, jax.device_get(params))
+    axes: list[int | str] = ["batch", "sequence", config.hidden_size]
+    outputs: dict[str, list[int | str]] = {LAST: axes}
+    graph("Identity", hidden[-1], name=LAST)
+    if form is not None:
+        x = onnx_graph.mixed_layers(graph, hidden, form.weights)
+        if form.token != EVERY_TOKEN:
+            x = onnx_graph.pooled_state(graph, x, form.token)
+        if form.projection is not None:
+            x = graph.dense(x, "projection", {"kernel": form.projection})
+        x = onnx_graph.normalized(graph, x) if run.config.normalize else x
+        name, size = (TOKENS if form.token == EVERY_TOKEN else VECTOR), run.model.dimension
+        graph("Identity", x, name=name)
+        outputs[name] = ["batch", "sequence", size] if form.token == EVERY_TOKEN else ["batch", size]
+    elif run.model.module.head.selection(side).layers == "all":
+        rows = [graph("Unsqueeze", state, graph.whole(0)) for state in hidden]
+        graph("Concat", *rows, name=ALL, axis=0)
+        outputs[ALL] = [len(hidden), *axes]
+    graph.save(path, outputs)
+
+
+def run_and_graph_outputs(
+    run: Run, side: Side, tokens: Ragged, form: VectorForm | None, path: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the run and of onnxruntime: vectors, or hidden states without a form.
+
+    Args:
+        run: the run.
+        side: "query" or "passage".
+        tokens: token ids.
+        form: form of the vectors; None for hidden states.
+        path: file of the graph.
+    """
+    ids, mask, seen = padded_inputs(run, side, tokens)
+    outputs = run_graph(path, ids, seen)
+    if form is None:
+        ours = run_states(run, side, tokens)
+        return (ours, outputs[ALL][:, mask]) if ALL in outputs else (ours[-1], outputs[LAST][mask])
+    ours = run_vectors(run, side, tokens)
+    if form.token != EVERY_TOKEN:
+        return ours, outputs[VECTOR]
+    return ours, outputs[TOKENS][mask][run.model.module.head.vector_mask(tokens, side)]
+
+
+def require_runtime() -> Any:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        remedy = onnx_graph.REMEDY
+        raise RuntimeError(f"--to=onnx is read back by onnxruntime, which is missing: {remedy}") from error
+    return onnxruntime
+
+
+def run_graph(path: Path, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Run a graph by onnxruntime on the CPU; return {output: array}."""
+    session = require_runtime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    inputs = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+    return dict(zip(names, session.run(names, inputs), strict=True))

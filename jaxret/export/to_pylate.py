@@ -1,0 +1,99 @@
+"""Export a run of late interaction to PyLate."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxret.export.compare_original import pylate_vectors, sample_texts
+from jaxret.export.round_trip import check_round_trip, padded_inputs, run_vectors
+from jaxret.export.stock_modules import ROUTES, read_states, vector_form, write_encoder
+from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
+from jaxret.models.heads import pylate
+from jaxret.models.heads.head import Side
+from jaxret.runs.mismatch import flatten
+from jaxret.runs.run import Run, config_json
+from jaxret.storage.atomic import write_json
+from jaxret.types import Ragged
+
+
+def write_pylate(run: Run, out: Path) -> list[str]:
+    """Write a PyLate directory, and compare its vectors.
+
+    Raises ValueError for a run that PyLate cannot express: without late interaction, with prompts, with vectors
+    that are not scaled to length 1, or with an encoder for each side.
+    """
+    config, head = run.config, run.model.module.head
+    lengths = {route: config.tokens[f"{side}_length"] for side, route in ROUTES.items()}
+    words = defaultdict(str, {id: word for word, id in run.tokenizer.backend.get_vocab().items()})
+    settings = pylate.pylate_settings(head, lengths, words)
+    require_pylate_form(run)
+    form = vector_form(run, "passage")
+    assert form is not None  # under late interaction every token's state is a vector
+    kernel = np.eye(head.hidden_size, dtype=np.float32) if form.projection is None else form.projection
+    write_encoder(run, "passage", out)
+    kind, dense = pylate.dense_module(kernel)
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", kind)]
+    lines = [{"idx": i, "name": str(i), "path": path, "type": type} for i, (path, type) in enumerate(modules)]
+    write_json(out / MODULES, lines)
+    write_json(out / SETTINGS, settings)
+    length = {"max_seq_length": max(lengths.values()), "do_lower_case": False}
+    write_json(out / "sentence_bert_config.json", length)
+    write_json(out / "1_Dense" / "config.json", dense)
+    weights = {"linear.weight": np.ascontiguousarray(kernel.T)}
+    save_file(weights, out / "1_Dense" / "model.safetensors", {"format": "pt"})
+    sentence = check_round_trip(
+        run,
+        lambda side, tokens: (run_vectors(run, side, tokens), pylate_file_vectors(run, out, side, tokens)),
+        "vectors",
+    )
+    if importlib.util.find_spec("pylate"):
+        both = check_round_trip(
+            run,
+            lambda side, tokens: (
+                run_vectors(run, side, tokens),
+                np.concatenate(pylate_vectors(out, sample_texts(), side)),
+            ),
+            "vectors in PyLate",
+        )
+        sentence += f"; {both}"
+    return [sentence]
+
+
+def require_pylate_form(run: Run) -> None:
+    """Raise ValueError for settings that PyLate does not have."""
+    config = run.config
+    problems = {
+        "encoder.tied is False: PyLate has one encoder": not config.encoder.tied,
+        "normalize is False: PyLate scales every vector to length 1": not config.normalize,
+        "there are prompts, which PyLate does not put in front by itself": bool(
+            config.tokens.query_prompt or config.tokens.passage_prompt
+        ),
+    }
+    if present := [problem for problem, applies in problems.items() if applies]:
+        raise ValueError(f"{present[0]}; use --to=hf")
+
+
+def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.ndarray:
+    """Check the settings in `out`, and return the vectors of its files.
+
+    Args:
+        run: the run, for token ids and expected settings.
+        out: the PyLate directory.
+        side: "query" or "passage".
+        tokens: token ids.
+    """
+    stated = pylate.read_pylate_keys(out)
+    meant = flatten(config_json(run.config))
+    for key, value in stated.items():
+        expected = tuple(sorted(set(meant[key]))) if isinstance(value, tuple) else meant[key]
+        if expected != value:
+            raise ValueError(f"read back, {key} is {value!r}, in the run {meant[key]!r}: nothing was exported")
+    _, mask, seen = padded_inputs(run, side, tokens)
+    states = read_states(out, tokens, seen=seen)[0][-1]
+    token_vectors = states[mask][run.model.module.head.vector_mask(tokens, side)] @ pylate.read_projection(out)
+    return token_vectors / np.linalg.norm(token_vectors, axis=-1, keepdims=True)

@@ -1,0 +1,51 @@
+"""Detection of collapsed models: their vectors all point the same way, and no search can tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxret.index.shard_set import ShardSet
+
+LIMIT = 0.95  # mean cosine of random pairs; above it something is wrong
+PASSAGES = 1000  # that are looked at
+
+
+def collapse_warning(shards: ShardSet) -> str:
+    """Return a sentence if the vectors of a finished folder have collapsed, else "". It samples PASSAGES of them,
+    evenly spread, the same ones every time."""
+    rows = np.unique(np.linspace(0, shards.total_rows - 1, PASSAGES).astype(np.int64))
+    cosine = mean_cosine(list(_vectors(shards, rows)))
+    if cosine <= LIMIT:
+        return ""
+    return (
+        f"{shards.folder}: the vectors have collapsed: the mean cosine of two random passages is {cosine:.3f}, above "
+        f"{LIMIT}, so that their scores hardly differ; look at the training's loss, the pooling and the tokenizer"
+    )
+
+
+def _vectors(shards: ShardSet, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield [V,D] of each of the rows, ascending."""
+    for first, shard in shards:
+        for row in rows[(rows >= first) & (rows < first + len(shard))]:
+            yield np.asarray(shard[int(row) - first])
+
+
+def mean_cosine(passages: list[np.ndarray]) -> float:
+    """Return the mean cosine of a vector of one passage and one of another, over all such pairs; 0 if there is none.
+
+    passages: [V,D] each, V may differ. Of two vectors of zeros it is 1. In float64, from sums: no pair is computed by
+    itself.
+    """
+    units = [_units(vectors.astype(np.float64)) for vectors in passages]
+    sums = np.array([each.sum(axis=0) for each in units])
+    counts = np.array([len(each) for each in units], np.float64)
+    pairs = counts.sum() ** 2 - (counts**2).sum()
+    return float(((sums.sum(axis=0) ** 2).sum() - (sums**2).sum()) / pairs) if pairs else 0.0
+
+
+def _units(vectors: np.ndarray) -> np.ndarray:
+    """Return unit vectors [V,D+1]; the last number is 1 for vectors of zeros, and 0 for others."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.concatenate([vectors / np.where(norms > 0, norms, 1), norms == 0], axis=1)

@@ -1,0 +1,222 @@
+"""Encode a corpus with a checkpoint into shards of vectors, by any number of jobs; resumable, with the same bytes
+however many jobs there were and however often they were killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.formats import ChangedCorpusError, CorpusScan, is_named, source_name, source_path
+from jaxret.index.collapse import collapse_warning
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.shard_set import ShardSet
+from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_entry
+from jaxret.index.source import CorpusSource, inspect_corpus, progress_log
+from jaxret.index.worker import EncodeWorker, finish_encoding
+from jaxret.runs.run import Run
+from jaxret.storage.leases import Leases
+from jaxret.types import VECTOR_DTYPES
+
+# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
+# minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
+SHARD_ROWS = 8192
+COUNTED = 65_536  # passages whose vectors are counted at a time
+MB = 10**6
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """Counts of a call of `encode_corpus`."""
+
+    folder: Path
+    passages: int
+    shards: int
+    shards_written: int  # by this job: others were there already, or other jobs wrote them
+    padding_ratio: float  # tokens computed for each real one
+    programs: int  # compiled
+    truncation: str
+
+
+def corpus_name(path: str | Path) -> str:
+    """Return the folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes,
+    or of its data set."""
+    if is_named(source_path(path)):
+        return source_name(path)
+    path = source_path(path).absolute()
+    path = path.resolve() if path.name in ("", "..") else path
+    return path.name if path.is_dir() else path.name.split(".")[0]
+
+
+def encode_corpus(
+    run: Run, corpus: str | Path, name: str = "", options: EncodeOptions = EncodeOptions(), progress: bool = True
+) -> EncodeResult:
+    """Encode every passage of a folder or file into `<workdir>/embeddings/<name>/`.
+
+    The corpus is checked and counted; then one shard after another is read, tokenised (unless a store has its tokens),
+    encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may do so at
+    the same time, on any hosts that share the folder: each claims shards that no other job has (`leases.py`), takes
+    over those of jobs that died, and returns when all shards exist.
+
+    Args:
+        run: the run whose checkpoint encodes.
+        corpus: folder or file with passages.
+        name: name of the encoded corpus; "" takes that of the folder or file.
+        options: how to read, encode and write.
+        progress: show progress.
+
+    Raises:
+        DataError: a bad record.
+        ContractError: the folder holds vectors of another checkpoint or corpus.
+        VectorError: vectors of a passage are not finite.
+        ShardError: shards that were written are changed or removed meanwhile.
+    """
+    folder = run.workdir.embeddings(name or corpus_name(corpus))
+    source = inspect_corpus(run, corpus, options.on_error, options.store, progress_log(progress))
+    return encode_source(run, folder, source, options, progress)
+
+
+def encode_source(
+    run: Run, folder: Path, source: CorpusSource, options: EncodeOptions = EncodeOptions(), progress: bool = True
+) -> EncodeResult:
+    """Encode an inspected corpus into a folder, and return counts of it.
+
+    Args:
+        run: the run whose checkpoint encodes.
+        folder: folder of the shards.
+        source: the passages.
+        options: how to encode and write.
+        progress: show progress.
+    """
+    log, scan = progress_log(progress), source.scan
+    dtype = vector_dtype(options.dtype or run.config.encode.dtype)
+    rows = rows_begun(folder)
+    if options.shard_mb or not rows or options.shard_rows not in (0, rows):
+        rows = rows_per_shard(run, source, options, progress)
+    produced_by = made_from(run, scan, dtype, rows, contract_begun(run, folder))
+    writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
+    with Leases(folder, options.lease) as leases:
+        job = EncodeWorker(run, source, writer, leases, run.embedder(), progress)
+        try:
+            job.fill()
+            finish_encoding(writer, leases, source)
+        except BaseException as error:
+            if isinstance(error, ChangedCorpusError):
+                writer.retract(job.written)
+            if not leases.others_exist():
+                writer.withdraw()
+            raise
+    embedder = job.embedder
+    manifest = writer.manifest()
+    made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
+    if len(made_on) > 1:
+        log(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
+    if warning := collapse_warning(ShardSet(folder, manifest)):
+        log(f"alarm: {warning}")
+    if job.written:
+        if len(job.written) > 1 and not source.texts:
+            log(str(job.truncation))
+        log(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
+    return EncodeResult(
+        folder=folder,
+        passages=scan.passages,
+        shards=len(writer.shards),
+        shards_written=len(job.written),
+        padding_ratio=embedder.padding_ratio,
+        programs=embedder.programs,
+        truncation=str(job.truncation or ""),
+    )
+
+
+def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progress: bool = False) -> int:
+    """Return the number of passages per shard: as many as are allowed, with no more than the allowed MB of vectors.
+
+    Where a passage has as many vectors as tokens, these are counted first, so that the largest shard is within the
+    limit too.
+
+    Args:
+        run: the run whose checkpoint encodes.
+        source: the passages.
+        options: shard_rows, shard_mb and dtype; 0 or "": the run's.
+        progress: show progress.
+    """
+    rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS)
+    megabytes = options.shard_mb or run.config.encode.shard_mb
+    vectors = (
+        megabytes * MB // (run.model.dimension * np.dtype(DTYPES[options.dtype or run.config.encode.dtype]).itemsize)
+    )
+    per_passage = run.model.vectors_per_passage
+    if per_passage is not None:
+        return max(1, min(rows, vectors // per_passage))
+    passages = source.tokenized(run, progress, progress_log(progress)).passages
+    parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNTED))
+    counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
+    return rows_within(counts, rows, vectors)
+
+
+def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
+    """Return a number of rows for equal shards, at most `rows`, with which none has more than `most` of the vectors
+    `counts` [N] (or 1)."""
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    rows = min(rows, len(counts))
+    while rows > 1:
+        starts = np.arange(0, len(counts), rows)
+        largest = int((ends[np.minimum(starts + rows, len(counts))] - ends[starts]).max())
+        if largest <= most:
+            break
+        rows = max(1, min(rows - 1, rows * most // largest))
+    return rows
+
+
+def entries_begun(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a folder's shards that exist or are announced."""
+    return (read_entry(path) or {} for path in announcement_files(folder))
+
+
+def rows_begun(folder: Path) -> int:
+    """Return the rows per shard of a folder that has shards or an announcement; 0 if it has none."""
+    return next((rows for entry in entries_begun(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
+
+
+def contract_begun(run: Run, folder: Path) -> dict[str, Any]:
+    """Return the contract in the folder's shards where it means the same as the run's, else the run's."""
+    for entry in entries_begun(folder):
+        made_by = entry.get("fingerprint")
+        contract = made_by.get("contract") if isinstance(made_by, dict) else None
+        if isinstance(contract, dict) and run.has_contract(contract):
+            return contract
+    return run.contract
+
+
+def device_kind(run: Run) -> str:
+    """Return the name of the devices of a run."""
+    return str(run.mesh.devices.flat[0].device_kind)
+
+
+def vector_dtype(name: str) -> str:
+    """Return numpy's name of the type of the vectors on disk. Raises ValueError for any other type."""
+    if name not in VECTOR_DTYPES:
+        raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
+    return name
+
+
+def made_from(run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that the bytes of the shards depend on, as JSON.
+
+    Args:
+        run: the run whose checkpoint encodes.
+        scan: count and digest of the passages.
+        dtype: of the vectors.
+        shard_rows: passages per shard.
+        contract: the run's, or that of shards which exist.
+    """
+    settings = {"dtype": dtype, "shard_rows": shard_rows, "tokens_per_batch": run.config.encode.tokens_per_batch}
+    return {
+        "contract": contract,
+        "checkpoint": run.checkpoint,
+        "corpus": {"sha256": scan.sha256, "passages": scan.passages},
+        "encode": settings,
+    }

@@ -1,0 +1,157 @@
+"""An encoded corpus for search: the rows of all its parts, numbered one part after the other.
+
+Passages that were deleted, or that do not match a filter, have no row: they are left out before anything is scored. So
+the proof of a search covers the remaining rows, and its result is that of a corpus which holds nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
+from jaxret.index.row_subset import RaggedRowSubset, RowSubset
+from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
+from jaxret.index.shards import ShardError
+from jaxret.types import Ragged
+
+
+class EncodedCorpus:
+    """The remaining rows of some folders of vectors.
+
+    `shards`: one ShardSet a part; `selected`: their rows, numbered through all parts, int64 ascending (None: all of
+    them).
+    """
+
+    def __init__(
+        self, folder: Path, parts: list[CorpusPart], shards: list[ShardSet], chosen: np.ndarray | None
+    ) -> None:
+        self.folder, self.parts, self.shards, self.selected = folder, parts, shards, chosen
+        self.firsts = np.cumsum([0, *(each.total_rows for each in shards)])  # first row of each part
+
+    @property
+    def total_rows(self) -> int:
+        return int(self.firsts[-1]) if self.selected is None else len(self.selected)
+
+    @property
+    def dimension(self) -> int:
+        return self.shards[0].dimension
+
+    @property
+    def ragged(self) -> bool:
+        """Whether every row has its own number of vectors."""
+        return self.shards[0].ragged
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the first part was made from; contract and checkpoint are those of all parts."""
+        return self.shards[0].fingerprint
+
+    @property
+    def corpus(self) -> dict[str, Any]:
+        """Return {"sha256", "passages"} of the passages, filtered or not: results record it."""
+        return parts_identity(self.parts)
+
+    @property
+    def bytes_per_passage(self) -> float:
+        """Return the bytes of vectors on disk, and of the offsets of each passage's; without ids and digests."""
+        entries = [entry for each in self.shards for entry in each.manifest.shards]
+        sizes = (entry[name]["bytes"] for entry in entries for name in ("vectors", "offsets") if name in entry)
+        return sum(sizes) / int(self.firsts[-1])
+
+    def select(self, rows: np.ndarray) -> EncodedCorpus:
+        """Return the corpus with those of its rows that are in `rows`: numbered through all parts, deleted ones too;
+        int64 ascending."""
+        chosen = rows if self.selected is None else np.intersect1d(self.selected, rows, assume_unique=True)
+        return EncodedCorpus(self.folder, self.parts, self.shards, chosen)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
+        for part, first in zip(self.shards, self.firsts):
+            for start, shard in part:
+                yield from self._selected_part(int(first) + start, shard)
+
+    def _selected_part(self, start: int, shard: Any) -> Iterator[tuple[int, Any]]:
+        """Yield the selected rows of a shard, which begins at row `start` of all parts."""
+        if self.selected is None:
+            yield start, shard
+            return
+        begin, end = (int(place) for place in np.searchsorted(self.selected, [start, start + len(shard)]))
+        if end - begin == len(shard):
+            yield begin, shard
+        elif begin < end:
+            rows = self.selected[begin:end] - start
+            yield begin, RaggedRowSubset(shard, rows) if isinstance(shard, Ragged) else RowSubset(shard, rows)
+
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the passage ids of some rows. Reads one id file at a time and keeps only these ids."""
+        rows = np.asarray(indices, np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
+            wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
+            raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
+        rows = rows if self.selected is None else self.selected[rows]
+        part_of = np.searchsorted(self.firsts, rows, "right") - 1
+        result = [""] * len(rows)
+        for number in np.unique(part_of):
+            places = np.flatnonzero(part_of == number)
+            for place, key in zip(places, self.shards[number].ids(rows[places] - self.firsts[number])):
+                result[place] = key
+        return result
+
+    def id_blocks(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield (first row, passage ids) of a block of rows at a time, in order."""
+        for start in range(0, self.total_rows, ROWS):
+            yield start, self.ids(np.arange(start, min(start + ROWS, self.total_rows)))
+
+    def describe(self, row: int) -> str:
+        """Return the name of a row for messages: its number and its passage."""
+        return f"document row {row} (passage {self.ids([row])[0]!r} in {self.folder})"
+
+    def missing_ids(self, ids: set[str]) -> set[str]:
+        """Return those of the ids that no row has."""
+        missing = set(ids)
+        for _, block in self.id_blocks():
+            if not missing:
+                break
+            missing.difference_update(block)
+        return missing
+
+
+ROWS = 65_536  # whose ids are held at a time
+
+
+def open_encoded(folder: str | Path, verify: bool = True) -> EncodedCorpus:
+    """Open an encoded corpus with all its parts. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
+
+    Raises ShardError naming the file that is missing, damaged, or not of this corpus.
+    """
+    folder = Path(folder)
+    parts = read_parts(folder)
+    shards = [open_shards(folder / part.name, verify) for part in parts] or [open_shards(folder, verify)]
+    raise_file_limit(sum(len(each.shards) for each in shards))
+    if not parts:
+        sha256 = corpus_of(shards[0]).get("sha256", "")
+        return EncodedCorpus(folder, [CorpusPart("", sha256, shards[0].total_rows)], shards, None)
+    first = shards[0].manifest
+    for part, each in zip(parts, shards):
+        if (corpus_of(each).get("sha256"), each.total_rows) != (part.sha256, part.rows):
+            raise ShardError(f"{each.folder}: its vectors are of other texts than {folder}/parts.json says")
+        manifest = each.manifest
+        if (manifest.layout, manifest.vectors_per_row, manifest.dimension, manifest.dtype) != (
+            first.layout,
+            first.vectors_per_row,
+            first.dimension,
+            first.dtype,
+        ):
+            raise ShardError(f"{each.folder}: its vectors have another shape or dtype than those of {folder}")
+    kept = np.concatenate([part.present for part in parts])
+    return EncodedCorpus(folder, parts, shards, None if kept.all() else np.flatnonzero(kept))
+
+
+def corpus_of(shards: ShardSet) -> dict[str, Any]:
+    """Return the corpus entry of a folder of vectors; {} if it has none."""
+    entry = shards.fingerprint.get("corpus")
+    return entry if isinstance(entry, dict) else {}

@@ -1,0 +1,213 @@
+"""Metadata of passages: the fields of a corpus's records beside id, title and text, and the passages that have a value.
+
+<part>/metadata/manifest.json    written last: the fields, the digest of the texts, digests of the columns
+                N.values.*.npy   the values of field N, sorted
+                N.rows.*.npy     the rows that have each of them, ascending
+
+Fields are the keys of a record's `metadata` (BEIR), and any others that its format does not know; inside objects they
+are joined by dots. A list is several values. Numbers, true and false are as in JSON; null, empty texts and those of
+above 256 characters are no values. The files are made by the first filter, from the corpus's file.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import Corpus, hash_id
+from jaxret.data.formats.containers import read_records
+from jaxret.data.tokens.store import ColumnWriter, Strings, StringsBuilder
+from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
+from jaxret.index.passages import unchanged_corpus
+from jaxret.index.shard_set import ShardSet
+from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
+from jaxret.types import Ragged
+
+_LONGEST = 256  # characters of a value: what is longer is a text, not a category
+# Containers whose records have names for their fields.
+_RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
+_SHOWN = 8  # values that an error names
+
+
+class Field(NamedTuple):
+    """The values of a field, sorted, and the rows of each."""
+
+    values: Strings
+    rows: Ragged  # int64
+
+    def having(self, value: str) -> np.ndarray:
+        """Return the rows that have a value; none where nothing has it."""
+        place = bisect_left(self.values, value)
+        has_value = place < len(self.values) and self.values[place] == value
+        return self.rows[place] if has_value else np.empty(0, np.int64)
+
+
+def matching_rows(corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
+    """Return the rows that match FIELD:VALUE filters, numbered through all parts, int64 ascending. Every named field
+    must have one of its values.
+
+    Raises ValueError for a field or a value that no passage has, FileNotFoundError or ContractError where the corpus
+    cannot be read for the first filter, and StorageError where the files cannot be written.
+    """
+    tables = [read_fields(shards) for shards in corpus.shards]
+    names = sorted({name for table in tables for name in table})
+    values_of: dict[str, list[str]] = {}
+    for text in filters:
+        name, value = _split(text, names, corpus.folder)
+        if not any(len(table[name].having(value)) for table in tables if name in table):
+            raise ValueError(f"--filter={text}: no passage has that value; {_describe_values(name, tables)}")
+        values_of.setdefault(name, []).append(value)
+    return np.concatenate(
+        [
+            np.flatnonzero(_mask(table, values_of, shards.total_rows)) + first
+            for table, shards, first in zip(tables, corpus.shards, corpus.firsts)
+        ]
+    )
+
+
+def _mask(table: Mapping[str, Field], values_of: Mapping[str, Sequence[str]], rows: int) -> np.ndarray:
+    """Return which rows of a part match, bool [rows]."""
+    mask = np.ones(rows, bool)
+    for name, values in values_of.items():
+        one = np.zeros(rows, bool)
+        for value in values:
+            if name in table:
+                one[table[name].having(value)] = True
+        mask &= one
+    return mask
+
+
+def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
+    """Split FIELD:VALUE at the longest field that exists; fields may contain colons."""
+    field = max((name for name in names if text.startswith(f"{name}:")), key=len, default="")
+    if field:
+        return field, text[len(field) + 1 :]
+    name, colon, _ = text.partition(":")
+    if not colon:
+        raise ValueError(f"--filter={text}: FIELD:VALUE is expected")
+    if not names:
+        raise ValueError(f"--filter={text}: the passages of {folder} have no metadata, but id, title and text alone")
+    raise ValueError(f"--filter={text}: no passage has a field {name!r}; the fields are {', '.join(names)}")
+
+
+def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:
+    """Return the values of a field, those of most passages first."""
+    counts: dict[str, int] = {}
+    for table in tables:
+        if name in table:
+            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _SHOWN + 1]
+            for place in order:
+                value = table[name].values[int(place)]
+                counts[value] = counts.get(value, 0) + int(table[name].rows.lengths[place])
+    values = sorted(counts, key=lambda value: -counts[value])
+    return f"{name} is {', '.join(map(repr, values[:_SHOWN]))}{', ...' * (len(values) > _SHOWN)}"
+
+
+def read_fields(shards: ShardSet) -> dict[str, Field]:
+    """Return the fields of a part by name, memory-mapped; make them if they do not exist, are damaged, or of other
+    texts."""
+    folder, sha256 = shards.folder / "metadata", corpus_of(shards).get("sha256")
+    fields = _stored(folder, sha256)
+    if fields is None:
+        _make(shards, folder, sha256)
+        fields = _stored(folder, sha256)
+    if fields is None:
+        raise ValueError(f"{folder} changed while it was made; search again")
+    return fields
+
+
+def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
+    try:
+        made = read_with_digest(folder / "manifest.json")
+        if made["corpus"] != sha256:
+            return None
+        columns = {}
+        for name, written in made["columns"].items():
+            path = folder / f"{name}.npy"
+            if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+                return None
+            columns[name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # made again
+
+    def ragged(name: str) -> Ragged:
+        return Ragged(columns[f"{name}.flat"], columns[f"{name}.offsets"])
+
+    return {name: Field(Strings(ragged(f"{n}.values")), ragged(f"{n}.rows")) for n, name in enumerate(made["fields"])}
+
+
+def _make(shards: ShardSet, folder: Path, sha256: Any) -> None:
+    names: list[str] = []
+    writer = ColumnWriter(folder)
+    for name, (values, codes, rows) in sorted(_collect(shards).items()):
+        ordered = sorted(values)
+        new = np.empty(len(values), np.int64)  # of a code -> its place in the order
+        new[[values[value] for value in ordered]] = np.arange(len(values))
+        places, owners = new[np.asarray(codes)], np.asarray(rows)
+        order = np.lexsort((owners, places))
+        offsets = np.searchsorted(places[order], np.arange(len(values) + 1))
+        writer.strings(f"{len(names)}.values", StringsBuilder(ordered).strings())
+        writer.ragged(f"{len(names)}.rows", [Ragged(owners[order], offsets)], np.int64)
+        names.append(name)
+    write_json(folder / "manifest.json", with_digest({"corpus": sha256, "fields": names, "columns": writer.columns}))
+
+
+def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], array[int]]]:
+    """Return field -> (value -> its code, and the codes and the rows that have them)."""
+    blocks = (np.arange(shard.start, shard.stop) for shard in shards.shards)
+    ids = StringsBuilder(key for block in blocks for key in shards.ids(block)).strings()
+    hashes = np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids))
+    order = np.argsort(hashes, kind="stable")
+    ordered, seen = hashes[order], np.zeros(len(ids), bool)
+    fields: dict[str, tuple[dict[str, int], array[int], array[int]]] = {}
+    for key, record in _records(unchanged_corpus(shards.folder)):
+        begin, end = (int(np.searchsorted(ordered, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
+        row = next((int(row) for row in order[begin:end] if ids[int(row)] == key), -1)
+        if row < 0 or seen[row]:
+            continue  # a record that was skipped
+        seen[row] = True
+        for name, value in dict.fromkeys(record):
+            values, codes, rows = fields.setdefault(name, ({}, array("q"), array("q")))
+            codes.append(values.setdefault(value, len(values)))
+            rows.append(row)
+    return fields
+
+
+def _records(corpus: Corpus) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield (passage id, its (field, value) pairs) of the records of a corpus that have some."""
+    source = corpus.file
+    if source.format.passages is None or source.container not in _RECORDS:
+        return
+    usual_keys = {*source.format.keys, "title"}
+    passages = source.format.passages(source, Policy("skip"), None)
+    at, passage = next(passages, (None, None))
+    for where, record in read_records(source, Policy("skip")):
+        if passage is None or where != at:
+            continue  # a record that is no passage
+        extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
+        own = record.get("metadata")
+        pairs = [*_pairs("", own if isinstance(own, dict) else {}), *_pairs("", extra)]
+        if pairs:
+            yield passage.id, pairs
+        at, passage = next(passages, (None, None))
+
+
+def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (field, value) of the entries of an object."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _pairs(f"{prefix}{key}.", value)
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if one is None or isinstance(one, (dict, list)):
+                continue
+            text = one if isinstance(one, str) else json.dumps(one, default=str)
+            if 0 < len(text) <= _LONGEST:
+                yield f"{prefix}{key}", text

@@ -1,0 +1,189 @@
+"""Read a finished folder of vectors, shard by shard, through memory maps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
+from jaxret.types import Ragged
+
+FEW = 64  # shards, for which there is room
+
+# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at
+# once (SystemError: AST constructor recursion depth mismatch).
+_HEADERS = threading.Lock()
+
+
+class ShardSet:
+    """A finished folder of vectors.
+
+    Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D], or Ragged under the layout "ragged".
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
+
+    @property
+    def total_rows(self) -> int:
+        return self.manifest.total_rows
+
+    @property
+    def ragged(self) -> bool:
+        """Whether every row has its own number of vectors."""
+        return self.manifest.layout == "ragged"
+
+    @property
+    def vectors_per_row(self) -> int:
+        """Return V, where it is the same for every row."""
+        if self.manifest.vectors_per_row is None:
+            raise ValueError(f"{self.folder} has lists of vectors: every row has its own number")
+        return self.manifest.vectors_per_row
+
+    @property
+    def dimension(self) -> int:
+        return self.manifest.dimension
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self.manifest.fingerprint
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for shard in self.shards:
+            yield shard.start, self._map(shard)
+
+    def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
+        unique, inverse = self._unique(indices)
+        shape = (len(unique), self.vectors_per_row, self.dimension)
+        vectors = np.empty(shape, DTYPES[self.manifest.dtype])
+        for shard, part in self._by_shard(unique):
+            vectors[part] = self._map(shard)[unique[part] - shard.start]
+        return vectors[inverse]
+
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the passage ids of n global rows. Reads one id file at a time and keeps only these ids."""
+        unique, inverse = self._unique(indices)
+        unique_ids: list[str] = []
+        for shard, part in self._by_shard(unique):
+            text = shard.ids(self.folder).read_bytes()
+            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            unique_ids += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
+        return [unique_ids[i] for i in inverse]
+
+    def describe(self, row: int) -> str:
+        """Return the name of a row for messages: its number and its passage."""
+        return f"document row {row} (passage {self.ids([row])[0]!r} in {self.folder})"
+
+    def missing_ids(self, ids: set[str]) -> set[str]:
+        """Return those of the ids that no row has. Reads one id file at a time."""
+        missing = set(ids)
+        for shard in self.shards:
+            if not missing:
+                break
+            missing.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
+        return missing
+
+    def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.asarray(indices, np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
+            wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
+            raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
+        unique, inverse = np.unique(rows, return_inverse=True)
+        return unique, inverse
+
+    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, slice]]:
+        """Yield the shards that hold any of the sorted `rows`, and the slice of `rows` that each holds."""
+        bounds = np.searchsorted(rows, [shard.start for shard in self.shards] + [self.total_rows])
+        for shard, start, stop in zip(self.shards, bounds[:-1], bounds[1:], strict=True):
+            if start < stop:
+                yield shard, slice(start, stop)
+
+    def _map(self, shard: Shard) -> Any:
+        entry = self.manifest.shards[shard.index]
+        vectors = _map_vectors(self.folder, shard, entry)
+        return Ragged(vectors, _map_offsets(self.folder, shard, entry)) if self.ragged else vectors
+
+
+def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
+    """Open a finished folder of vectors. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
+
+    Raises ShardError naming the file that is missing or damaged.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    if not path.is_file():
+        state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"
+        raise ShardError(f"{path} does not exist: {state}; run encode again")
+    manifest = read_manifest(path)
+    shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
+
+    def check(shard: Shard) -> None:
+        entry = manifest.shards[shard.index]
+        check_files(folder, shard, entry, verify)
+        _map_vectors(folder, shard, entry)
+        if manifest.layout == "ragged":
+            _map_offsets(folder, shard, entry)
+
+    with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
+        checked = pool.map(check, shards)
+        # On a terminal only (disable=None), and only if it takes over a second.
+        list(tqdm(checked, "check shards", len(shards), unit="shard", delay=1, leave=False, disable=None))
+    return ShardSet(folder, manifest)
+
+
+def raise_file_limit(shards: int) -> None:
+    """Let this process open so many more files, as far as the system allows: a mapped file stays open, and many systems
+    allow 1,024 by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if shards <= FEW or soft == resource.RLIM_INFINITY:
+        return
+    limit = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
+    with contextlib.suppress(OSError, ValueError):  # macOS: above a limit of its own; who lacks room says so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _map(path: Path) -> np.ndarray:
+    """Return a memory map: a header that promises more than the file holds allocates nothing."""
+    try:
+        with _HEADERS:
+            return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise OSError(f"{path}: this process may not have more files open; raise the limit (ulimit -n)") from error
+        raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
+
+
+def _map_vectors(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
+    path = shard.vectors(folder)
+    vectors = _map(path)
+    if list(vectors.shape) != entry["shape"] or vectors.dtype != np.dtype(DTYPES[entry["dtype"]]):
+        raise ShardError(
+            f"{path} ({shard}): holds {vectors.dtype} {list(vectors.shape)}, its manifest says {entry['dtype']} "
+            f"{entry['shape']}; run encode again"
+        )
+    return vectors
+
+
+def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
+    path = shard.offsets(folder)
+    offsets = _map(path)
+    if offsets.shape == (shard.rows + 1,) and offsets.dtype == np.int64:
+        offsets = np.array(offsets)
+        if offsets[0] == 0 and offsets[-1] == entry["shape"][0] and (np.diff(offsets) > 0).all():
+            return offsets
+    raise ShardError(
+        f"{path} ({shard}): does not cut {entry['shape'][0]} vectors into {shard.rows} rows; run encode again"
+    )

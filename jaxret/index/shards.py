@@ -1,0 +1,428 @@
+"""Shards of vectors on disk: complete or absent, written in any order, read through memory maps.
+
+vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D]; float32 or float16
+offsets-00000-of-00064.npy   layout "ragged" alone: int64 [rows + 1], where the vectors of each row begin and end
+ids-00000-of-00064.txt       the passage id of each row
+shard-00000-of-00064.json    written last: sizes and digests of the files, what they were made from, and on what
+begun.json                   written first: what the shards are to be made from; removed when the manifest is written
+manifest.json                written when every shard exists
+
+Every JSON file has a digest of its other keys ("sha256").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.runs.mismatch import require_equal
+from jaxret.storage import atomic
+from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
+from jaxret.types import VECTOR_DTYPES, Ragged
+
+BEGUN = "begun.json"
+LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
+# Little-endian, so that the bytes are the same on every machine.
+DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
+
+
+class ShardError(ValueError):
+    """A file of vectors or ids is missing, damaged or not what its manifest says."""
+
+
+class VectorError(ValueError):
+    """The vectors of a passage cannot be stored; `passage_id` is its id."""
+
+    def __init__(self, row: int, passage_id: str, problem: str) -> None:
+        super().__init__(f"passage {passage_id!r} (row {row}) {problem}")
+        self.passage_id = passage_id
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows `start` to `stop` of the corpus: shard `index` of `count`."""
+
+    index: int
+    count: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def suffix(self) -> str:
+        return f"{self.index:05d}-of-{self.count:05d}"
+
+    def vectors(self, folder: Path) -> Path:
+        return folder / f"vectors-{self.suffix}.npy"
+
+    def ids(self, folder: Path) -> Path:
+        return folder / f"ids-{self.suffix}.txt"
+
+    def offsets(self, folder: Path) -> Path:
+        return folder / f"offsets-{self.suffix}.npy"
+
+    def files(self, folder: Path, layout: str) -> dict[str, Path]:
+        """Return the files of a shard, by the name of their entry in the sidecar."""
+        files = {"vectors": self.vectors(folder), "ids": self.ids(folder)}
+        return files | {"offsets": self.offsets(folder)} if layout == "ragged" else files
+
+    def sidecar(self, folder: Path) -> Path:
+        return folder / f"shard-{self.suffix}.json"
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop - 1}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of a folder of vectors; `shards` are the entries of the sidecars, in the order of their rows."""
+
+    total_rows: int
+    rows_per_shard: int
+    vectors_per_row: int | None  # V; None under "ragged"
+    dimension: int  # D
+    dtype: str
+    shards: list[dict[str, Any]]
+    fingerprint: dict[str, Any]
+    layout: str
+
+
+def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:
+    """Return the shards of a corpus; only the last may be short. They depend on nothing but the two numbers."""
+    if total_rows < 1 or rows_per_shard < 1:
+        raise ValueError(f"cannot cut {total_rows} rows into shards of {rows_per_shard}: both must be at least 1")
+    starts = range(0, total_rows, rows_per_shard)
+    return [Shard(i, len(starts), start, min(start + rows_per_shard, total_rows)) for i, start in enumerate(starts)]
+
+
+class ShardWriter:
+    """Writes the shards of one corpus into `folder`, in any order, from any number of processes.
+
+    `fingerprint` is a nested JSON mapping of everything the bytes depend on. Opening a folder whose shards have another
+    fingerprint or other boundaries raises ContractError. `made_on` is noted with each shard, and not compared: it may
+    change the last bits, no more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        total_rows: int,
+        rows_per_shard: int,
+        fingerprint: Mapping[str, Any],
+        made_on: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.made_on = dict(made_on or {})
+        self.shards = plan_shards(total_rows, rows_per_shard)
+        self.made_from = {
+            "total_rows": total_rows,
+            "rows_per_shard": rows_per_shard,
+            "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # as it will be read back
+        }
+        self._whole: set[int] = set()  # shards whose digests this process has seen to be right
+        self._damaged: set[int] = set()  # and those that it has seen to be wrong
+        self.require_same()
+
+    def require_same(self) -> None:
+        """Raise ContractError if a file of the folder has another fingerprint."""
+        for path in announcement_files(self.folder):
+            self._entry(path)
+
+    def announced(self) -> bool:
+        """Return whether the folder records what its shards are made from. Raises ContractError if that differs."""
+        return any(self._entry(path) for path in announcement_files(self.folder))
+
+    def announce(self, work: Path | None = None) -> None:
+        """Record what the shards are made from, before the first one is written, so that different jobs never mix."""
+        if not self.announced():
+            write_json(self.folder / BEGUN, with_digest(self.made_from), work)
+
+    def withdraw(self) -> None:
+        """Remove the record if the folder has no shard; for a job that fails where there is no other."""
+        if read_entry(self.folder / BEGUN) == self.made_from and not any(self.folder.glob("shard-*.json")):
+            _retire(self.folder / BEGUN, None)
+
+    def retract(self, written: Collection[int]) -> None:
+        """Remove shards, for a job that learns that their contents may be wrong."""
+        for shard in (shard for shard in self.shards if shard.index in written):
+            _retire(self.folder / "manifest.json", None)
+            _retire(shard.sidecar(self.folder), None)
+            self._whole.discard(shard.index)
+
+    def _entry(self, path: Path) -> dict[str, Any] | None:
+        """Return the entry of a file, if it records what the shards are made from, else None."""
+        entry = read_entry(path)
+        if entry is None or not entry.keys() >= self.made_from.keys():
+            return None
+        require_equal(
+            self.made_from,
+            {key: entry[key] for key in self.made_from},
+            "what is to be encoded now",
+            str(path),
+            f"Delete {self.folder} to encode again, or choose another name for this corpus.",
+        )
+        return entry
+
+    def pending(self, verify: bool = True) -> list[Shard]:
+        """Return the shards still to write: those without a sidecar, or whose files do not match it. verify: compare
+        digests too, once."""
+        return [shard for shard in self.shards if not self.has(shard, verify)]
+
+    def write(self, shard: Shard, vectors: np.ndarray | Ragged, ids: Sequence[str], work: Path | None = None) -> None:
+        """Write one shard.
+
+        Args:
+            shard: which.
+            vectors: [rows,V,D] float32 or float16, or a list of vectors for each row.
+            ids: passage id of each row.
+            work: folder of its files until they are complete.
+        """
+        layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
+        flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
+        _check_ids(shard, ids)
+        dtype = _check_vectors(shard, vectors, flat, ids)
+        _retire(self.folder / "manifest.json", work)  # it describes the shards that were there before
+        self._whole.discard(shard.index)
+        with atomic_write(shard.vectors(self.folder), "wb", work) as file:
+            np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
+        if isinstance(vectors, Ragged):
+            with atomic_write(shard.offsets(self.folder), "wb", work) as file:
+                np.save(file, np.ascontiguousarray(vectors.offsets, "<i8"), allow_pickle=False)
+        with atomic_write(shard.ids(self.folder), "w", work) as file:
+            file.writelines(f"{identifier}\n" for identifier in ids)
+        entry = {
+            "first_row": shard.start,
+            "rows": shard.rows,
+            "layout": layout,
+            "shape": list(flat.shape),
+            "dtype": dtype,
+            **({"made_on": self.made_on} if self.made_on else {}),
+            **{name: _describe(path) for name, path in shard.files(self.folder, layout).items()},
+        }
+        write_json(shard.sidecar(self.folder), with_digest(entry | self.made_from), work)
+        self._whole.add(shard.index)
+
+    def finish(self, work: Path | None = None) -> Manifest:
+        """Write the manifest. Raises ShardError naming the shards that are missing or differ in shape, and
+        ContractError for shards of something else."""
+        self.require_same()
+        missing = self.pending()
+        if missing:
+            names = ", ".join(shard.suffix for shard in missing[:5]) + (", ..." if len(missing) > 5 else "")
+            raise ShardError(
+                f"{self.folder}: {len(missing)} of {len(self.shards)} shards are missing or damaged ({names}): "
+                "run encode again to write them"
+            )
+        manifest = self.manifest()
+        if not self.finished():
+            _retire(self.folder / BEGUN, work)  # the shards say it
+            write_json(self.folder / "manifest.json", with_digest(vars(manifest)), work)
+        return manifest
+
+    def finished(self) -> bool:
+        """Return whether the manifest exists and is that of the shards; no digest of these is compared."""
+        stored = read_entry(self.folder / "manifest.json")
+        return stored is not None and not self.pending(verify=False) and stored == vars(self.manifest())
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of the shards, which all exist. Raises ShardError for one that differs in shape."""
+        entries = [read_shard_json(shard.sidecar(self.folder)) for shard in self.shards]
+        layout, dtype = entries[0]["layout"], entries[0]["dtype"]
+        fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # what all shards share: (V, D) or (D,)
+        same = (layout, dtype, entries[0]["shape"][fixed])
+        for shard, entry in zip(self.shards, entries, strict=True):
+            if (entry["layout"], entry["dtype"], entry["shape"][fixed]) != same:
+                raise ShardError(
+                    f"{shard.vectors(self.folder)}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
+                    f"shard is {dtype} {entries[0]['shape']} {layout}: V, D and dtype must be the same in every shard"
+                )
+        return Manifest(
+            vectors_per_row=same[2][0] if layout == "fixed" else None,
+            dimension=same[2][-1],
+            dtype=dtype,
+            layout=layout,
+            shards=[{key: value for key, value in e.items() if key not in self.made_from} for e in entries],
+            **self.made_from,
+        )
+
+    def has(self, shard: Shard, verify: bool = True) -> bool:
+        """Return whether a shard exists and is complete.
+
+        verify: compare digests too, unless this process has compared them before; those of a shard that was damaged
+        always are.
+        """
+        sidecar = shard.sidecar(self.folder)
+        entry = self._entry(sidecar)
+        if entry is None:
+            return False
+        verify = (verify or shard.index in self._damaged) and shard.index not in self._whole
+        try:
+            check_entry(sidecar, shard, entry)
+            check_files(self.folder, shard, entry, verify)
+        except ShardError:
+            self._damaged.add(shard.index)
+            return False  # pending() lists it, and it is written again
+        if verify:
+            self._whole.add(shard.index)
+        return True
+
+
+def announcement_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that may record what its shards are made from."""
+    yield from (folder / BEGUN, folder / "manifest.json")
+    yield from sorted(folder.glob("shard-*.json"))
+
+
+def _retire(path: Path, work: Path | None) -> None:
+    """Remove a file, if it exists: into the folder `work`, so that a job that has lost its lease removes nothing."""
+    if not path.exists():
+        return
+    try:
+        os.replace(path, work / path.name) if work else path.unlink()
+    except FileNotFoundError:
+        if path.exists():  # else another job was faster
+            raise
+
+
+def check_entry(path: Path, shard: Shard, entry: Any) -> None:
+    """Raise ShardError, naming `path`, if an entry is not of that shard or not valid."""
+    problem = "is no object"
+    if isinstance(entry, Mapping):
+        shape, dtype, layout = (entry.get(key) for key in ("shape", "dtype", "layout"))
+        axes = {"fixed": 3, "ragged": 2}.get(layout) if isinstance(layout, str) else None
+        sizes = isinstance(shape, list) and len(shape) == axes and all(type(n) is int and n > 0 for n in shape)
+        if (entry.get("first_row"), entry.get("rows")) != (shard.start, shard.rows):
+            problem = f"is of rows from {entry.get('first_row')!r}, {entry.get('rows')!r} of them"
+        elif not sizes or dtype not in list(DTYPES):
+            problem = f"says {layout!r}, {shape!r}, {dtype!r} of layout, shape and dtype"
+        else:
+            return
+    raise ShardError(f"{path}: the entry of shard {shard.suffix} ({shard}) {problem}; run encode again")
+
+
+def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
+    """Raise ShardError if a file of a shard is not the one that its entry describes.
+
+    Args:
+        folder: folder of the shard.
+        shard: which.
+        entry: of its sidecar.
+        verify: compare digests too.
+    """
+    for problem in file_problems(folder, shard, entry, verify):
+        raise problem
+
+
+def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> Iterator[ShardError]:
+    """Yield the errors in the files of a shard.
+
+    Args:
+        folder: folder of the shard.
+        shard: which.
+        entry: of its sidecar.
+        verify: compare digests too.
+    """
+    for kind, path in shard.files(folder, entry.get("layout", "")).items():
+        expected = entry.get(kind)
+        if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
+            yield ShardError(
+                f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
+            )
+        elif not path.is_file():
+            yield ShardError(f"{path} ({shard}) does not exist; run encode again")
+        elif (size := path.stat().st_size) != expected["bytes"]:
+            yield ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
+        elif verify and sha256_file(path) != expected["sha256"]:
+            yield ShardError(
+                f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
+            )
+
+
+def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray, ids: Sequence[str]) -> str:
+    """Return the name of the vectors' dtype. Raises ValueError or VectorError."""
+    lists = isinstance(vectors, Ragged)
+    if flat.ndim != (2 if lists else 3) or len(vectors) != shard.rows or 0 in flat.shape:
+        raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(flat.shape)}")
+    if isinstance(vectors, Ragged):
+        if not (vectors.lengths > 0).all():
+            row = int((vectors.lengths > 0).argmin())
+            raise VectorError(shard.start + row, ids[row], "has no vector")
+        first, last = int(vectors.offsets[0]), int(vectors.offsets[-1])
+        if (first, last) != (0, len(flat)):
+            raise ValueError(f"shard {shard.suffix}: offsets go from {first} to {last}, not from 0 to {len(flat)}")
+    dtype = flat.dtype.name
+    if dtype not in DTYPES:
+        raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(DTYPES)}")
+    finite = np.isfinite(flat).reshape(len(flat), -1).all(axis=1)
+    if not finite.all():
+        place = int(finite.argmin())
+        row = int(np.searchsorted(vectors.offsets, place, "right")) - 1 if isinstance(vectors, Ragged) else place
+        hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
+        raise VectorError(shard.start + row, ids[row], f"has a NaN or an infinity in its vectors{hint}")
+    return dtype
+
+
+def _check_ids(shard: Shard, ids: Sequence[str]) -> None:
+    if len(ids) != shard.rows:
+        raise ValueError(f"shard {shard.suffix} has {shard.rows} rows, but {len(ids)} ids were given")
+    for row, identifier in enumerate(ids, shard.start):
+        if identifier.split() != [identifier]:
+            raise ValueError(f"row {row} has the id {identifier!r}; an id is not empty and has no white space")
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def read_shard_json(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file with a digest. Raises FileNotFoundError, and ShardError if it is damaged."""
+    try:
+        return atomic.read_with_digest(path)
+    except ValueError as error:
+        raise ShardError(f"{error}; run encode again") from error
+
+
+def read_entry(path: Path) -> dict[str, Any] | None:
+    """Return the contents of a JSON file with a digest, or None if it is missing or damaged, which means the same: not
+    done."""
+    try:
+        return read_shard_json(path)
+    except (FileNotFoundError, ShardError):
+        return None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest in a file; its numbers are used only after they agree with each other. Raises ShardError."""
+    stored = read_shard_json(path)
+    if set(stored) != set(Manifest.__annotations__):
+        raise ShardError(f"{path}: not a manifest of this version; run encode again")
+    layout, shards = stored["layout"], stored["shards"]
+    if layout not in LAYOUTS:
+        raise ShardError(f"{path}: layout {layout!r} is none of {', '.join(LAYOUTS)}; run encode again")
+    for name in ("total_rows", "rows_per_shard", "dimension", "vectors_per_row")[: 4 if layout == "fixed" else 3]:
+        if type(stored[name]) is not int or stored[name] < 1:
+            raise ShardError(f"{path}: {name} is {stored[name]!r}, no whole number from 1; run encode again")
+    if not isinstance(shards, list) or not isinstance(stored["fingerprint"], dict):
+        raise ShardError(f"{path}: shards must be a list and fingerprint an object; run encode again")
+    count = -(-stored["total_rows"] // stored["rows_per_shard"])
+    if len(shards) != count:
+        raise ShardError(f"{path}: lists {len(shards)} shards, {count} are right; run encode again")
+    for shard, entry in zip(plan_shards(stored["total_rows"], stored["rows_per_shard"]), shards, strict=True):
+        check_entry(path, shard, entry)
+        shape = [shard.rows, stored["vectors_per_row"], stored["dimension"]]
+        if layout == "ragged":
+            shape = [entry["shape"][0], stored["dimension"]]
+        if (entry["shape"], entry["dtype"], entry["layout"]) != (shape, stored["dtype"], layout):
+            raise ShardError(
+                f"{path}: the entry of shard {shard.suffix} ({shard}) contradicts the totals; run encode again"
+            )
+    return Manifest(**(stored | {"vectors_per_row": stored["vectors_per_row"] if layout == "fixed" else None}))

@@ -1,0 +1,77 @@
+"""A corpus to be encoded: inspected, and tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from tqdm import tqdm
+
+from jaxret.data.formats import Corpus, CorpusScan, Policy
+from jaxret.data.tokens.store import store_root
+from jaxret.data.tokens.tokenized import TokenizedCorpus, load_or_tokenize_corpus, load_tokenized_corpus
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import with_digest, write_json
+
+Log = Callable[[str], None]
+
+
+@dataclass
+class CorpusSource:
+    """An inspected corpus: counted and digested, with its tokens if it was tokenised before."""
+
+    corpus: Corpus
+    policy: Policy
+    root: Path  # of token stores
+    scan: CorpusScan
+    texts: TokenizedCorpus | None
+
+    def tokenized(self, run: Run, progress: bool, log: Log) -> TokenizedCorpus:
+        """Return the corpus as tokens in a store, which is made unless it exists: for steps that need the whole corpus
+        at once."""
+        if self.texts is None:
+            self.texts = load_or_tokenize_corpus(
+                self.corpus, self.scan, self.policy, run.tokenizer, self.root, progress, log
+            )
+        return self.texts
+
+
+def inspect_corpus(run: Run, corpus: str | Path, on_error: str, store: str, log: Log) -> CorpusSource:
+    """Check and count a corpus. Raises DataError for a bad record, ValueError if there is no passage.
+
+    Args:
+        run: its tokenizer counts.
+        corpus: folder or file.
+        on_error: "error", "skip" or "keep".
+        store: folder of token stores; "" for the run's.
+        log: prints a line.
+    """
+    root, policy = store_root(store or run.config.data.store), Policy(on_error)
+    opened = Corpus.open(corpus)
+    log(f"{corpus}: {opened.file}")
+    texts = load_tokenized_corpus(opened, policy, run.tokenizer, root)
+    scan = texts.scan if texts else opened.scan(policy)
+    if report := texts.report if texts else policy.report():
+        log(report)
+    if not scan.passages:
+        raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
+    return CorpusSource(opened, policy, root, scan, texts)
+
+
+def progress_log(progress: bool) -> Log:
+    """Return a function that prints a line, in the first process and if progress is shown."""
+    return tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+
+
+def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | None = None) -> None:
+    """Write where to find the text again.
+
+    Args:
+        folder: of the vectors.
+        corpus: folder or file.
+        scan: its sizes and times.
+        work: folder of the file until it is complete.
+    """
+    write_json(folder / "corpus.json", with_digest({"path": corpus.absolute, **scan.stat}), work)

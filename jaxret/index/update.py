@@ -1,0 +1,153 @@
+"""Append passages to an encoded corpus, and delete some: exact, and all or nothing.
+
+Appended passages are a folder of vectors beside the first (`parts_list.py`), encoded as any other; deleted ones are a
+note of rows that search leaves out. Either takes effect when parts.json is written; a job that is killed before leaves
+the corpus as it was, and goes on with the same command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxret.data.errors import Location
+from jaxret.data.formats import Policy, hash_id
+from jaxret.data.lines import decode_line, read_lines
+from jaxret.data.tokens.store import StringsBuilder
+from jaxret.index.encode import EncodeResult, encode_source
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
+from jaxret.index.passages import location_prefix
+from jaxret.index.shard_set import ShardSet, open_shards
+from jaxret.index.shards import ShardError
+from jaxret.index.source import CorpusSource, inspect_corpus, progress_log
+from jaxret.runs.contract import require_same_contract
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import Run
+
+_SHOWN = 3  # ids that an error names
+
+
+def append_corpus(
+    run: Run, corpus: str | Path, folder: Path, options: EncodeOptions = EncodeOptions(), progress: bool = True
+) -> EncodeResult:
+    """Encode the passages of another folder or file, and add them to the corpus that was encoded into `folder`.
+
+    The result counts these passages alone. A file that was appended before is not appended again. One job at a time
+    appends; its processes share the work.
+
+    Args:
+        run: the run that encoded the corpus.
+        corpus: folder or file with the new passages.
+        folder: folder of the encoded corpus.
+        options: as of `encode_corpus`; the dtype must be the corpus's.
+        progress: show progress.
+
+    Raises:
+        ValueError: an id that the corpus has already (one that was deleted may come again), or another dtype.
+        ContractError: another checkpoint or other lengths encoded the corpus.
+        ShardError: the corpus is damaged.
+
+    It raises what `encode_corpus` raises, too. The corpus is then as it was.
+    """
+    log = progress_log(progress)
+    options = replace(options, dtype=_require_same_vectors(run, open_shards(folder, verify=False), options.dtype))
+    source = inspect_corpus(run, corpus, options.on_error, options.store, log)
+    with hold_folder(folder, "appending"):
+        parts, sha256 = read_parts(folder), source.scan.sha256
+        before = next((part for part in parts[1:] if part.sha256 == sha256 and part.present.any()), None)
+        if before:
+            deleted = int((~before.present).sum())
+            log(f"{corpus} was appended before{f'; {deleted:,} of its passages were deleted since' if deleted else ''}")
+            as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes what is damaged
+            return encode_source(run, folder / before.name, source, as_before, progress)
+        encoded = open_encoded(folder)
+        _require_new(encoded, source)
+        new = CorpusPart(part_name(len(encoded.parts), sha256), sha256, source.scan.passages)
+        result = encode_source(run, folder / new.name, source, options, progress)
+        write_parts(folder, [*encoded.parts, new])
+    return result
+
+
+def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
+    """Return the dtype of the shards. Raises unless they can be searched together with vectors of the run."""
+    name, here = f"{shards.folder}/manifest.json", f"the model in {run.workdir}"
+    remedy = "Append with the checkpoint and the lengths of the corpus, or encode all of it again under another name."
+    made_by = shards.fingerprint
+    if not isinstance(made_by.get("contract"), dict) or not isinstance(made_by.get("checkpoint"), dict):
+        raise ShardError(f"{name} does not say what its vectors were made from; run encode again")
+    require_same_contract(made_by["contract"], run.contract, name, here, remedy)
+    require_equal({"checkpoint": made_by["checkpoint"]}, {"checkpoint": run.checkpoint}, name, here, remedy)
+    if dtype not in ("", shards.manifest.dtype):
+        raise ValueError(f"{name}: the vectors are {shards.manifest.dtype}; what is appended must be too, not {dtype}")
+    return shards.manifest.dtype
+
+
+def _require_new(encoded: EncodedCorpus, source: CorpusSource) -> None:
+    """Raise ValueError if a passage of the source has an id of the corpus. Holds its ids, and 8 bytes for each."""
+    if source.texts:  # a store's scan does not say which ids the text has twice
+        ids = source.texts.ids
+    else:
+        passages = source.corpus.read(Policy(source.policy.on_error), source.scan)
+        ids = StringsBuilder(passage.id for passage in passages).strings()
+    hashes = np.sort(np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids)))
+    rows: dict[str, int] = {}  # of what is there and may be among the ids
+    for first, encoded_ids in encoded.id_blocks():
+        theirs = np.fromiter((hash_id(key) for key in encoded_ids), np.uint64, len(encoded_ids))
+        candidates = np.flatnonzero(hashes[np.minimum(np.searchsorted(hashes, theirs), len(hashes) - 1)] == theirs)
+        rows |= {encoded_ids[i]: first + int(i) for i in candidates}
+    repeated = [key for key in ids if key in rows] if rows else []
+    if repeated:
+        key = repeated[0]
+        more = f" ({len(repeated) - 1:,} more like it)" if len(repeated) > 1 else ""
+        raise ValueError(
+            f"{location_prefix(source.corpus, key)}passage {key!r} is in {encoded.folder} already, "
+            f"row {rows[key]}{more}; leave it out, give it another id, or delete the one that is there"
+        )
+
+
+def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
+    """Delete the passages whose ids a file has, an id a line, from the corpus that was encoded into `folder`.
+
+    Searches leave them out from then on. Vectors stay on disk until the corpus is encoded again. An id of a passage
+    that was deleted before is no error. Returns how many were deleted now, and how many are left.
+
+    Raises ValueError for an id that the corpus never had, before anything is changed, and ShardError if it is damaged.
+    """
+    where_of = dict(_read_ids(Path(ids)))
+    with hold_folder(folder, "deleting"):
+        encoded = open_encoded(folder)
+        unknown, parts = set(where_of), []
+        for number, part in enumerate(encoded.parts):
+            everything = EncodedCorpus(folder, [part], [encoded.shards[number]], None)
+            rows = []
+            for first, block in everything.id_blocks():
+                rows += [first + i for i, key in enumerate(block) if key in where_of]
+                unknown.difference_update(block)
+            parts.append(part.with_deleted(rows))
+        if unknown:
+            missing = [key for key in where_of if key in unknown]
+            names = ", ".join(map(repr, missing[:_SHOWN])) + ", ..." * (len(missing) > _SHOWN)
+            raise ValueError(
+                f"{where_of[missing[0]]}: {len(missing):,} of {len(where_of):,} ids are of no passage in {folder}: "
+                f"{names}; correct them or leave them out (nothing was deleted)"
+            )
+        left = sum(int(part.present.sum()) for part in parts)
+        if left < encoded.total_rows:
+            write_parts(folder, parts)
+        return encoded.total_rows - left, left
+
+
+def _read_ids(path: Path) -> Iterator[tuple[str, Location]]:
+    """Yield (id, location) of each line that has one."""
+    for where, line in read_lines(path):
+        key = decode_line(line, where).strip()
+        if len(key.split()) > 1:
+            raise where.error("wrong id", f"{key[:60]!r} has white space in it", "write one id on each line")
+        if key:
+            yield key, where

@@ -1,0 +1,101 @@
+"""Count what is wrong with the negatives of a mined training file, read back independently of the filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.errors import Policy
+from jaxret.data.records import Example, Passage
+from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.mining.filters import normalised_text
+from jaxret.mining.training_queries import TrainingQuery, stream_mined_examples
+
+NEAR_SHARE = 0.8  # of the words of two near-identical texts, the share that both have
+
+
+@dataclass
+class MiningAudit:
+    """Counts of records and of negatives."""
+
+    records: int = 0
+    without_negatives: int = 0
+    negatives: int = 0
+    repeats_positive: int = 0  # judged relevant to the query, or with the text of one of its positives
+    positive_of_other_query: int = 0  # a positive of another query
+    near_positive: int = 0  # nearly the text of one of its positives, and not counted by `repeats_positive`
+    with_answer: int = 0  # contains an answer string of its query
+    answerable: int = 0  # negatives of queries with answer strings
+    above_target: int = 0  # scored above the target
+    scored: int = 0  # negatives with a score, whose target has one too
+
+    def add(self, example: Example, relevant: frozenset[str], others: Iterable[str], matcher: AnswerMatcher) -> None:
+        """Count one example.
+
+        Args:
+            example: a record of the file.
+            relevant: ids of the query's judged positives.
+            others: ids of all queries' positives.
+            matcher: for the queries' answers.
+        """
+        self.records += 1
+        self.without_negatives += not example.negatives
+        self.negatives += len(example.negatives)
+        positive_ids = relevant | {positive.id for positive in example.positives}
+        texts = {normalised_text(positive.text) for positive in example.positives}
+        bags = [_words(positive) for positive in example.positives]
+        repeats = [p.id in positive_ids or normalised_text(p.text) in texts for p in example.negatives]
+        self.repeats_positive += sum(repeats)
+        self.positive_of_other_query += sum(p.id in others and p.id not in positive_ids for p in example.negatives)
+        self.near_positive += sum(not same and _is_near(_words(p), bags) for p, same in zip(example.negatives, repeats))
+        if example.query.answers:
+            self.answerable += len(example.negatives)
+            self.with_answer += sum(matcher((p.text for p in example.negatives), example.query))
+        if example.is_distillable:
+            self.scored += sum(map(math.isfinite, example.negative_scores))
+            self.above_target += sum(score > example.positive_scores[0] for score in example.negative_scores)
+
+    def __str__(self) -> str:
+        lines = [
+            (self.repeats_positive, self.negatives, "the positive again (judged so, or the same text)"),
+            (self.positive_of_other_query, self.negatives, "another query's positive"),
+            (self.near_positive, self.negatives, f"nearly the positive's text ({NEAR_SHARE:.0%} of the words)"),
+            (self.with_answer, self.answerable, "an answer string in it"),
+            (self.above_target, self.scored, "scored above the positive"),
+        ]
+        rows = [f"  {_part(count, total):>7} {count:>12,} of {total:,}  {label}" for count, total, label in lines]
+        mean = self.negatives / self.records if self.records else 0
+        empty = f", {self.without_negatives:,} without negatives" if self.without_negatives else ""
+        return "\n".join(
+            [f"audit: {self.records:,} records{empty}, {mean:.1f} negatives each; of the negatives", *rows]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit_mined_file(path: Path, queries: Iterable[TrainingQuery], match: str = "string") -> MiningAudit:
+    """Audit a file that `jaxret mine` wrote, a record at a time. match: string or regex, for the queries' answers."""
+    relevant = {
+        (one.query.id, one.query.text): frozenset(p.id for p in one.positives) for one in queries if one.positives
+    }
+    others = {key for ids in relevant.values() for key in ids}
+    counts, matcher = MiningAudit(), AnswerMatcher(match)
+    for example in stream_mined_examples(path, Policy()):
+        counts.add(example, relevant.get((example.query.id, example.query.text), frozenset()), others, matcher)
+    return counts
+
+
+def _words(passage: Passage) -> frozenset[str]:
+    return frozenset(passage.text.lower().split())
+
+
+def _is_near(words: frozenset[str], bags: Iterable[frozenset[str]]) -> bool:
+    return any(len(words & bag) >= NEAR_SHARE * len(words | bag) for bag in bags if words or bag)
+
+
+def _part(count: int, total: int) -> str:
+    return f"{count / total:.2%}" if total else "-"

@@ -1,0 +1,347 @@
+"""Mine negatives for training queries: write a training file, a record of its sources, and an audit of it.
+
+    pool.rank -> window -> filters -> select -> record
+
+A block of queries at a time is ranked, and the texts of a smaller block are read by their rows in the corpus. Memory
+holds the rankings of one block, however many queries there are, and the indexes of the pools (`pools.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import (
+    Corpus,
+    corpus_file,
+    describe_source,
+    list_files,
+    read_corpus,
+    run_files,
+    source_exists,
+    source_path,
+)
+from jaxret.data.formats.example_writers import make_tevatron_record
+from jaxret.data.formats.readers import require_run_scores, targets_first_only
+from jaxret.data.lines import write_text
+from jaxret.data.records import Example, Passage
+from jaxret.data.tokens.subset import choose_ids
+from jaxret.evaluation.answers import check_answers
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.passages import Passages
+from jaxret.index.source import note_corpus
+from jaxret.mining.mining_audit import MiningAudit, audit_mined_file
+from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.negative_selection import MiningTally, NegativeSelector
+from jaxret.mining.pools import BM25_NAME, BM25Pool, NegativePool, RankingFilePool, RunPool, is_run_folder
+from jaxret.mining.training_queries import (
+    TrainingQueries,
+    query_blocks,
+    read_concatenated,
+    read_training_queries,
+    split_by_target,
+    training_query_files,
+)
+from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import corpus_folder, text_files
+from jaxret.storage.atomic import require_other_file, require_writable, sha256_file, with_digest, write_json
+
+RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
+TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passages are about 50 MB
+
+TextReader = Callable[[Collection[str]], Mapping[str, Passage]]
+
+
+@dataclass(frozen=True)
+class MiningJob:
+    """The inputs and the output of `jaxret mine`."""
+
+    data: str  # folder or file with the training queries
+    pools: tuple[str, ...]  # "bm25", folders of runs, files of rankings
+    out: str  # training file to write
+    split: str = "train"  # of data, if it is a folder
+    corpus: str = ""  # folder or file with the passages; needed unless a run of pools has encoded them
+    encoded: str = ""  # name of a run's encoded corpus, "" for its only one
+    teacher: str = ""  # file of rankings with a teacher's scores
+    concat: tuple[str, ...] = ()  # training files whose records follow the mined ones
+    settings: MiningSettings = field(default_factory=MiningSettings)
+    on_error: str = "error"  # or "skip": what to do with bad records
+    subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
+
+    @property
+    def judged(self) -> bool:
+        """Whether the positives are the training queries' (not retrieved passages)."""
+        return not self.settings.positives_from_retrieval
+
+
+@dataclass(frozen=True)
+class MiningResult:
+    """The file that was written, the fate of the retrieved passages, and the audit of the file."""
+
+    path: Path
+    tally: MiningTally
+    audit: MiningAudit
+
+
+def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], None] = print) -> MiningResult:
+    """Write the training file and `<its name>.parents.json` beside it, and log counts of each step.
+
+    Raises:
+        ValueError: settings that contradict each other or the pools.
+        DataError: a bad record.
+    """
+    policy, path = Policy(job.on_error), Path(job.out)
+    require_settings(job)
+    require_writable(path.parent)
+    questions = read_training_queries(job.data, job.split, policy, job.judged)
+    if job.subset[0]:
+        ids = choose_ids((one.query.id for one in questions.queries), *job.subset)
+        questions = replace(questions, queries=tuple(one for one in questions.queries if one.query.id in ids))
+    check_answers((one.query for one in questions.queries), job.settings.match)
+    log(f"{job.data}: {len(questions.queries):,} queries ({describe_queries(job)})")
+    if job.settings.positives_from_retrieval:
+        log("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
+    with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
+        pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress, log)
+        teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
+        for ranked in (*pools, *([teacher] if teacher else [])):
+            if isinstance(ranked, RankingFilePool):
+                ranked.require_queries([one.query for one in questions.queries], job.data)
+        chooser = NegativeSelector(job.settings, teacher, bool(job.concat))
+        write_examples(
+            job, path, questions, select_examples(questions, pools, texts, chooser, progress), chooser, policy
+        )
+    if policy.report():
+        log(policy.report())
+    names = " and ".join(pool.name for pool in pools)
+    log(f"from {names}, ranks {job.settings.skip + 1} to {job.settings.depth}:")
+    log("\n".join(chooser.tally.lines()))
+    if not teacher and (len(pools) > 1 or job.concat):
+        log("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
+    elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
+        log(f"  {names} has ranks alone: no score is in the file")
+    audit = audit_mined_file(path, questions.queries, job.settings.match)
+    write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, audit)
+    log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
+    return MiningResult(path, chooser.tally, audit)
+
+
+def require_settings(job: MiningJob) -> None:
+    """Raise ValueError for missing or contradicting settings and for an output that is also an input, DataError where
+    scores are needed of a ranking without scores."""
+    require_meaning(job.pools, job.settings, job.teacher)
+    runs = [pool for pool in job.pools if is_run_folder(pool)]
+    for pool in job.pools:
+        if pool not in (BM25_NAME, *runs) and (not source_exists(pool) or Path(pool).is_dir()):
+            raise ValueError(f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings")
+    if not job.corpus and len(runs) < len(job.pools):
+        raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
+    for file in job.concat:
+        if not source_path(file).is_file():
+            raise ValueError(f"--concat={file} is no file; give one of training records")
+    ranked = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
+    if job.teacher:
+        require_run_scores(job.teacher, "the scores of a teacher")
+    for pool in ranked if job.settings.limit and not job.teacher else ():
+        require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
+    read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranked]
+    read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
+    read += [("the corpus", job.corpus, list_files(corpus_file(job.corpus)))] if job.corpus else []
+    for pool in runs if not job.corpus else ():
+        encoded = open_encoded(corpus_folder(Workdir(pool), job.encoded, "--encoded"), verify=False)
+        read.append(("the corpus that a pool encoded", pool, text_files(encoded)))
+    read += [("a file that follows", file, [source_path(file)]) for file in job.concat]
+    read += [("the training data", job.data, training_query_files(job.data, job.split, job.judged))]
+    for role, source, files in read:
+        require_other_file(job.out, files, f"{role} ({source})")
+
+
+def require_meaning(pools: Sequence[str], settings: MiningSettings, teacher: str = "") -> None:
+    """Raise ValueError for pools and settings that contradict each other; no pool is opened."""
+    if not pools:
+        raise ValueError(f"there is no pool to mine; give {BM25_NAME}, the folder of a run, or a file of rankings")
+    if settings.positives_from_retrieval and len(pools) > 1:
+        raise ValueError(
+            "positives_from_retrieval takes the positives of one pool; mine the others apart, and --concat"
+        )
+    if settings.share is not None and BM25_NAME in pools and not teacher:
+        raise _no_bound(settings.share, BM25_NAME)
+
+
+def _no_bound(share: float, pool: str) -> ValueError:
+    return ValueError(
+        f"share is {share}, but scores of {pool} have no bound, as those of BM25 and of runs "
+        "without normalize: a part of one means nothing; give a teacher's, or use the margin"
+    )
+
+
+def describe_queries(job: MiningJob) -> str:
+    role = "examples" if job.judged else "queries"
+    return describe_source(job.data, role, job.split)
+
+
+def open_pools(
+    job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path, progress: bool, log: Callable[[str], None]
+) -> tuple[list[NegativePool], TextReader, dict[str, Any]]:
+    """Open the pools; return them, a reader of texts, and the corpus ({"path", "sha256", "passages"}).
+
+    Args:
+        job: names of pools and corpus, settings.
+        questions: the training queries; runs look up the rows of their positives.
+        policy: for bad records.
+        folder: for an index of the corpus file.
+        progress: show progress bars.
+        log: for messages.
+    """
+    positives = {passage.id for one in questions.queries for passage in one.positives}
+    pools: list[NegativePool] = []
+    for name in job.pools:
+        if name == BM25_NAME:
+            pools.append(BM25Pool(read_corpus(job.corpus, policy), progress))
+        elif is_run_folder(name):
+            pools.append(RunPool(name, job.encoded, positives))
+        else:
+            pools.append(RankingFilePool(name, policy))
+    unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    if job.settings.share is not None and unbounded:
+        raise _no_bound(job.settings.share, unbounded[0])
+    if job.settings.margin and unbounded:
+        log(
+            f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: what is a narrow one "
+            "shows in what positives score, below (0.05, as NV-Retriever's, is of cosines)"
+        )
+    if not job.corpus:
+        searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
+        return pools, searcher.passages, searcher.shards.corpus
+    opened = Corpus.open(job.corpus)
+    scan = opened.scan(policy)
+    for pool in pools:
+        if isinstance(pool, RunPool):
+            pool.require_corpus(job.corpus, scan.sha256)
+    note_corpus(folder, opened, scan)
+    corpus = {"path": opened.absolute, "sha256": scan.sha256, "passages": scan.passages}
+    return pools, Passages(folder).read, corpus
+
+
+def select_examples(
+    questions: TrainingQueries,
+    pools: Sequence[NegativePool],
+    texts: TextReader,
+    chooser: NegativeSelector,
+    progress: bool,
+) -> Iterator[Example]:
+    """Yield the example of each query that has a positive, in order.
+
+    Args:
+        questions: the training queries.
+        pools: the sources of negatives.
+        texts: reader of passages by id.
+        chooser: selects negatives and counts.
+        progress: show a progress bar.
+    """
+    settings = chooser.settings
+    with tqdm(total=len(questions.queries), desc="mine", unit="query", disable=not progress, delay=1) as bar:
+        for block in query_blocks(questions.queries, RANK_BLOCK):
+            queries = [one.query for one in block]
+            ids = [[passage.id for passage in one.positives] for one in block]
+            results = list(zip(*(pool.rank(queries, ids, settings.depth) for pool in pools), strict=True))
+            for start in range(0, len(block), TEXT_BLOCK):
+                part = results[start : start + TEXT_BLOCK]
+                rankings = (result.ranking[settings.skip : settings.depth] for of_pools in part for result in of_pools)
+                positive_ids = {key for keys in ids[start : start + TEXT_BLOCK] for key in keys}
+                passages = texts(positive_ids | {key for ranking in rankings for key, _ in ranking})
+                for query, of_pools in zip(block[start : start + TEXT_BLOCK], part, strict=True):
+                    if example := chooser.make_example(chooser.with_corpus_texts(query, passages), of_pools, passages):
+                        yield example
+                bar.update(len(part))
+    if not chooser.tally.retrieved:
+        raise ValueError(f"no passage was retrieved at ranks {settings.skip + 1} to {settings.depth} of any query")
+    if chooser.tally.left_out["no such text in the corpus"] == chooser.tally.retrieved:
+        raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
+
+
+def write_examples(
+    job: MiningJob,
+    path: Path,
+    questions: TrainingQueries,
+    examples: Iterator[Example],
+    chooser: NegativeSelector,
+    policy: Policy,
+) -> None:
+    """Write the mined examples, then the records of --concat files.
+
+    If some part has examples of which only the first positive is a target, no example of the file has several.
+
+    Args:
+        job: names of --concat files, settings.
+        path: file to write.
+        questions: the training queries.
+        examples: the mined examples.
+        chooser: scores the --concat records.
+        policy: for bad records.
+    """
+    parts = [(examples, questions.every_positive and job.judged)]
+    query_texts = {one.query.id: one.query.text for one in questions.queries}
+    for source in job.concat:
+        follow = read_concatenated(source, job.settings.keep, policy)
+        scored = (chooser.score_concatenated(example, query_texts) for example in follow)
+        parts.append((scored, not targets_first_only(source, None)))
+    every_positive = all(every for _, every in parts)
+    rows = chain.from_iterable(split_by_target(part, every, every_positive) for part, every in parts)
+    texts: dict[str, int] = {}
+    with write_text(path) as file:
+        for example in rows:
+            example = with_unique_id(example, texts)
+            file.write(json.dumps(make_tevatron_record(example, every_positive), ensure_ascii=False) + "\n")
+
+
+def with_unique_id(example: Example, texts: dict[str, int]) -> Example:
+    """Return the example, with another id if a different question has its id: files without ids count rows from 0.
+
+    texts: id -> hash of its question, of all examples so far; is extended.
+    """
+    key, text, number = example.query.id, hash(example.query.text), 1
+    while texts.setdefault(key, text) != text:
+        number += 1
+        key = f"{example.query.id}.{number}"
+    return example if key == example.query.id else replace(example, query=replace(example.query, id=key))
+
+
+def parents_path(path: Path) -> Path:
+    """Return the path of the record of a mined file's sources, beside it."""
+    name = path.name
+    for ending in (".gz", ".zst", ".jsonl", ".json"):
+        name = name.removesuffix(ending)
+    return path.with_name(f"{name}.parents.json")
+
+
+def write_parents(
+    job: MiningJob,
+    path: Path,
+    questions: TrainingQueries,
+    pools: Sequence[NegativePool],
+    corpus: Mapping[str, Any],
+    tally: MiningTally,
+    audit: MiningAudit,
+) -> None:
+    queries = {"source": job.data, "split": job.split, "subset": job.subset[0], "subset_seed": job.subset[1]}
+    made: dict[str, Any] = {
+        "file": {"name": path.name, "sha256": sha256_file(path)},
+        "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
+        "corpus": dict(corpus),
+        "pools": [pool.parent() for pool in pools],
+        "teacher": job.teacher,
+        "concat": [{"source": source, "sha256": sha256_file(source_path(source))} for source in job.concat],
+        "settings": asdict(job.settings),
+        "left_out": dict(tally.left_out),
+        "audit": audit.to_json(),
+    }
+    write_json(parents_path(path), with_digest(made))

@@ -1,0 +1,70 @@
+"""Settings of mining: flags of `jaxret mine`, and keys of a recipe's stages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+TOP, SAMPLE = "top", "sample"
+
+
+@dataclass(frozen=True)
+class MiningSettings:
+    """How negatives are chosen. Ranks count from 1; of several positives, the one with the lowest score counts."""
+
+    depth: int = option(200, "last rank of a ranking that is considered", lower_bound=1)
+    skip: int = option(0, "ranks at the top that are skipped", lower_bound=0)
+    keep: int = option(30, "negatives per query from each pool, and from each record of --concat", lower_bound=1)
+    draw: str = option(SAMPLE, "draw negatives at random, or take the first ones", (SAMPLE, TOP))
+    # The sample depends on the seed, the query's id and the pool alone.
+    seed: int = option(12345, "seed of the sample", lower_bound=0)
+    answers: bool = option(True, "leave out passages with an answer of the query, where it has answers")  # DPR
+    match: str = option(
+        "string",
+        "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
+        ("string", "regex"),
+    )
+    # NV-Retriever's MarginPos and PercPos.
+    margin: float | None = option(
+        None, "leave out passages scoring at least the positive's score minus this", lower_bound=0
+    )
+    share: float | None = option(None, "leave out passages scoring at least this share of the positive's, as 0.95")
+    # RocketQA: a cross-encoder's .1.
+    min_score: float | None = option(None, "leave out passages scoring below this")
+    max_score: float | None = option(None, "leave out passages scoring this or more")
+    # In rank order, and judgements are ignored: MLR's published code mines so.
+    positives_from_retrieval: bool = option(
+        False,
+        "retrieved passages with an answer are the positives, the first of them the target, as in the reference recipe",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "skip", "keep", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
+        for name in ("margin", "share", "min_score", "max_score"):
+            value = getattr(self, name)
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+                raise ValueError(f"{name} is {value!r}; it must be a finite number")
+        if self.min_score is not None and self.max_score is not None and self.min_score >= self.max_score:
+            raise ValueError(f"min_score is {self.min_score} and max_score {self.max_score}: nothing is between")
+        if not 0 <= self.skip < self.depth:
+            raise ValueError(f"ranks {self.skip + 1} to {self.depth}: there are none; skip must be below depth")
+        check_options(self)
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; it is a part of the positive's score, above 0 and at most 1")
+        if self.positives_from_retrieval and not self.answers:
+            raise ValueError("positives_from_retrieval goes by answer strings; leave answers on")
+
+    @property
+    def compares(self) -> bool:
+        """Whether a limit depends on the positive's score."""
+        return self.margin is not None or self.share is not None
+
+    @property
+    def limit(self) -> str:
+        """The name of the first limit on scores; "" without one."""
+        limits = ("margin", "share", "min_score", "max_score")
+        return next((name for name in limits if getattr(self, name) is not None), "")

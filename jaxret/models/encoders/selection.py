@@ -1,0 +1,71 @@
+"""Selection of the hidden states that leave an encoder: one of [CLS] never holds [L+1,B,T,H], only [L+1,B,1,H]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.types import HiddenStates
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Positions and layers to return."""
+
+    tokens: int | None = None  # this many positions from the first one, [CLS], on; None: all
+    mean: bool = False  # whether the mean over real tokens comes before them
+    layers: Literal["all", "last"] = "all"  # all: L+1, from the embeddings to the last layer
+
+    def last_layer_positions(self, length: int) -> int | None:
+        """Return how many positions of the last layer are needed, from the first one on; None: all of `length`."""
+        return None if self.mean or self.tokens is None or self.tokens >= length else self.tokens
+
+    def select(
+        self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
+    ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
+        """Return the selected positions of one layer's output, of which `last_layer_positions` are enough."""
+        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens))
+
+    def select_positions(
+        self, hidden: Float[jax.Array, "B queries H"], mask: Bool[jax.Array, "B T"]
+    ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
+        """Return the selected positions of states by text. Missing ones, of a batch shorter than `tokens`, are masked
+        zeros, so that K does not depend on the batch."""
+        parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
+        if self.tokens is not None and self.tokens > hidden.shape[1]:
+            missing = self.tokens - hidden.shape[1]
+            parts.append(jnp.zeros((hidden.shape[0], missing, hidden.shape[2]), hidden.dtype))
+            masks.append(jnp.zeros((hidden.shape[0], missing), bool))
+        if self.mean:
+            total = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1, dtype=jnp.float32)
+            mean = total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+            parts.insert(0, mean.astype(hidden.dtype)[:, None])
+            masks.insert(0, jnp.any(mask, axis=1, keepdims=True))
+        return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
+
+    def collect(
+        self,
+        embedded: Float[jax.Array, "R W H"],
+        intermediate: Float[jax.Array, "below N K H"] | None,
+        last: Float[jax.Array, "R queries H"],
+        layout: TokenLayout,
+    ) -> HiddenStates:
+        """Return an encoder's result.
+
+        Args:
+          embedded: output of the embeddings.
+          intermediate: selected states of the layers below the last, as the stack returns them; None: there are none.
+          last: output of the last layer, with its final norm.
+          layout: of the batch.
+        """
+        state, positions = self.select(last, layout)
+        if self.layers == "last":
+            return HiddenStates(state[None], positions)
+        first, _ = self.select(embedded, layout)
+        below = [] if intermediate is None else [intermediate]
+        return HiddenStates(jnp.concatenate([first[None], *below, state[None]]), positions)

@@ -1,0 +1,225 @@
+"""Aggretriever (Lin, Li & Lin 2023): weights of the vocabulary's words, aggregated over tokens and pruned to a few
+hundred numbers, next to a projection of [CLS]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.types import Embeddings, HiddenStates
+
+PRUNINGS = ("full", "semi", "linear")
+FREE_IDS = 1000  # the first ids of BERT's vocabulary are special or unused: dropping fewer costs nothing
+
+
+def uniform_like_torch(key: jax.Array, shape: tuple[int, ...], dtype: Any, fan_in: int) -> jax.Array:
+    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for weights and biases of a linear layer.
+
+    Args:
+      key: of the draw.
+      shape: of the result.
+      dtype: of the result.
+      fan_in: input size of the layer.
+    """
+    return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
+
+
+def torch_linear(features: int, fan_in: int, name: str) -> nn.Dense:
+    """Return a float32 linear layer with torch's initialisation, as in the paper's code."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return uniform_like_torch(key, shape, dtype, fan_in)
+
+    return nn.Dense(features, precision=jax.lax.Precision.HIGHEST, kernel_init=init, bias_init=init, name=name)
+
+
+def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -> Float[jax.Array, "B agg"]:
+    """Slice max pooling of the vocabulary to `dimension` numbers.
+
+    The vocabulary is cut to a multiple of the slice (2 d for "full", d for "semi") by dropping its first ids, or
+    padded with zeros at its end where more than 1,000, or all, would be lost. Token t lands in slot (t mod 2d) // 2
+    under "full", with a plus sign if even and a minus sign if odd: the larger of the two maxima wins, a tie is minus.
+    Under "semi" it lands in slot t mod d, without a sign.
+    """
+    width = 2 * dimension if mode == "full" else dimension
+    surplus = values.shape[1] % width
+    if surplus > FREE_IDS or values.shape[1] < width:
+        values = jnp.pad(values, ((0, 0), (0, width - surplus)))
+    else:
+        values = values[:, surplus:]
+    best = jnp.max(values.reshape(len(values), -1, width), axis=1)  # [B,width]
+    if mode == "semi":
+        return best
+    plus, minus = best[:, 0::2], best[:, 1::2]
+    return jnp.where(plus > minus, plus, -minus)
+
+
+def strongest(
+    probabilities: Callable[[Float[jax.Array, "B c H"]], Float[jax.Array, "B c vocabulary"]],
+    hidden: Float[jax.Array, "B T H"],
+    weights: Float[jax.Array, "B T"],
+    mask: Bool[jax.Array, "B T"],
+    chunk: int,
+    train: bool,
+) -> Float[jax.Array, "B vocabulary"]:
+    """Return v[t] = max(0, max_i w_i p_i[t]) over real tokens i (eq. 3), without ever holding [B,T,vocabulary].
+
+    Inference needs a running maximum only. In training, a first pass finds the index of each entry's largest token,
+    which has no gradient; a second pass sums the values of these tokens alone. The backward pass computes a chunk
+    again, so that only one is held. Of equal tokens the first wins.
+
+    Args:
+      probabilities: makes p from hidden states.
+      hidden: of the tokens.
+      weights: w of the tokens.
+      mask: real tokens.
+      chunk: number of tokens at a time.
+      train: whether a gradient is needed.
+    """
+    batch, length = mask.shape
+    chunks = -(-length // chunk)
+    extra = chunks * chunk - length
+
+    def split(x: jax.Array) -> jax.Array:  # [chunks, B, chunk, ...]
+        x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, chunks, chunk, *x.shape[2:]), 1, 0)
+
+    parts = split(hidden), split(weights), split(mask), jnp.arange(chunks)
+
+    def values(h: jax.Array, w: jax.Array, m: jax.Array) -> Float[jax.Array, "B c vocabulary"]:
+        return jnp.where(m[..., None], w[..., None] * probabilities(h), 0.0)
+
+    def find(carry: tuple[jax.Array, jax.Array], part: Any) -> tuple[Any, None]:
+        best, winner = carry
+        h, w, m, i = part
+        products = jax.lax.stop_gradient(values(h, w, m))
+        top = jnp.max(products, axis=1)
+        position = i * chunk + jnp.argmax(products, axis=1)
+        return (jnp.maximum(best, top), jnp.where(top > best, position, winner)), None
+
+    vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
+    # Made from the texts, so that inside `jax.shard_map` it varies over devices, as the carry of the scan does.
+    nothing = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
+    (best, winner), _ = jax.lax.scan(find, (nothing, nothing.astype(jnp.int32) - 1), parts)
+    if not train:
+        return best
+
+    @jax.checkpoint
+    def gather(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
+        h, w, m, i = part
+        wins = (i * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
+        return total + jnp.sum(jnp.where(wins, values(h, w, m), 0.0), axis=1), None
+
+    total, _ = jax.lax.scan(gather, nothing, parts)
+    return total
+
+
+class AggretrieverHead(VectorHead):
+    """V = 1: [agg(`lexical_dim`) ; W_cls h[L][0] (`cls_dim`)], for queries and passages alike; 0 leaves a part out.
+
+    For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative),
+    v = max_i w_i p_i, pruned to `lexical_dim` (Aggretriever eq. 2-4). Ablations: `mlm=False` takes the token itself
+    for p_i, `term_weights=False` takes 1 for w_i, pruning "semi" has no sign, "linear" is a learned projection.
+    With token "mean" the mean takes the place of [CLS], and all tokens count.
+
+    Where there are two parts, `parts_weight` of each part's own contrastive loss is added (eq. 7).
+    """
+
+    lexical_dim: int = 640
+    cls_dim: int = 128
+    pruning: str = "full"
+    mlm: bool = True
+    term_weights: bool = True
+    chunk: int = 16
+    parts_weight: float = 0.5
+
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
+    FREE: ClassVar[tuple[str, ...]] = ("chunk",)
+
+    def check(self) -> None:
+        if self.pruning not in PRUNINGS:
+            raise ValueError(f"head.aggretriever.pruning is {self.pruning!r}; it must be one of {', '.join(PRUNINGS)}")
+        if min(self.lexical_dim, self.cls_dim) < 0 or self.lexical_dim + self.cls_dim == 0:
+            raise ValueError(
+                f"head.aggretriever.lexical_dim is {self.lexical_dim} and head.aggretriever.cls_dim {self.cls_dim}: "
+                "neither may be negative, and one must be there"
+            )
+        if self.chunk < 1:
+            raise ValueError(f"head.aggretriever.chunk is {self.chunk}; at least 1 token is projected at a time")
+
+    def needs(self) -> tuple[str, ...]:
+        return (*super().needs(), *(["mlm_head"] if self.mlm else []))
+
+    def dimension(self) -> int:
+        return self.lexical_dim + self.cls_dim
+
+    def loss_settings(self) -> dict[str, Any]:
+        if not (self.lexical_dim and self.cls_dim):
+            return {}
+        return {"parts": tuple(self.vector_parts().values()), "parts_weight": self.parts_weight}
+
+    def vector_parts(self) -> dict[str, tuple[int, int]]:
+        bounds = {"words": (0, self.lexical_dim), "[CLS]": (self.lexical_dim, self.lexical_dim + self.cls_dim)}
+        return {name: (begin, end) for name, (begin, end) in bounds.items() if begin < end}
+
+    def word_values(self, side: Side) -> str:
+        return "weight of each word, before the vocabulary is pruned" if self.lexical_dim else ""
+
+    def selection(self, side: Side) -> Selection:
+        return Selection(mean=self.token == "mean", layers="last")
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
+        states = hidden.states[-1]
+        vectors = []
+        if self.lexical_dim:
+            vectors.append(self.aggregate(states[:, 1:], hidden.mask[:, 1:], text))
+        if self.cls_dim:
+            first = states[:, 0].astype(jnp.float32)
+            vectors.append(torch_linear(self.cls_dim, self.hidden_size, "cls")(first))
+        return Embeddings(jnp.concatenate(vectors, axis=-1)[:, None], hidden.mask[:, :1])
+
+    @nn.nowrap
+    def aggregate(
+        self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], text: HeadInput
+    ) -> Float[jax.Array, "B agg"]:
+        weights = jnp.ones(mask.shape)
+        if self.term_weights:
+            weights = torch_linear(1, self.hidden_size, "term_weight")(states.astype(jnp.float32))[..., 0]
+        if self.mlm:
+            mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan wants
+            table = text.encoder.word_table
+
+            def probabilities(h: jax.Array) -> jax.Array:
+                return jax.nn.softmax(mlm_head.apply(variables, h, table), axis=-1)
+
+            values = strongest(probabilities, states, weights, mask, self.chunk, text.train)
+        else:
+            ids = text.tokens.ids[:, -states.shape[1] :]
+            values = one_hot_maximum(ids, weights, mask, text.encoder.config.vocab_size)
+        self.sow("intermediates", "words", values[:, None])
+        if self.pruning == "linear":
+            return torch_linear(self.lexical_dim, values.shape[1], "lexical")(values)
+        return prune(values, self.lexical_dim, self.pruning)
+
+
+def one_hot_maximum(
+    ids: Int[jax.Array, "B T"], weights: Float[jax.Array, "B T"], mask: Bool[jax.Array, "B T"], vocabulary: int
+) -> Float[jax.Array, "B vocabulary"]:
+    """Return v[t] = max(0, max w_i over the positions i of token t).
+
+    Args:
+      ids: of the tokens.
+      weights: w of the tokens.
+      mask: real tokens.
+      vocabulary: its size.
+    """
+    rows = jnp.arange(len(ids))[:, None]
+    return jnp.zeros((len(ids), vocabulary)).at[rows, ids].max(jnp.where(mask, weights, 0.0))

@@ -1,0 +1,160 @@
+"""ColBERT (Khattab & Zaharia 2020): every token's vector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Side, VectorHead, one_token_selection
+from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
+
+# Query augmentation: fill queries up to their length limit with [MASK]s, whose states are vectors of the query.
+# "unattended": no token attends to them (PyLate, ColBERT's later code); "attended": all do.
+EXPANSIONS = ("none", "unattended", "attended")
+
+
+class ColbertHead(VectorHead):
+    """The last layer at every token, V = T, projected to `projection` numbers if that is not 0.
+
+    The query is one vector (the MLR paper's baseline), or all of its tokens with `late`: its score is then the sum over
+    query tokens of the maximum over passage tokens (ColBERT eq. 3). With token "mean" and one query vector, the
+    passage's mean comes before its tokens.
+    """
+
+    projection: int = 0
+    late: bool = False  # late interaction, which all fields below need
+    query_marker: int = -1  # id of a token after [CLS], part of the length limit; -1: none ([Q] of the paper, 3.2)
+    passage_marker: int = -1  # [D]
+    expansion: str = "none"  # query augmentation (3.2), one of EXPANSIONS
+    mask_id: int = 103
+    skiplist: tuple[int, ...] = ()  # ids of passage tokens that are read but are no vectors: punctuation (3.3)
+
+    DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = (
+        "projection",
+        "late",
+        "query_marker",
+        "passage_marker",
+        "expansion",
+        "mask_id",
+        "skiplist",
+    )
+    PROJECTION: ClassVar[str] = "projection"
+
+    def check(self) -> None:
+        name = "head.colbert"
+        if self.projection < 0:
+            raise ValueError(f"{name}.projection is {self.projection}; 0 is the encoder's own size")
+        if self.expansion not in EXPANSIONS:
+            raise ValueError(f"{name}.expansion is {self.expansion!r}; it must be one of {', '.join(EXPANSIONS)}")
+        ids = {"query_marker": self.query_marker, "passage_marker": self.passage_marker, "mask_id": self.mask_id}
+        for key, id in [*ids.items(), *(("skiplist", id) for id in self.skiplist)]:
+            least = -1 if key in ("query_marker", "passage_marker") else 0
+            used = key != "mask_id" or self.expansion != "none"
+            if used and (type(id) is not int or not least <= id < self.vocab_size):
+                raise ValueError(
+                    f"{name}.{key} has {id!r}; ids of this vocabulary are {least} to {self.vocab_size - 1}"
+                )
+        late_only = {"query_marker": self.query_marker != -1, "passage_marker": self.passage_marker != -1}
+        late_only |= {"expansion": self.expansion != "none", "skiplist": bool(self.skiplist)}
+        if not self.late and (keys := [key for key, is_set in late_only.items() if is_set]):
+            raise ValueError(f"{name}.{keys[0]} is set, which only late interaction has: set {name}.late=True")
+
+    def needs(self) -> tuple[str, ...]:
+        return () if self.late else super().needs()
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        super().check_tokenizer(tokenizer)
+        if self.expansion != "none" and tokenizer.mask_id != self.mask_id:
+            raise ValueError(f"head.colbert.mask_id is {self.mask_id}, but [MASK] has the id {tokenizer.mask_id}")
+
+    def pooling_problem(self, pooling: str) -> str:
+        return "needs every token's vector under late interaction" if self.late else super().pooling_problem(pooling)
+
+    def vectors_per_passage(self) -> None:
+        return None
+
+    def dimension(self) -> int:
+        return self.projection or self.hidden_size
+
+    def late_interaction(self) -> bool:
+        return self.late
+
+    def layers_of(self, side: Side) -> tuple[int, ...]:
+        return (self.num_layers,)
+
+    def token_of(self, side: Side, pooling: str) -> str:
+        if self.late:
+            return EVERY_TOKEN
+        if side == "query" or pooling == "self_contrastive":
+            return self.token
+        if pooling == "average":  # of tokens and of their mean alike
+            return "mean"
+        return EVERY_TOKEN if self.token == "cls" else ""
+
+    def contract(self) -> dict[str, Any]:
+        keys = super().contract()
+        return {key: value for key, value in keys.items() if not (self.late and key == "token")}  # every token is read
+
+    def tokenizer_options(self) -> dict[str, Any]:
+        markers = {"query": self.query_marker, "passage": self.passage_marker}
+        options = {f"{side}_marker": None if id == -1 else id for side, id in markers.items()}
+        return {**options, "expand_queries": self.expansion != "none"}
+
+    def attended(self, tokens: Tokens, side: Side) -> Tokens:
+        if side != "query" or not self.unattended():
+            return tokens
+        text = jnp.where(tokens.mask, tokens.ids, self.mask_id) != self.mask_id
+        before = (
+            jnp.flip(jnp.cumsum(jnp.flip(text, axis=1), axis=1), axis=1) > 0
+        )  # a [MASK] inside the text belongs to it
+        return replace(tokens, mask=tokens.mask & before)
+
+    def unattended(self) -> str:
+        return "[MASK]s after a query" if self.expansion == "unattended" else ""
+
+    def vector_mask(self, texts: Ragged, side: Side) -> np.ndarray:
+        mask = super().vector_mask(texts, side)
+        if side == "passage" and self.skiplist:
+            mask &= ~np.isin(texts.flat, self.skiplist)
+            mask[texts.offsets[:-1][texts.lengths > 0]] = True
+        return mask
+
+    def selection(self, side: Side) -> Selection:
+        if self.late:
+            return Selection(layers="last")
+        if side == "query":
+            return one_token_selection(self.token, "last")
+        return Selection(mean=self.token == "mean", layers="last")
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
+        vectors, mask = hidden.states[-1], hidden.mask
+        if self.projection:
+            vectors = nn.Dense(
+                self.projection,
+                use_bias=False,
+                precision=jax.lax.Precision.HIGHEST,
+                kernel_init=nn.initializers.normal(0.02),
+                name="projection",
+            )(vectors.astype(jnp.float32))
+        if self.late:
+            mask = text.tokens.mask  # [MASK]s that no token attends to are vectors too
+        if self.skiplist and text.side == "passage":
+            # Move the vectors before the skipped tokens, in order: only the number of a text's vectors is stored.
+            counts = mask & ~self._skipped(text.tokens.ids)
+            order = jnp.argsort(~counts, axis=1, stable=True)
+            vectors = jnp.take_along_axis(vectors, order[..., None], axis=1)
+            mask = jnp.take_along_axis(counts, order, axis=1)
+        return Embeddings(vectors, mask)
+
+    def _skipped(self, ids: Int[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
+        """Return which tokens are no vectors. The first always is one, so that no passage is empty."""
+        return jnp.isin(ids, jnp.array(self.skiplist)) & (jnp.arange(ids.shape[1]) > 0)

@@ -1,0 +1,167 @@
+"""I3 (Dong et al. 2023): implicit interaction of a passage with pseudo-queries that are generated from it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.bert import ACTIVATIONS, BertConfig, BertLayer, PostNormLayer, bert_dense, bert_norm
+from jaxret.models.encoders.layers import Compute, Dropout
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.encoders.stack import Stack
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.types import Embeddings, HiddenStates, Tokens
+
+VARIANTS = ("paper", "released")
+
+
+class ReconstructorLayer(PostNormLayer):
+    """Self-attention over the pseudo-query (in both directions), cross-attention to the passage, feed-forward: a layer
+    of transformers' BERT decoder without its causal mask."""
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[jax.Array, "B U H"],
+        layout: TokenLayout,
+        states: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T"],
+    ) -> tuple[Float[jax.Array, "B U H"], None]:
+        """Compute the layer.
+
+        Args:
+          hidden: of the pseudo-query.
+          layout: of the pseudo-query.
+          states: of the passage.
+          mask: real tokens of the passage.
+        """
+        drop = Dropout(self.config.hidden_dropout, layout)
+        attended = self.attention_block(hidden, hidden, layout.mask, drop)
+        crossed = self.attention_block(attended, states, mask, drop, "cross_attention")
+        return self.feed_forward_block(crossed, drop), None
+
+
+class I3Head(VectorHead):
+    """V = 1. The query is h[L][0]; a passage's vector is the interactor's output at [CLS].
+
+    variant "paper": U is K = `pseudo_length` [MASK] embeddings; the reconstructor's layers read all passage tokens P
+    and give Z; the interactor's layers read [P ; Z]. variant "released" (the published code): U is [CLS], K - 2 times
+    [MASK], [SEP]; the reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
+
+    In training, where a text has a pseudo-query, `auxiliary_loss` is the cross-entropy of a vocabulary projection of
+    Z_j against its j-th token, summed, and the number of tokens (I3 eq. 10). The loss adds their mean, multiplied by
+    `reconstruction_weight` * `reconstruction_decay`^epoch, epochs counted from 0 (eq. 11).
+    """
+
+    mask_id: int = 103
+    variant: str = "paper"
+    reconstructor_layers: int = 1
+    interactor_layers: int = 1
+    pseudo_length: int = 32
+    reconstruction_weight: float = 1.0
+    reconstruction_decay: float = 0.1
+
+    NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("reconstruction_weight", "reconstruction_decay")
+
+    def check(self) -> None:
+        if self.variant not in VARIANTS:
+            raise ValueError(f"head.i3.variant is {self.variant!r}; it must be one of {', '.join(VARIANTS)}")
+        if self.token != "cls":
+            raise ValueError("head.token is 'mean'; the interactor's output is read at [CLS]: use 'cls'")
+        if min(self.reconstructor_layers, self.interactor_layers) < 1 or self.pseudo_length < 3:
+            raise ValueError(
+                "head.i3.reconstructor_layers and head.i3.interactor_layers are at least 1, head.i3.pseudo_length 3"
+            )
+
+    def needs(self) -> tuple[str, ...]:
+        return "cls", "positioned_masks"
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        super().check_tokenizer(tokenizer)
+        if tokenizer.mask_id != self.mask_id:
+            raise ValueError(f"head.i3.mask_id is {self.mask_id}, but the tokenizer's [MASK] is {tokenizer.mask_id}")
+
+    def selection(self, side: Side) -> Selection:
+        return Selection(1 if side == "query" or self.variant == "released" else None, layers="last")
+
+    def loss_settings(self) -> dict[str, Any]:
+        return {"auxiliary_weight": self.reconstruction_weight, "auxiliary_decay": self.reconstruction_decay}
+
+    def pseudo_query_length(self) -> int:
+        return self.pseudo_length
+
+    def word_values(self, side: Side) -> str:
+        return "" if side == "query" else "probability of each word at the tokens of the query that it imagines"
+
+    def reference_options(self) -> tuple[str, ...]:
+        released = self.variant == "released"
+        return ("head.i3.variant=released (the reconstructor sees [CLS] alone)",) if released else ()
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
+        states, mask = hidden.states[-1], hidden.mask
+        if text.side == "query":
+            return Embeddings(states, mask)
+        c, compute = text.encoder.config, text.encoder.compute
+        pseudo_tokens = self.pseudo_tokens(text)
+        layout = TokenLayout.of(pseudo_tokens, text.train)
+        pseudo = text.encoder.embed(pseudo_tokens, text.train)  # [B,U,H]
+
+        reader = partial(ReconstructorLayer, c, compute)
+        read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
+        imagined, _ = read(pseudo, layout, states, mask)  # Z [B,U,H]
+        summary = jnp.mean(imagined, axis=1, keepdims=True) if self.variant == "released" else imagined
+        joint = jnp.concatenate([states, summary], axis=1)
+        joint_mask = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
+        layer = partial(BertLayer, c, compute, Selection(1, layers="last"))
+        interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
+        vectors, _ = interact(joint, TokenLayout(joint_mask, layout.batch_rows), first=1)
+        if self.is_mutable_collection("intermediates"):  # RetrieverModel.word_values reads them
+            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(imagined, c, compute)))
+        auxiliary_loss = None
+        if text.labels is not None or self.is_initializing():
+            labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
+            auxiliary_loss = self.reconstruction(imagined, labels, c, compute)
+        return Embeddings(vectors[:, :1], mask[:, :1], auxiliary_loss if text.labels is not None else None)
+
+    def pseudo_tokens(self, text: HeadInput) -> Tokens:
+        """Return U of the variant; [CLS] and [SEP] are those of the text itself."""
+        ids = jnp.full((len(text.tokens.ids), self.pseudo_length), self.mask_id, jnp.int32)
+        if self.variant == "released":
+            last = jnp.sum(text.tokens.mask, axis=1, keepdims=True) - 1
+            end = jnp.take_along_axis(text.tokens.ids, jnp.maximum(last, 0), axis=1)
+            ids = ids.at[:, 0].set(text.tokens.ids[:, 0]).at[:, -1].set(end[:, 0])
+        return Tokens(ids, jnp.ones(ids.shape, bool), text.tokens.rows)
+
+    @nn.nowrap
+    def reconstruction(
+        self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
+    ) -> Float[jax.Array, "B 2"]:
+        """Return (sum of cross-entropies, number of tokens) of each text.
+
+        Args:
+          imagined: Z.
+          labels: token ids of the pseudo-query; -1: none.
+          c: of the encoder.
+          compute: of the encoder.
+        """
+        logits = self.vocabulary(imagined, c, compute)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        real = labels >= 0
+        return jnp.stack([-jnp.sum(jnp.where(real, chosen, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)
+
+    @nn.nowrap
+    def vocabulary(
+        self, imagined: Float[jax.Array, "B U H"], c: BertConfig, compute: Compute
+    ) -> Float[jax.Array, "B U vocabulary"]:
+        """Return logits of Z, by a new MLM head with an output matrix of its own instead of the word table."""
+        transformed = ACTIVATIONS[c.hidden_act](bert_dense(c.hidden_size, c, compute, "vocabulary_dense")(imagined))
+        transformed = bert_norm(c, "vocabulary_norm")(transformed)
+        return bert_dense(c.vocab_size, c, compute, "vocabulary")(transformed).astype(jnp.float32)

@@ -1,0 +1,30 @@
+"""ME-BERT (Luan et al. 2021): the first tokens' vectors."""
+
+from __future__ import annotations
+
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads.head import Side, VectorHead, one_token_selection
+
+
+class MeBertHead(VectorHead):
+    """The last layer at the first m = `count` tokens, [CLS] being the first, V = m. With token "mean": the masked mean,
+    then the first m - 1 tokens."""
+
+    count: int = 8
+
+    def check(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"head.me_bert.count is {self.count}; a passage needs at least 1 vector")
+
+    def vectors_per_passage(self) -> int:
+        return self.count
+
+    def vector_names(self) -> tuple[str, ...]:
+        mean = self.token == "mean"
+        return (*(["mean"] if mean else []), *(f"token {i}" for i in range(self.count - mean)))
+
+    def selection(self, side: Side) -> Selection:
+        if side == "query":
+            return one_token_selection(self.token, "last")
+        mean = self.token == "mean"
+        return Selection(self.count - mean, mean=mean, layers="last")

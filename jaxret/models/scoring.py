@@ -1,0 +1,52 @@
+"""Scores of queries and documents in float32: dot products, then the maximum over vectors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+MASKED_SCORE = (
+    -1e9
+)  # of vectors that do not exist: below any real score, and finite, so that padding alone makes no NaN
+
+
+def similarities(
+    queries: Float[jax.Array, "Q D"], documents: Float[jax.Array, "N V D"], mask: Bool[jax.Array, "N V"]
+) -> Float[jax.Array, "Q N V"]:
+    """Return S[i,j,k] = q_i . v[j,k] in float32; MASKED_SCORE for vectors that do not exist."""
+    product = jnp.einsum(
+        "qd,nvd->qnv",
+        queries.astype(jnp.float32),
+        documents.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return jnp.where(mask[None], product, MASKED_SCORE)
+
+
+def late_interaction(
+    queries: Float[jax.Array, "Q U D"],
+    query_mask: Bool[jax.Array, "Q U"],
+    documents: Float[jax.Array, "N V D"],
+    mask: Bool[jax.Array, "N V"],
+) -> Float[jax.Array, "Q N"]:
+    """Return score[i,j] = sum_u max_k q[i,u] . v[j,k] over query vectors that exist (ColBERT eq. 3).
+
+    Computed one query vector at a time, so that neither the forward nor the backward pass holds [Q,U,N,V].
+
+    Args:
+      queries: q.
+      query_mask: query vectors that exist.
+      documents: v.
+      mask: document vectors that exist.
+    """
+
+    @jax.checkpoint
+    def add(total: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        vectors, exists = inputs
+        best = jnp.max(similarities(vectors, documents, mask), axis=-1)
+        return total + jnp.where(exists[:, None], best, 0.0), None
+
+    start = jnp.zeros((len(queries), len(documents)))
+    total, _ = jax.lax.scan(add, start, (jnp.moveaxis(queries, 1, 0), jnp.moveaxis(query_mask, 1, 0)))
+    return total

@@ -1,0 +1,165 @@
+"""Rates of known chips, and topologies that a plan is for, such as v5e:4x4 or h100:8.
+
+Sources: Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" (cloud.google.com/tpu/docs), NVIDIA's data
+sheets "H100 Tensor Core GPU" (SXM) and "H200 Tensor Core GPU" (SXM). Rates are without sparsity.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 2**30
+PRECISIONS = ("int8", "bfloat16", "float32", "float32 exact")  # of a product's operands; exact: Precision.HIGHEST
+
+# Part of a GPU's memory that JAX allocates, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+GPU_FRACTION = 0.75
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Rates and memory of a chip.
+
+    Attributes:
+        name: Name in topologies, e.g. "v5e".
+        platform: "tpu" or "cuda".
+        memory: Bytes that a program may use.
+        bandwidth: Memory bandwidth in bytes/s.
+        link: Bytes/s to other chips, over all links.
+        rates: Peak FLOP/s by precision (`PRECISIONS`).
+    """
+
+    name: str
+    platform: str
+    memory: int
+    bandwidth: float
+    link: float
+    rates: dict[str, float]
+
+
+def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_gigabits: float, int8: float = 2.0) -> Chip:
+    """Return a TPU. An exact float32 product takes six bfloat16 passes.
+
+    Args:
+        name: Name of the chip.
+        memory: GiB as reported by libtpu's compiler, a little less than the hardware has.
+        teraflops: Peak rate of bfloat16.
+        bandwidth: Memory bandwidth in GB/s.
+        link_gigabits: Gbit/s to other chips.
+        int8: Rate of int8 products relative to bfloat16.
+    """
+    flops = teraflops * 1e12
+    rates = {"int8": int8 * flops, "bfloat16": flops, "float32": flops, "float32 exact": flops / 6}
+    return Chip(name, "tpu", int(memory * GIB), bandwidth * 1e9, link_gigabits * 1e9 / 8, rates)
+
+
+def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
+    """Return a Hopper GPU with `memory` bytes and a memory bandwidth in GB/s.
+
+    Float32 is TF32; exact float32 does not use tensor cores. NVLink has 900 GB/s, both directions together, within one
+    machine of eight GPUs.
+    """
+    rates = {"int8": 1978.9e12, "bfloat16": 989.4e12, "float32": 494.7e12, "float32 exact": 66.9e12}
+    return Chip(name, "cuda", int(memory * GPU_FRACTION), bandwidth * 1e9, 450e9, rates)
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        _tpu("v4", 30.75, 275.0, 1228.0, 2400.0, int8=1.0),
+        _tpu("v5e", 15.75, 197.0, 819.0, 1600.0),
+        _tpu("v5p", 95.74, 459.0, 2765.0, 4800.0),
+        _tpu("v6e", 31.25, 918.0, 1640.0, 3200.0),
+        _hopper("h100", 84_942_979_072, 3350.0),
+        _hopper("h200", 150_109_880_320, 4800.0),
+    )
+}
+
+
+# JAX's name of a device kind -> chip. H100s of another kind (PCIe, NVL) have other rates.
+KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+}
+
+
+def find_chip(kind: str) -> Chip | None:
+    """Return the chip of a Device.device_kind; None if its rates are not in the table."""
+    return CHIPS[KINDS[kind]] if kind in KINDS else None
+
+
+# Description of a GPU for compilation without one (compute capability 9.0; its properties as CUDA and NVIDIA's
+# "Hopper Tuning Guide" have them): stream_executor.GpuTargetConfigProto as text.
+HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} device_memory_size: {memory}
+  cuda_compute_capability {{ major: 9 minor: 0 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "NVIDIA Hopper"
+"""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Connected chips; grid: e.g. (4, 4), or (8,) for GPUs."""
+
+    chip: Chip
+    grid: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.grid)
+
+    def __str__(self) -> str:
+        return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
+
+    def description(self) -> dict[str, Any]:
+        """Return the arguments of jax.experimental.topologies.get_topology_desc."""
+        if self.chip.platform == "cuda":
+            hosts, each = -(-self.devices // 8), min(self.devices, 8)
+            return {
+                "platform": "cuda",
+                "topology_name": self.chip.name,
+                "topology": f"1x{hosts}x{each}",
+                "target_config": HOPPER.format(
+                    memory=round(self.chip.memory / GPU_FRACTION), bandwidth=int(self.chip.bandwidth)
+                ),
+            }
+        options: dict[str, Any] = {"platform": "tpu", "topology_name": str(self)}
+        if self.devices == 1:
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        if self.chip.name == "v4":
+            options["chip_config_name"] = "megacore"  # otherwise its two cores are two devices
+        return options
+
+
+def parse_topology(text: str) -> Topology:
+    """Return the Topology of a text such as "v5e:4x4". Raises ValueError for unknown chips and impossible grids."""
+    name, _, grid = text.partition(":")
+    if name not in CHIPS:
+        raise ValueError(f"--topology={text}: {name!r} is no chip that is known here; there are {', '.join(CHIPS)}")
+    chip = CHIPS[name]
+    axes = {"v4": 3, "v5p": 3, "v5e": 2, "v6e": 2}.get(name, 1)
+    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", grid) or grid.count("x") + 1 != axes:
+        example = {1: "8", 2: "4x4", 3: "2x2x1"}[axes]
+        raise ValueError(f"--topology={text}: after the colon {name} needs {axes} number(s), as in {name}:{example}")
+    topology = Topology(chip, tuple(map(int, grid.split("x"))))
+    if chip.platform == "cuda" and topology.devices > 8 and topology.devices % 8:
+        raise ValueError(f"--topology={text}: above 8 GPUs there must be whole machines of 8")
+    return topology

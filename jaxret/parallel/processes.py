@@ -1,0 +1,142 @@
+"""Joins the processes of one job, and exchanges small values between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax._src.clusters import ClusterEnv  # private, but the public API does not return what it detects
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from jaxret.parallel.memory import keep_freed_memory
+from jaxret.parallel.rendezvous import wait_for_processes
+
+# Platform -> requirements file of its environment.
+REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
+
+
+def join_job(mesh: ConfigDict) -> None:
+    """Keep freed memory, and join the job that `config.mesh` describes. Called before the first array is made.
+
+    Raises ValueError and RendezvousError as `initialize_distributed` does.
+    """
+    keep_freed_memory()
+    initialize_distributed(
+        mesh.coordinator, mesh.num_processes, mesh.process_id, mesh.initialization_timeout, "--config.mesh."
+    )
+
+
+def initialize_distributed(
+    coordinator: str = "", num_processes: int = 1, process_id: int = 0, timeout: int = 300, flag_prefix: str = "--"
+) -> None:
+    """Join a multi-process job; does nothing for one process without a coordinator.
+
+    Args:
+        coordinator: "host:port" of process 0, or "auto" where the platform knows it (TPU pods, Slurm).
+        num_processes: Processes of the job.
+        process_id: Number of this process, from 0.
+        timeout: Seconds that the processes wait for each other.
+        flag_prefix: Prefix of the settings' names in errors.
+
+    Raises:
+        ValueError: The settings do not fit together.
+        RendezvousError: Some processes did not come; raised in every process that came.
+    """
+    settings = f"{flag_prefix}num_processes={num_processes} and {flag_prefix}process_id={process_id}"
+    if coordinator in ("", "auto"):
+        if (num_processes, process_id) != (1, 0):
+            raise ValueError(
+                f"{settings} need {flag_prefix}coordinator=HOST:PORT; one process alone, and 'auto', needs neither"
+            )
+        if not coordinator:
+            return
+    else:
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"{flag_prefix}coordinator={coordinator} must be HOST:PORT of process 0, or 'auto'")
+        if num_processes < 2 or not 0 <= process_id < num_processes:
+            raise ValueError(
+                f"{flag_prefix}coordinator={coordinator} with {settings}: every process must have "
+                "the number of processes (2 or more) and its own (from 0)"
+            )
+    if timeout < 1:
+        raise ValueError(f"{flag_prefix}initialization_timeout={timeout} must be at least 1 second")
+    devices: Sequence[int] | None = None
+    if coordinator == "auto":
+        coordinator, num_processes, process_id, devices = _from_the_platform(timeout, flag_prefix)
+    if num_processes > 1:
+        wait_for_processes(coordinator, num_processes, process_id, float(timeout))
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        local_device_ids=devices,
+        initialization_timeout=timeout,
+        cluster_detection_method="deactivate",  # all of it was detected above
+    )
+
+
+def _from_the_platform(timeout: int, where: str) -> tuple[str, int, int, Sequence[int] | None]:
+    """Return coordinator, number of processes, number of this one, and its devices (None: all of its host)."""
+    unset = (None,) * 5
+    coordinator, count, own, devices = ClusterEnv.auto_detect_unset_distributed_params(*unset, timeout)
+    if coordinator is None or count is None or own is None:
+        raise ValueError(
+            f"{where}coordinator=auto: no TPU pod is here, nor a process that srun started; give {where}coordinator="
+            f"HOST:PORT, {where}num_processes and {where}process_id"
+        )
+    # Under Slurm JAX takes one device for each task, also for the only task of a host that has eight.
+    if os.environ.get("SLURM_NTASKS", "") == os.environ.get("SLURM_STEP_NUM_NODES"):
+        devices = None
+    return coordinator, count, own, devices
+
+
+def require_platform(platform: str, setting: str) -> None:
+    """Raise ValueError unless JAX runs on `platform`: "tpu", "gpu", "cpu", or "" for any.
+
+    Without this check JAX falls back to the CPU if there is no accelerator. "cpu" makes JAX ignore accelerators.
+    `setting` is the name of the setting, for the error.
+    """
+    if platform not in ("", *REQUIREMENTS):
+        raise ValueError(f"{setting} is {platform!r}; it must be one of {', '.join(REQUIREMENTS)}, or empty for any")
+    if not platform:
+        return
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        device, *others = jax.local_devices()
+        detected = f"{1 + len(others)} of {device.platform} ({device.device_kind})"
+        if device.platform == platform:
+            return
+    except RuntimeError as error:  # JAX_PLATFORMS names a missing platform
+        detected = str(error).splitlines()[0]
+    allowed = f", where JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']}," if os.environ.get("JAX_PLATFORMS") else ""
+    raise ValueError(
+        f"{setting} is {platform!r}, and what JAX finds here{allowed} is: {detected}. A {platform.upper()} needs its "
+        f"driver and an environment installed from {REQUIREMENTS[platform]}"
+    )
+
+
+def any_process(flag: bool) -> bool:
+    """Return whether the flag is set in any process; all processes must call this, and get the same result."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def from_first_process(text: str) -> str:
+    """Return the text of process 0 (at most 4,096 bytes); all processes must call this."""
+    if jax.process_count() == 1:
+        return text
+    data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(data))
+    return received.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def wait_for_all() -> None:
+    """Wait until every process has called this."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("wait_for_all")

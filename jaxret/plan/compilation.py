@@ -1,0 +1,182 @@
+"""Compile for chips that this machine lacks, and read the program's needs from XLA's dump.
+
+A process of its own compiles (`compile_process.py`): libtpu can be loaded once in a process, and it fails for programs
+that do not fit. The process is killed as soon as buffers are assigned, because generating machine code takes minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.parallel.chips import Topology
+from jaxret.plan.hlo import Collective, HloModule, collectives, hlo_product_flops, parse_hlo
+from jaxret.plan.traffic import traffic
+
+LIMIT = 900  # seconds; a BERT-base step takes half a minute on two cores
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # the metadata server of a TPU VM
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process that compiles ends on a lock file
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}  # modules, of which one is enough
+SPLIT = "involuntary full rematerialization"
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """The needs of a program on one device."""
+
+    memory: dict[str, int]  # bytes by kind, which add up to `total`; temporaries are alive during the step only
+    collectives: tuple[Collective, ...]
+    flops: int  # of matrix products
+    traffic: float | None  # bytes read from and written to main memory; None: unknown
+    warnings: tuple[str, ...]  # of the partitioner: a whole array is moved
+
+    @property
+    def total(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def moved(self) -> float:
+        """Bytes of all collectives' results."""
+        return sum((c.times * c.bytes for c in self.collectives), 0.0)
+
+    @property
+    def sent(self) -> float:
+        """Lower bound of the bytes that the device sends."""
+        return sum((c.times * c.sent for c in self.collectives), 0.0)
+
+
+class CompileError(RuntimeError):
+    """The compiler gave no program."""
+
+
+def missing_compiler(topology: Topology) -> str:
+    """Return which compiler to install for these chips; "" if it is installed."""
+    compilers = COMPILERS[topology.chip.platform]
+    if any(importlib.util.find_spec(module) is not None for module in compilers):
+        return ""
+    remedy = "pip install -r requirements-plan.txt, in an environment of its own"
+    return f"{topology} was not compiled for, because {compilers[0]} is not installed: {remedy}"
+
+
+def require_compiler(topology: Topology) -> None:
+    """Raise ValueError if no compiler for these chips is installed."""
+    if problem := missing_compiler(topology):
+        raise ValueError(problem)
+
+
+def compile_for(topology: Topology, job: dict[str, Any]) -> CompiledProgram:
+    """Compile a job of `describe_program`. Raises CompileError if the compiler fails, e.g. for an impossible grid."""
+    with tempfile.TemporaryDirectory(prefix="jaxret-plan-") as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps({**job, "topology": topology.description()}))
+        log = _run(folder, topology)
+        return read_dump(folder, topology.devices, log)
+
+
+def _run(folder: Path, topology: Topology) -> str:
+    """Run the compiling process until its dump is complete; return its log and libtpu's."""
+    environment = {**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": str(folder / "logs"), "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "jaxret.plan.compile_process", str(folder / "job.json"), str(folder / "dump")]
+    with open(folder / "stderr.txt", "wb") as errors:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+        try:
+            end = time.monotonic() + LIMIT
+            while child.poll() is None and not _complete(folder / "dump"):
+                if time.monotonic() > end:
+                    raise CompileError(f"{topology}: the compiler took longer than {LIMIT} s")
+                time.sleep(0.1)
+        finally:
+            child.kill()  # its dump is complete; on SIGTERM libtpu would print pages
+            child.wait()
+    log = (folder / "stderr.txt").read_text(errors="replace")
+    if not _dumped(folder / "dump", "memory-usage-report.txt"):
+        raise CompileError(f"{topology}: {failure_reason(log)}")
+    logs = [path.read_text(errors="replace") for path in sorted(folder.glob("logs/*")) if not path.is_symlink()]
+    return "\n".join([log, *logs])
+
+
+def failure_reason(log: str) -> str:
+    """Return the last error in the log of a process that gave no program."""
+    lines = [line for line in log.splitlines() if re.match(r"^[\w.]*(Error|Exception)\b", line)]
+    return (
+        lines[-1].partition(": ")[2][:500] if lines else f"the compiler ended without a word ({log[-200:].strip()!r})"
+    )
+
+
+def _dumped(dump: Path, suffix: str) -> Path | None:
+    """Return the dumped file of the largest program; JAX also compiles small ones."""
+    return max(dump.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)
+
+
+def _complete(dump: Path) -> bool:
+    """Whether all files that `read_dump` needs are complete: XLA writes this one after them."""
+    return _dumped(dump, "memory-usage-report.txt") is not None
+
+
+def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
+    """Read the needs of a program from its dump."""
+    texts = {}
+    for suffix in ("after_optimizations.txt", "buffer-assignment.txt"):
+        path = _dumped(folder / "dump", suffix)
+        if path is None:
+            raise CompileError(f"the compiler wrote no {suffix}")
+        texts[suffix] = path.read_text()
+    module = parse_hlo(texts["after_optimizations.txt"])
+    return CompiledProgram(
+        memory=allocated_memory(texts["buffer-assignment.txt"], module),
+        collectives=tuple(collectives(module, devices)),
+        flops=hlo_product_flops(module),
+        traffic=traffic(module),
+        warnings=tuple(sorted({partition_warning(line) for line in log.splitlines() if SPLIT in line.lower()})),
+    )
+
+
+def partition_warning(line: str) -> str:
+    """Name the operation that a warning in the log is about."""
+    match = re.search(r"op_name=\"([^\"]*)\"", line)
+    return f"{SPLIT} at {match[1]}" if match else line.strip()[:300]
+
+
+def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
+    """Return bytes of a device's main memory by kind, with the compiler's padding.
+
+    Arguments are classified by their names in JAX. A result that reuses an argument's buffer counts once.
+    """
+    names = {}
+    for instruction in module.computations[module.entry].values():
+        if instruction.opcode == "parameter":
+            match = re.search(r'op_name="([^"]*)"', instruction.rest)
+            names[re.match(r"parameter\((\d+)\)", instruction.rest)[1]] = match[1] if match else ""  # type: ignore[index]
+    sizes = {"parameters": 0, "moments": 0, "moving average": 0, "inputs": 0, "results": 0, "temporaries": 0}
+    for size, description in _ALLOCATION.findall(assignment):
+        color = re.search(r"\bcolor (\d+)", description)
+        if color and color[1] != "0":  # another memory than the main one
+            continue
+        if parameter := re.match(r"parameter (\d+)", description):
+            sizes[_argument(names.get(parameter[1], ""))] += int(size)
+        else:
+            sizes["results" if "maybe-live-out" in description else "temporaries"] += int(size)
+    return sizes
+
+
+def _argument(name: str) -> str:
+    """ "arguments[0].opt_state[2].mu['head']" -> "moments"."""
+    if "opt_state" in name:
+        return "moments"
+    if re.search(r"\bema\b", name):
+        return "moving average"
+    return "parameters" if re.search(r"\bparams\b|\[0\]\[", name.replace("\\", "")) else "inputs"

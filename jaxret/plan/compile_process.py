@@ -1,0 +1,29 @@
+"""Compile one program for chips that this machine lacks: python -m jaxret.plan.compile_process JOB.json DUMP_FOLDER"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def compile_job(job_file: str, dump: str) -> None:
+    from jax.experimental import topologies
+
+    from jaxret.plan.programs import build_program
+
+    job = json.loads(Path(job_file).read_text())
+    description = job["topology"]
+    if "chips_per_host_bounds" in description:
+        description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
+    devices = topologies.get_topology_desc(**description).devices
+    planned = build_program(job, devices)
+    lowered = planned.program.trace(*planned.arguments).lower()
+    options: dict[str, bool | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
+    if description["platform"] == "cuda":  # without a GPU to measure on, XLA has no tiles for some products
+        options["xla_gpu_enable_triton_gemm"] = False
+    lowered.compile(options)
+
+
+if __name__ == "__main__":
+    compile_job(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""Compute the needs of corpora by family: bytes on disk and on devices, and a lower bound of a search's time.
+
+Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from jaxret.parallel.chips import GIB, Topology
+from jaxret.plan.config_folder import for_accelerators
+from jaxret.plan.estimates import arithmetic
+from jaxret.plan.programs import QUERY_ROWS, encoder_directory, retriever_of
+from jaxret.search.backends.precision import PRECISIONS
+from jaxret.search.streaming import row_bytes
+
+PASSAGES = (1_000_000, 8_841_823, 100_000_000)
+LENGTH = 80  # tokens of a passage with a vector for each token: about MS MARCO's mean
+SEARCHED = ("float32", "bfloat16", "int8")
+RATES = {"float32": "float32 exact"}  # precision of candidates -> of chips.PRECISIONS
+
+
+def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
+    """Yield the lines of a table: a row for each family and number of passages.
+
+    Times are of QUERY_ROWS queries on all chips of the topology.
+    """
+    named = [f"{name}, {topology}" for name in SEARCHED]
+    yield " | ".join(["| family (vectors x numbers)", "passages", "float32 on disk", "float16", *named]) + " |"
+    yield "|:--|--:|--:|--:|" + "--:|" * len(named)
+    for name, vectors, dimension, of_query in config_families(folder):
+        cell = _cell if of_query == 1 else partial(_list_cell, of_query)
+        for passages in PASSAGES:
+            disk = [f"{passages * vectors * dimension * each / GIB:,.1f} GiB" for each in (4, 2)]
+            cells = [cell(passages, vectors, dimension, each, topology) for each in SEARCHED]
+            yield " | ".join([f"| {name} ({vectors} x {dimension})", f"{passages:,}", *disk, *cells]) + " |"
+
+
+def config_families(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (name, vectors of a passage, numbers of a vector, vectors of a query) of the configs of a folder.
+
+    Recipes are left out; configs of one head with equal vectors count once.
+    """
+    distinct = set()
+    for name, config in for_accelerators(folder):
+        retriever = retriever_of(config, encoder_directory(config.encoder.checkpoint)[0])
+        numbers = retriever.most_vectors(LENGTH), retriever.dimension
+        if not name.startswith("recipes/") and (config.head.name, *numbers) not in distinct:
+            distinct.add((config.head.name, *numbers))
+            yield name, *numbers, config.tokens.query_length if retriever.late_interaction else 1
+
+
+def _cell(passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
+    """Memory of a device with its share of the corpus, and the products' time at the full rate."""
+    share = math.ceil(passages / topology.devices) * row_bytes((vectors, dimension), PRECISIONS[precision])
+    flops = 2 * QUERY_ROWS * passages * vectors * dimension
+    seconds = max(_products(flops, precision, topology), share / topology.chip.bandwidth)
+    fits = "" if share <= topology.chip.memory else ", in pieces"
+    return f"{share / GIB:,.1f} GiB{fits}, {seconds * 1e3:,.0f} ms"
+
+
+def _list_cell(of_query: int, passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
+    """The products' time for lists of vectors, which are searched a block at a time on one device."""
+    flops = 2 * QUERY_ROWS * of_query * passages * vectors * dimension
+    return f"a block, {_products(flops, precision, topology) * topology.devices:,.1f} s"
+
+
+def _products(flops: int, precision: str, topology: Topology) -> float:
+    """Seconds on all chips."""
+    return arithmetic([{"part": "loss", "precision": RATES.get(precision, precision), "flops": flops}], topology)

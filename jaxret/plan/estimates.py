@@ -1,0 +1,264 @@
+"""Estimate the needs of training, encoding and search on chips, as values for JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxret.models.retriever import RetrieverModel
+from jaxret.parallel import flops as counting
+from jaxret.parallel.chips import Topology
+from jaxret.plan import programs
+from jaxret.plan.compilation import CompiledProgram
+from jaxret.plan.programs import SearchLoad
+from jaxret.search.single_vector import BLOCK_ROWS
+from jaxret.training.optimizers import make_optimizer
+from jaxret.types import VECTOR_DTYPES
+
+Values = dict[str, Any]
+
+
+def count_numbers(tree: Any) -> int:
+    """Count the numbers of a tree of (abstract) arrays."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def parameter_counts(retriever: RetrieverModel) -> Values:
+    """Return the parameters by part, and in total."""
+    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    return {**{name: count_numbers(part) for name, part in params.items()}, "total": count_numbers(params)}
+
+
+def program_work(planned: programs.AbstractProgram) -> list[Values]:
+    """Return FLOPs of one run of a program on all devices together, by part, phase and precision."""
+    flops = counting.count_flops(planned.program.trace(*planned.arguments))
+    order = {name: rank for rank, name in enumerate((*counting.PARTS, *counting.PHASES))}
+    kinds = sorted(flops, key=lambda kind: (order[kind.part], order[kind.phase], kind.precision))
+    return [{**kind._asdict(), "flops": flops[kind]} for kind in kinds]
+
+
+def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
+    """Return the optimizer's operations in a step, one for each number that it computes."""
+    optimizer, _ = make_optimizer(config.optimizer, 1000)
+    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    state = jax.eval_shape(optimizer.init, params)
+    operations = counting.count_elementwise(optimizer.update, params, state, params)
+    return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}
+
+
+def products(kinds: list[Values]) -> list[Values]:
+    """Return the kinds without the optimizer's: its operations are elementwise, bound by memory traffic."""
+    return [kind for kind in kinds if kind["part"] != "optimizer"]
+
+
+def total_flops(kinds: list[Values]) -> int:
+    return sum(kind["flops"] for kind in products(kinds))
+
+
+def arithmetic(kinds: list[Values], topology: Topology) -> float:
+    """Return the seconds of the products at the chips' full rates."""
+    rates = topology.chip.rates
+    return sum((kind["flops"] / rates[kind["precision"]] for kind in products(kinds)), 0.0) / topology.devices
+
+
+def lower_bound(
+    kinds: list[Values], topology: Topology, traffic: int | float, compiled: CompiledProgram | None
+) -> Values:
+    """Return a lower bound of a program's seconds: the slowest of arithmetic, memory and links at full rate.
+
+    Args:
+        kinds: FLOPs, as `program_work` returns them.
+        topology: the chips.
+        traffic: lower bound of the bytes that a device reads and writes.
+        compiled: the program, whose collectives bound the time of links; None: links are ignored.
+    """
+    chip = topology.chip
+    parts = {"arithmetic": arithmetic(kinds, topology), "memory": traffic / chip.bandwidth}
+    if compiled is not None:
+        parts["links"] = compiled.sent / chip.link
+    return {**parts, "seconds": max(parts.values())}
+
+
+def device_memory(
+    planned: programs.AbstractProgram, topology: Topology, compiled: CompiledProgram | None, training: bool
+) -> Values:
+    """Return the bytes that a device needs, and whether they fit.
+
+    Args:
+        planned: the program.
+        topology: the chips.
+        compiled: the compiled program; None: a lower bound, with `fits` None unless the bound is already too much.
+        training: whether there are gradients.
+    """
+    usable = topology.chip.memory
+    if compiled is None:
+        by_kind = {**planned.state, **({"gradients": planned.state["parameters"]} if training else {})}
+        need = sum(by_kind.values())
+        fits = False if need > usable else None
+        return {"by_kind": by_kind, "total": need, "usable": usable, "fits": fits, "at_least": True}
+    by_kind = dict(compiled.memory)
+    unused = planned.state.get("parameters", 0) - by_kind["parameters"]
+    if not training and unused > 0:  # the other side's encoder is in memory, but no argument
+        by_kind["other parameters"] = unused
+    need = sum(by_kind.values())
+    return {"by_kind": by_kind, "total": need, "usable": usable, "fits": need <= usable, "at_least": False}
+
+
+def compiled_values(compiled: CompiledProgram) -> Values:
+    """Return the values of a compiled program for JSON."""
+    return {
+        "collectives": [asdict(c) for c in sorted(compiled.collectives, key=lambda c: -c.times * c.bytes)],
+        "collective_bytes": compiled.moved,
+        "sent_bytes": compiled.sent,
+        "device_flops": compiled.flops,
+        "warnings": list(compiled.warnings),
+    }
+
+
+def plan_training(
+    config: ConfigDict,
+    directory: Path,
+    shapes: programs.Shapes,
+    topology: Topology | None,
+    compiled: CompiledProgram | None = None,
+) -> Values:
+    """Estimate a training step.
+
+    Args:
+        config: of the run.
+        directory: of the encoder.
+        shapes: of the largest batch.
+        topology: the chips; None: no chips in particular.
+        compiled: the step's program for them.
+    """
+    devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1)]
+    planned = programs.training_program(config, directory, shapes, devices)
+    retriever = programs.retriever_of(config, directory)
+    kinds = [*program_work(planned), optimizer_work(config, retriever)]
+    values: Values = {
+        "parameters": parameter_counts(retriever),
+        "batch": asdict(shapes),
+        "flops": kinds,
+        "flops_total": total_flops(kinds),
+    }
+    if topology:
+        values["memory"] = device_memory(planned, topology, compiled, training=True)
+        traffic = 2.0 * sum(planned.state.values())  # parameters and moments are read, and written again
+        values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
+    if compiled:
+        values |= compiled_values(compiled)
+    state = jax.tree.leaves(planned.arguments[0])
+    values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
+    return values
+
+
+def plan_encoding(
+    config: ConfigDict,
+    directory: Path,
+    passages: int,
+    topology: Topology | None,
+    compiled: CompiledProgram | None = None,
+) -> Values:
+    """Estimate encoding a corpus of passages of the largest length.
+
+    Args:
+        config: of the run.
+        directory: of the encoder.
+        passages: of the corpus.
+        topology: the chips; None: no chips in particular.
+        compiled: the program of a batch for them.
+    """
+    devices = jax.devices()[: topology.devices if topology else 1]
+    planned = programs.encoding_program(config, directory, "passage", devices)
+    retriever = programs.retriever_of(config, directory)
+    kinds = program_work(planned)
+    rows, length = planned.arguments[1].ids.shape
+    values: Values = {
+        "parameters": parameter_counts(retriever),
+        "batch": {"passages": rows, "passage_length": length},
+        "flops": kinds,
+        "flops_total": total_flops(kinds),
+        "passages": passages,
+        "corpus_bytes": corpus_bytes(config, retriever, passages),
+    }
+    if topology:
+        values["memory"] = device_memory(planned, topology, compiled, training=False)
+        traffic = planned.state["parameters"] / (2 if not config.encoder.tied else 1)  # of the passages' encoder
+        values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
+        values["corpus_seconds"] = values["lower_bound"]["seconds"] * math.ceil(passages / rows)
+    if compiled:
+        values |= compiled_values(compiled)
+    return values
+
+
+def corpus_bytes(config: ConfigDict, retriever: RetrieverModel, passages: int) -> int:
+    """Return the bytes of the vectors on disk, for passages of the largest length; without ids."""
+    if config.encode.dtype not in VECTOR_DTYPES:
+        raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
+    vectors = retriever.most_vectors(config.tokens.passage_length)
+    return passages * vectors * retriever.dimension * np.dtype(config.encode.dtype).itemsize
+
+
+def plan_searching(
+    config: ConfigDict,
+    directory: Path,
+    search: SearchLoad,
+    topology: Topology | None,
+    compiled: CompiledProgram | None = None,
+) -> Values:
+    """Estimate an exact search of an encoded corpus by XLA, a thousand queries at a time.
+
+    Vectors stay on the devices, or are streamed in blocks if they do not fit; lists of vectors are searched block by
+    block on one device.
+
+    Args:
+        config: of the run.
+        directory: of the encoder.
+        search: passages, queries, k and precision.
+        topology: the chips; None: no chips in particular.
+        compiled: the program of a block for them.
+    """
+    retriever = programs.retriever_of(config, directory)
+    devices, platform = (topology.devices, topology.chip.platform) if topology else (1, "cpu")
+    planned = programs.search_program(config, directory, search, jax.devices()[:devices], platform)
+    kinds = program_work(planned)
+    lists = retriever.vectors_per_passage is None
+    vectors_at_once = jax.tree.leaves(planned.arguments)[0].shape[0]
+    queries = vectors_at_once // (config.tokens.query_length if retriever.late_interaction else 1)
+    vectors = retriever.most_vectors(config.tokens.passage_length)
+    pieces = math.ceil(search.passages * vectors / BLOCK_ROWS) if lists else math.ceil(search.passages / search.at_once)
+    runs = pieces * math.ceil(search.queries / queries)
+    values: Values = {
+        "batch": {"queries": queries, "passages": search.at_once, "k": search.k, "precision": search.precision},
+        "flops": kinds,
+        "flops_total": total_flops(kinds) * runs,
+        "passages": search.passages,
+        "queries": search.queries,
+        "pieces": pieces,
+        "corpus_bytes": corpus_bytes(config, retriever, search.passages),
+    }
+    if topology:
+        traffic = programs.bytes_on_device(planned.arguments[2]) if lists else planned.state["documents"]
+        chips = Topology(topology.chip, (1,)) if lists else topology
+        values["memory"] = device_memory(planned, chips, compiled, training=False)
+        values["lower_bound"] = lower_bound(kinds, chips, traffic, compiled)
+        values["search_seconds"] = values["lower_bound"]["seconds"] * runs
+    if compiled:
+        values |= compiled_values(compiled)
+        if not lists:
+            values["traffic"] = {"bytes": compiled.traffic, "products": products_alone(planned, devices)}
+    return values
+
+
+def products_alone(planned: programs.AbstractProgram, devices: int) -> int:
+    """Return the bytes that a plain product of queries with all vectors moves on one device: operands and float32
+    scores."""
+    queries, vectors = (x.numbers for x in planned.arguments[:2])
+    scores = 4 * queries.shape[0] * math.prod(vectors.shape[:-1])
+    return programs.bytes_on_device(queries) + (vectors.size * vectors.dtype.itemsize + scores) // devices

@@ -1,0 +1,127 @@
+"""Plan training, encoding or search with a config for a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.fused import require_kernel
+from jaxret.parallel.chips import Topology
+from jaxret.parallel.mesh import make_mesh
+from jaxret.plan import programs
+from jaxret.plan.advice import advise, with_changes
+from jaxret.plan.compilation import CompiledProgram, compile_for, missing_compiler
+from jaxret.plan.estimates import arithmetic, plan_encoding, plan_searching, plan_training
+from jaxret.plan.programs import DEFAULT_SEARCH, SearchLoad
+from jaxret.plan.workload import PlanTexts, Workload, measure_workload, read_plan_texts
+
+Values = dict[str, Any]
+
+
+@dataclass
+class Planner:
+    """Plans one verb of a config; `on` gives the plan for a topology."""
+
+    verb: str  # train, encode or search
+    config: ConfigDict
+    name: str  # of the config
+    log: Callable[[str], None]  # for progress
+    utilization: float = 0.4  # reached share of the full arithmetic rate
+    advice: bool = True  # where a step does not fit, compile changes that might
+    search: SearchLoad = DEFAULT_SEARCH  # also the passages to encode
+    lengths: tuple[int | float, ...] = ()  # mean tokens of queries and passages, without data
+
+    def __post_init__(self) -> None:
+        self.config = programs.with_stated_settings(self.config)
+
+    @cached_property
+    def encoder(self) -> tuple[Path, str]:
+        return programs.encoder_directory(self.config.encoder.checkpoint)
+
+    @property
+    def directory(self) -> Path:
+        return self.encoder[0]
+
+    @cached_property
+    def texts(self) -> PlanTexts:
+        retriever = programs.retriever_of(self.config, self.directory)
+        return read_plan_texts(self.config, self.directory, retriever, self.log, self.lengths)
+
+    def data(self, config: ConfigDict, topology: Topology | None) -> Workload:
+        """Measure the work of this config, or one with other keys, on these chips: packing depends on both."""
+        retriever = programs.retriever_of(config, self.directory)
+        return measure_workload(config, retriever, self.texts, self._devices(config, topology))
+
+    def _devices(self, config: ConfigDict, topology: Topology | None) -> int:
+        return topology.devices if topology else max(config.mesh.fsdp, 1)
+
+    def on(self, topology: Topology | None) -> Values:
+        """Return the plan for these chips.
+
+        Raises:
+            ValueError: the config could not be trained on them.
+            CompileError: the compiler failed.
+        """
+        head = {"verb": self.verb, "config": self.name, "encoder": self.encoder[1], "topology": str(topology or "")}
+        head["attention"] = self.config.encoder.attention
+        notes = []
+        if self.verb != "search" and topology:
+            require_kernel(self.config.encoder.attention, topology.chip.platform)
+        if self.verb == "train":
+            self._check(self.config, topology)  # before anything is read or compiled
+            notes += [self.texts.note] if self.texts.note else []
+        compiled = None
+        if topology and (problem := missing_compiler(topology)):
+            notes.append(problem)
+        elif topology:
+            self.log(f"compiling for {topology} ...")
+            compiled = self._compile(self.config, topology)
+        values: Values = {**head, **self._values(topology, compiled), "notes": notes}
+        if topology and compiled and self.verb == "train" and not values["memory"]["fits"] and self.advice:
+            values["advice"] = self._advice(topology)
+        return values
+
+    def _check(self, config: ConfigDict, topology: Topology | None) -> None:
+        make_mesh(
+            config.mesh.fsdp, jax.devices()[: self._devices(config, topology)]
+        )  # raises ValueError if fsdp does not divide the devices
+        programs.checked_retriever(config, self.directory)
+
+    def _compile(self, config: ConfigDict, topology: Topology) -> CompiledProgram:
+        retriever = programs.retriever_of(config, self.directory)
+        alone = self.verb == "search" and retriever.vectors_per_passage is None
+        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if alone else topology
+        shapes = self.data(config, topology).shapes if self.verb == "train" else None
+        search = self.search.on(retriever, topology)
+        return compile_for(chips, programs.describe_program(self.verb, config, self.directory, shapes, search))
+
+    def _values(self, topology: Topology | None, compiled: CompiledProgram | None) -> Values:
+        config = self.config
+        if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
+            config = with_changes(config, {"encoder.attention": "plain"})
+        if self.verb == "encode":
+            return plan_encoding(config, self.directory, self.search.passages, topology, compiled)
+        if self.verb == "search":
+            search = self.search.on(programs.retriever_of(config, self.directory), topology)
+            return plan_searching(config, self.directory, search, topology, compiled)
+        data = self.data(config, topology)
+        values = plan_training(config, self.directory, data.shapes, topology, compiled)
+        values["data"] = data.values()
+        if topology and data.steps is not None:  # a batch shorter than the longest costs in proportion to its tokens
+            seconds = arithmetic(values["flops"], topology) / self.utilization * data.share * data.steps
+            values |= {"utilization": self.utilization, "hours": seconds / 3600}
+        return values
+
+    def _advice(self, topology: Topology) -> list[Values]:
+        def needs(config: ConfigDict) -> int:
+            self._check(config, topology)
+            return self._compile(config, topology).total
+
+        self.log("it does not fit; compiling what might ...")
+        return [tried._asdict() for tried in advise(self.config, topology, needs)]

@@ -1,0 +1,129 @@
+"""Print a plan, or a table of docs/scale.md (`jaxret plan`).
+
+JAX is imported inside the functions, after it is told to use the CPU: a plan never runs on an accelerator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs import suggest_name
+
+if TYPE_CHECKING:
+    from jaxret.parallel.chips import Topology
+
+SUBJECTS = ("train", "encode", "search", "table")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The plan to print.
+
+    Attributes:
+        subject: one of SUBJECTS.
+        config: config to plan; None for a table of `configs_folder`.
+        config_name: name of the config.
+        topologies: chips, such as "v5e:4x4"; () for a plan without chips.
+        configs_folder: folder whose configs are planned in a table.
+        sizes: whether the table is that of corpus sizes.
+        json: whether to print JSON.
+        utilization: expected share of the chips' full rate.
+        advice: whether to compile changes that might make a step fit.
+        passages, queries, k: size of a search; `passages` also of encoding.
+        precision: precision of search candidates.
+        lengths: mean tokens of queries and passages, without data.train.
+    """
+
+    subject: str
+    config: ConfigDict | None
+    config_name: str = ""
+    topologies: tuple[str, ...] = ()
+    configs_folder: str = ""
+    sizes: bool = False
+    json: bool = False
+    utilization: float = 0.4
+    advice: bool = True
+    passages: int = 1_000_000
+    queries: int = 1000
+    k: int = 100
+    precision: str = "float32"
+    lengths: tuple[str, ...] = ()
+
+
+def print_plans(request: PlanRequest) -> bool:
+    """Print a plan for each topology, or a table. Return False if a plan does not fit its chips."""
+    if request.subject not in SUBJECTS:
+        suggestion = suggest_name(request.subject, SUBJECTS)
+        raise ValueError(f"plan {request.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler's process, too
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.pop("XLA_FLAGS", None)
+    from jaxret.parallel.chips import parse_topology
+
+    topologies = [parse_topology(text) for text in request.topologies]
+    if request.subject == "table":
+        for line in _folder_table(request, topologies):
+            print(line, flush=True)
+        return True
+    if request.config is None:
+        raise ValueError("--config must be given (--help lists the flags)")
+    return _print_plans(request, request.config, topologies)
+
+
+def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topology]) -> bool:
+    _set_device_count(topologies, config.mesh.fsdp)
+    from jaxret.plan.plan_report import plan_report
+    from jaxret.plan.planner import Planner
+    from jaxret.plan.programs import SearchLoad
+    from jaxret.plan.workload import parse_lengths
+
+    load = SearchLoad(request.passages, request.queries, request.k, request.precision)
+    lengths = parse_lengths(list(request.lengths))
+    names = (request.subject, config, request.config_name)
+    planner = Planner(*names, _log, request.utilization, request.advice, load, lengths)
+    plans: list[dict[str, Any]] = []
+    for topology in topologies or (None,):
+        plans.append(planner.on(topology))
+        if not request.json:
+            print(("\n" if len(plans) > 1 else "") + plan_report(plans[-1], topology), flush=True)
+    if request.json:
+        print(json.dumps(plans, indent=2))
+    return not any(plan.get("memory", {}).get("fits") is False for plan in plans)
+
+
+def _folder_table(request: PlanRequest, topologies: list[Topology]) -> Iterable[str]:
+    """Yield the table of the configs of a folder, or that of corpus sizes."""
+    folder = Path(request.configs_folder)
+    if not topologies or not folder.is_dir():
+        raise ValueError(f"--configs={folder} must be a folder, and --topology must name the chips to plan for")
+    if request.sizes:
+        from jaxret.plan.corpus_sizes import corpus_size_table
+
+        for topology in topologies:
+            yield from corpus_size_table(folder, topology)
+        return
+    _set_device_count(topologies)
+    from jaxret.plan.config_folder import config_table, plan_configs
+
+    yield from config_table(topologies, plan_configs(folder, topologies, _log))
+
+
+def _set_device_count(topologies: list[Topology], least: int = 1) -> None:
+    """Make as many CPU devices as the largest topology has chips: programs are traced for these."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", max([least, *(topology.devices for topology in topologies)]))
+
+
+def _log(text: str) -> None:
+    """Print progress to stderr, apart from the plan."""
+    print(text, file=sys.stderr, flush=True)

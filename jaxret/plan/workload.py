@@ -1,0 +1,216 @@
+"""Measure the work of a training run on its data: largest batch, steps, and real, padded and packed tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sized
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxret.data.formats import Policy, read_examples
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.data.tokens.packing import Packer, choose_row_shape
+from jaxret.models.retriever import RetrieverModel
+from jaxret.plan.programs import Shapes, longest_batch
+from jaxret.runs.run import load_tokenizer
+from jaxret.training.examples import load_examples
+from jaxret.training.loop import schedule_steps
+from jaxret.training.losses.grad_cache import count_chunks
+from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
+from jaxret.types import Batch, Ragged
+
+SAMPLE = 200  # batches that are measured
+
+
+@dataclass(frozen=True)
+class PlanTexts:
+    """The texts of a run, as far as a plan knows them."""
+
+    data: TrainingSet | None  # the run's, or drawn ones of similar lengths; None: unknown
+    examples: Sized | None = None  # None: unknown
+    note: str = ""  # why something is unknown
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work of a training run; None where it depends on unknown data."""
+
+    shapes: Shapes  # of the largest batch
+    steps: int | None
+    examples: int | None = None
+    padded: float | None = None  # tokens of a mean step that the encoders compute, without tokens.packing
+    packed: float | None = None  # and with it
+    real: float | None = None  # tokens of a mean step
+    share: float = 1.0  # of the work of `shapes`, in a mean batch
+    note: str = ""  # why something is unknown
+
+    def values(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in ("shapes", "share")}
+
+
+def read_plan_texts(
+    config: ConfigDict,
+    directory: Path,
+    retriever: RetrieverModel,
+    log: Callable[[str], None],
+    lengths: tuple[int | float, ...] = (),
+) -> PlanTexts:
+    """Read and tokenise config.data.train, or draw texts of the mean `lengths`.
+
+    Args:
+        config: of the run.
+        directory: the encoder's, with its tokenizer.
+        retriever: the model.
+        log: for progress.
+        lengths: mean tokens of queries and passages, used without data.train.
+    Raises:
+        DataError: a bad record, as training would.
+    """
+    if not config.data.train:
+        if not lengths:
+            return PlanTexts(None, note="data.train is not given: texts are as long as they may be")
+        query, passage = lengths
+        note = f"lengths are drawn, with {query:g} and {passage:g} tokens on average (--lengths)"
+        return PlanTexts(draw_texts(config, query, passage), note=note)
+    try:
+        tokenizer = load_tokenizer(config, directory, retriever)
+    except (FileNotFoundError, ValueError) as error:
+        examples = read_examples(
+            config.data.train,
+            config.data.train_split,
+            Policy(config.data.on_error),
+            negatives_run=config.data.negatives_run or None,
+        )
+        note = f"texts are as long as they may be, because they could not be tokenised: {error}"
+        return PlanTexts(None, examples, note)
+    data = load_examples(config, "train", tokenizer, True, log)
+    return PlanTexts(data, data)
+
+
+def parse_lengths(values: list[str]) -> tuple[float, ...]:
+    """Parse the mean tokens of queries and passages, or () of nothing. Raises ValueError for anything else."""
+    numbers = [float(text) if re.fullmatch(r"\s*\d+(\.\d*)?\s*", text) else 0.0 for text in values]
+    if len(numbers) not in (0, 2) or not all(numbers):
+        raise ValueError(f"--lengths={','.join(values)}: it must be two numbers above 0, as 10,80")
+    return tuple(numbers)
+
+
+def draw_texts(
+    config: ConfigDict, query_mean: int | float, passage_mean: int | float, examples: int = 10_000
+) -> TrainingSet:
+    """Draw texts (zeros) with lengths of a gamma distribution of shape 4, roughly as passages of web pages have.
+
+    Args:
+        config: its token limits cut the lengths.
+        query_mean, passage_mean: tokens.
+        examples: number of queries, with one positive each.
+    """
+    random = np.random.default_rng(0)
+
+    def texts(mean: int | float, longest: int) -> Ragged:
+        lengths = np.clip(random.gamma(4, mean / 4, examples).astype(int), 3, longest)
+        return Ragged(np.zeros(int(lengths.sum()), np.int32), np.concatenate([[0], np.cumsum(lengths)]))
+
+    rows, negatives = np.arange(examples, dtype=np.int32), min(config.data.negatives, examples)
+    return TrainingSet(
+        queries=texts(query_mean, config.tokens.query_length),
+        passages=texts(passage_mean, config.tokens.passage_length),
+        positives=rows,
+        known_positives=rows[:, None],
+        negatives=Ragged(
+            random.integers(0, examples, examples * negatives, np.int32), np.arange(examples + 1) * negatives
+        ),
+        query_ids=(),
+        pad_id=0,
+        marker_ids=(),
+        digest="",
+    )
+
+
+def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanTexts, devices: int) -> Workload:
+    """Measure the work of a run with these texts.
+
+    Args:
+        config: of the run.
+        retriever: its model.
+        texts: its data.
+        devices: number of devices.
+    """
+    longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
+    examples = len(texts.examples) if texts.examples is not None else None
+    bins = devices * count_chunks(longest.queries, config.train.chunk_size, devices)
+    if texts.data is None:
+        shapes = unshared_rows(longest, retriever, bins) if config.tokens.packing else longest
+        return Workload(shapes, steps, examples, note=texts.note)
+    plan = make_retrieval_plan(config, retriever, config.train.batch_size, devices)
+    packer = pack_plan(plan, texts.data, retriever, bins).packer
+    assert packer is not None
+    workload = measure_batches(config, texts.data, plan, longest, steps, packer)
+    return replace(workload, examples=examples, note=texts.note)
+
+
+def unshared_rows(longest: Shapes, retriever: RetrieverModel, bins: int) -> Shapes:
+    """Return the packed shapes of the longest batch: texts of the largest length share no row."""
+    head = retriever.module.head
+
+    def rows(texts: int, length: int, slots: int) -> tuple[int, int]:
+        side = choose_row_shape([np.full(texts, length)], length, slots, bins, head.hidden_size)
+        return side.sizes[-1], side.width
+
+    return replace(
+        longest,
+        packed_queries=rows(longest.queries, longest.query_length, head.prefix_length("query")),
+        packed_passages=rows(longest.documents, longest.passage_length, head.prefix_length("passage")),
+    )
+
+
+def measure_batches(
+    config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes, steps: int | None, packer: Packer
+) -> Workload:
+    """Measure SAMPLE batches of the run, evenly spread, both padded and packed.
+
+    Args:
+        config: of the run.
+        data: its texts.
+        plan: how batches are drawn.
+        longest: shapes of the longest batch.
+        steps: of the run; None: one epoch is measured.
+        packer: packs the texts of a batch.
+    """
+    count = steps * config.train.accumulate if steps else len(data) // plan.batch_size
+    sample = np.unique(np.linspace(0, max(count, 1) - 1, SAMPLE).astype(int))
+    batches = [plan.training_batch(data, int(step)) for step in sample]
+    real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
+    padded = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
+    packed = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
+    widths = packer.queries.width, packer.passages.width
+    in_rows = np.mean([packer.bins * sum(p.rows * width for p, width in zip(both, widths)) for both in packed])
+    shapes = replace(
+        longest,
+        query_length=packer.queries.length,
+        passage_length=packer.passages.length,
+        positives=data.known_positives.shape[1],
+    )
+    computed = padded
+    if config.tokens.packing:
+        most = [max(positions.rows for positions in side) for side in zip(*packed)]
+        queries, passages = zip(most, widths)
+        shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
+    share = computed / shapes.computed(packer.bins)
+    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real)]
+    return Workload(shapes, steps, len(data), of_a_step[0], of_a_step[1], of_a_step[2], float(share))
+
+
+def _texts(batch: Batch) -> tuple[Any, Any]:
+    return batch.queries, batch.documents
+
+
+def _steps(config: ConfigDict, data: Sized | None) -> int | None:
+    if data is None and config.train.steps < 0:
+        return None
+    return schedule_steps(config, data).total  # type: ignore[arg-type]  # only the length is used

@@ -1,0 +1,30 @@
+"""Keys that releases add to the files of a run, with defaults, so that runs of earlier releases can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.runs.mismatch import flatten
+
+# File -> flattened key -> value with the behaviour before the key existed. Empty: 0.2.0 is the first release.
+# From then on tests/runs/added_keys_test.py demands an entry for every new key.
+ADDED_KEYS: dict[str, dict[str, Any]] = {"config.json": {}, "contract.json": {}}
+
+
+def complete_config(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored config with the keys that were added to configs since."""
+    tree: dict[str, Any] = {}
+    for key, value in (ADDED_KEYS["config.json"] | flatten(stored)).items():
+        *groups, name = key.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[name] = value
+    return tree
+
+
+def complete_contract(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored contract, flattened, with those keys of the current contract that were added since."""
+    keys = flatten(current)
+    return {key: value for key, value in ADDED_KEYS["contract.json"].items() if key in keys} | flatten(stored)

@@ -1,0 +1,75 @@
+"""Fills open settings of a config from the modules of a sentence-transformers directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.sentence_transformers import LENGTHS, MODULES, PROMPTS
+from jaxret.models.heads import HEADS
+
+# The keys that a directory can set, with the value that counts as not set (the default of configs/base.py).
+UNSET: dict[str, Any] = {
+    **{f"head.{name}.{key}": getattr(head, key) for name, head in HEADS.items() for key in head.DIRECTORY_KEYS},
+    "head.token": "cls",
+    "normalize": False,
+    **dict.fromkeys(LENGTHS.values(), 256),
+    **dict.fromkeys(PROMPTS, ""),
+}
+_OF_VECTORS = ("head.token", "normalize")
+
+
+def _of_family(key: str) -> str:
+    """Return the head NAME of a key "head.NAME.KEY"; "" for any other key."""
+    parts = key.split(".")
+    return parts[1] if parts[0] == "head" and len(parts) == 3 else ""
+
+
+def settings_family(settings: Mapping[str, Any]) -> str:
+    """Return the head that a directory declares; "": the single vector of sentence-transformers, or none."""
+    return next(filter(None, map(_of_family, settings)), "")
+
+
+def apply_settings(
+    config: ConfigDict, settings: Mapping[str, Any], source: str, explicit_keys: Iterable[str] = ()
+) -> tuple[ConfigDict, list[str]]:
+    """Return a copy of the config with unset keys taken from a directory, and the changes as "key=value" texts.
+
+    A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
+    directory's. A head with other vectors than the directory's takes only settings of texts from it.
+
+    Args:
+        config: Config of the run.
+        settings: Settings of the directory, by key of the config.
+        source: Name of the directory, for the error.
+        explicit_keys: Keys that the user set, even to the default.
+
+    Raises:
+        ValueError: Keys of the config contradict the directory; the message names all of them.
+    """
+    config, changes, problems = ConfigDict(config.to_dict()).lock(), list[str](), list[str]()
+    family = settings_family(settings)
+    if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
+        settings = {key: value for key, value in settings.items() if key not in _OF_VECTORS and not _of_family(key)}
+    meant = set(explicit_keys)
+    for key, value in settings.items():
+        value = tuple(value) if isinstance(value, list) else value
+        *groups, name = key.split(".")
+        group = reduce(getattr, groups, config)
+        now = group[name]
+        if now == value:
+            continue
+        if now == UNSET[key] and key not in meant:
+            group[name] = value
+            changes.append(f"{key}={value!r}")
+        elif key not in LENGTHS.values() or now > value:
+            problems.append(f"{key} is {now!r}, there {value!r}")
+    if problems:
+        raise ValueError(
+            f"the sentence-transformers modules of {source} say otherwise than the config: {'; '.join(problems)}. "
+            f"Leave these keys out, or give a copy of the directory without {MODULES}: the encoder alone"
+        )
+    return config, changes

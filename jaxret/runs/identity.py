@@ -1,0 +1,29 @@
+"""Identity of a system: all settings and data that results depend on, except seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# Keys of a config that change no result. Paths of data are among them: data.json has digests of their content.
+NO_RESULT = (
+    r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype).*|encoder\.(attention|recompute|download|ignore)"
+    r"|train\.(chunk_size|log_every)|data\.(train|dev|store|dev_negatives_run)"
+)
+
+
+def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a flat config that identify the system."""
+    return {key: value for key, value in config.items() if not re.fullmatch(rf"seed\..*|{NO_RESULT}", key)}
+
+
+def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:
+    """Return digests of the data sets in a run's data.json.
+
+    With `whole`, a random part (data.subset) counts as the set that it was drawn from: another seed draws another part.
+    """
+    sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name != "start"}
+    if whole:
+        sets = {name: entry.get("subset_of") or entry for name, entry in sets.items()}
+    return {name: [entry.get("sha256"), entry.get("scores")] for name, entry in sets.items()}

@@ -1,0 +1,49 @@
+"""Comparison of two records that must agree, key by key.
+
+A difference stops the job with both values, because the alternative is vectors that look right but retrieve nonsense.
+The content of a run's contract is in runs/contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ContractError(ValueError):
+    """Two artefacts that should belong together do not."""
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping with dotted keys: {"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def require_equal(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], expected_name: str, actual_name: str, remedy: str
+) -> None:
+    """Raise ContractError with both values of every key on which two (nested, JSON-like) mappings differ.
+
+    Args:
+        expected: The stored side.
+        actual: The current side.
+        expected_name: Name of the stored side, for the error.
+        actual_name: Name of the current side, for the error.
+        remedy: Advice at the end of the error.
+    """
+    left, right = flatten(expected), flatten(actual)
+    missing = "(absent)"
+    differences = [
+        f"  {key}: {left.get(key, missing)!r} in {expected_name}, {right.get(key, missing)!r} in {actual_name}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key, missing) != right.get(key, missing)
+    ]
+    if differences:
+        raise ContractError(f"{actual_name} does not match {expected_name}:\n" + "\n".join(differences) + f"\n{remedy}")

@@ -1,0 +1,177 @@
+"""Approximate search of many vectors a passage: the N passages that one proxy vector each ranks highest (`proxies.py`)
+are scored exactly.
+
+All results have exact scores; passages that are no candidates are missed, and `compare_with_exact` measures how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxret.index.row_subset import RowSubset
+from jaxret.search.approximate.proxies import PROXIES, Proxy, query_proxies
+from jaxret.search.backends.select import Backend
+from jaxret.search.exact import find_candidates, query_vectors, score_candidates, search
+from jaxret.search.in_memory import InMemoryCorpus, StoredCorpus, hold_in_memory, require_finite_vectors
+from jaxret.search.proof import PASS_CANDIDATES, SearchResult, recall_at
+from jaxret.search.rounding import upper_norms
+from jaxret.search.single_vector import SingleVectors
+from jaxret.types import Ragged
+
+PROXY_BYTES = 2**26  # of the vectors of a front that are made at a time
+SAMPLE = 50  # queries, evenly spread, that are searched exactly too
+
+
+class CandidateSpec(NamedTuple):
+    """The value of `--candidates`: a proxy, and how many passages it proposes to be scored exactly."""
+
+    proxy: str
+    passages: int
+
+    def __str__(self) -> str:
+        return f"{self.proxy}:{self.passages}"
+
+    def require(self, k: int) -> None:
+        """Raise ValueError if k passages are more than are proposed."""
+        if self.passages < k:
+            raise ValueError(f"--candidates={self} proposes fewer passages than the {k} that are asked for")
+
+
+def parse_candidates(text: str) -> CandidateSpec:
+    """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""
+    front, _, count = text.partition(":")
+    if front not in PROXIES or not count.isdecimal() or int(count) < 1:
+        examples = ", ".join(f"{name}:1000" for name in PROXIES)
+        raise ValueError(f"--candidates is {text!r}; it must be a front and how many passages it proposes: {examples}")
+    return CandidateSpec(front, int(count))
+
+
+class ProxyShard(RowSubset):
+    """The proxies [rows,1,size] of the passages `rows` of a shard, computed on access."""
+
+    def __init__(self, of: ProxyCorpus, first: int, shard: Any, rows: np.ndarray) -> None:
+        self._of, self._first, self._shard, self._rows = of, first, shard, rows
+        self.shape = (len(rows), 1, of.dimension)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        rows = self._rows[key]
+        proxies = np.empty((len(rows), 1, self._of.dimension), np.float32)
+        for number, row in enumerate(rows.tolist()):
+            vectors = np.asarray(self._shard[row], np.float32)
+            self._of.check_norms(self._first + row, vectors)
+            proxies[number, 0] = self._of.proxy.passage(vectors)
+        return proxies
+
+
+class ProxyCorpus:
+    """A corpus of proxies, one vector a passage. largest_norm: of any vector of the passages that were read."""
+
+    def __init__(self, corpus: StoredCorpus, front: Proxy) -> None:
+        self.proxy, self.dimension, self.total_rows, self.ragged = front, front.size, corpus.total_rows, False
+        self.describe, self.ids = corpus.describe, corpus.ids
+        self.largest_norm = 0.0
+        self._corpus = corpus
+
+    def check_norms(self, row: int, vectors: np.ndarray) -> None:
+        norms = upper_norms(vectors).max(keepdims=True)  # a NaN wins
+        require_finite_vectors(self, np.array([row]), norms)
+        self.largest_norm = max(self.largest_norm, float(norms[0]))
+
+    def __iter__(self) -> Iterator[tuple[int, ProxyShard]]:
+        size = max(1, PROXY_BYTES // (4 * self.dimension))
+        for first, shard in self._corpus:
+            for start in range(0, len(shard), size):
+                rows = np.arange(start, min(start + size, len(shard)))
+                yield first + start, ProxyShard(self, first, shard, rows)
+
+
+@dataclass(frozen=True)
+class CandidateGenerator:
+    """Candidates of a corpus by a proxy, ready for many searches: in memory where there is room (`in_memory.py`)."""
+
+    spec: CandidateSpec
+    corpus: ProxyCorpus
+    proxies: InMemoryCorpus | StoredCorpus
+    backend: Backend
+
+    @classmethod
+    def open(
+        cls, corpus: StoredCorpus, spec: CandidateSpec, backend: Backend, many: bool = False
+    ) -> CandidateGenerator:
+        """Return a generator. Raises ValueError where passages have one vector: their search is exact without it.
+
+        Args:
+            corpus: the passages.
+            spec: proxy and number of candidates.
+            backend: ranks proxies.
+            many: there will be many searches.
+        """
+        if not corpus.ragged and next(iter(corpus))[1].shape[1] == 1:
+            raise ValueError(f"--candidates={spec} is for passages of several vectors; here each has one: leave it out")
+        seen = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
+        return cls(spec, seen, hold_in_memory(seen) if many else seen, backend)
+
+    @property
+    def count(self) -> int:
+        """Return how many candidates a query has."""
+        return min(self.spec.passages, self.corpus.total_rows)
+
+    @property
+    def description(self) -> str:
+        """Return a line: the backend, and the proxy that it ranks."""
+        return f"{self.backend.description}, {self.count:,} candidates a query by {self.spec.proxy}"
+
+    def __call__(self, vectors: Ragged, corpus: StoredCorpus, k: int, progress: bool = False) -> SearchResult:
+        """Return the best k candidates of each query, by exact scores, then by row. corpus: the same passages."""
+        self.spec.require(k)
+        count = self.count
+        at_once = max(1, PASS_CANDIDATES // count)
+        starts = range(0, len(vectors), at_once)
+        ranked = [
+            self._search_part(vectors.part(start, min(start + at_once, len(vectors))), corpus, count, progress)
+            for start in starts
+        ]
+        scores, rows = (np.concatenate(parts)[:, :k] for parts in zip(*ranked, strict=True))
+        return SearchResult(scores, rows, self.description, (len(vectors),), len(vectors) * count)
+
+    def _search_part(
+        self, vectors: Ragged, corpus: StoredCorpus, count: int, progress: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        query_lists = query_vectors(vectors, corpus)
+        proposed = SingleVectors(query_proxies(self.corpus.proxy, vectors))
+        candidates, _ = find_candidates(proposed, self.proxies, count, self.backend, progress)
+        return score_candidates(query_lists, candidates.rows, corpus, count, self.corpus.largest_norm)
+
+
+def compare_with_exact(
+    spec: CandidateSpec, result: SearchResult, vectors: Ragged, corpus: StoredCorpus, backend: Backend
+) -> dict[str, Any]:
+    """Return the recall of an approximate search, as JSON: SAMPLE of the queries are searched exactly, and R@d is the
+    share of the best d passages of that search that are among the best d of the approximate one.
+
+    Args:
+        spec: proxy and number of candidates.
+        result: of the approximate search.
+        vectors: of the queries.
+        corpus: the passages.
+        backend: of the exact search.
+    """
+    some = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE, len(vectors))).astype(np.int64))
+    k = result.rows.shape[1]
+    exact = search(vectors.take(some), corpus, k, backend)
+    depths = sorted({min(k, depth) for depth in (1, 10, 100, k)})
+    recalls = {str(depth): recall_at(result.scores[some], exact.scores, depth) for depth in depths}
+    return {"candidates": str(spec), "recall_of_exact": recalls, "queries_compared": len(some)}
+
+
+def describe_recall(missed: Mapping[str, Any]) -> str:
+    """Return a line on the recall of an approximate search."""
+    recalls = ", ".join(f"R@{depth} {value:.4f}" for depth, value in missed["recall_of_exact"].items())
+    return (
+        f"approximate ({missed['candidates']}): of what exact search finds, {recalls} was found, "
+        f"by {missed['queries_compared']:,} of the queries"
+    )

@@ -1,0 +1,140 @@
+"""One proxy vector for a list of vectors, so that a search of many lists begins with a search of few vectors.
+
+A proxy of a passage and a proxy of a query have a product that is near the score sum_u max_v q_u . d_v, or ranks
+passages much as it does. The passages that it ranks highest are scored exactly (`candidates.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxret.types import Ragged
+
+
+@runtime_checkable
+class Proxy(Protocol):
+    """A function from lists of vectors of `dimension` numbers to one vector each."""
+
+    @property
+    def name(self) -> str: ...
+    @classmethod
+    def of(cls, dimension: int) -> Proxy: ...
+    @property
+    def size(self) -> int:
+        """Return how many numbers a proxy vector has."""
+        ...
+
+    def query(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the proxy [size] of a query's vectors, float32 [U,D]."""
+        ...
+
+    def passage(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the proxy [size] of a passage's vectors, float32 [V,D]."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeanProxy:
+    """The sum of the query's vectors, and the mean of the passage's: maxima over v are replaced by means."""
+
+    dimension: int
+    name: ClassVar[str] = "mean"
+
+    @classmethod
+    def of(cls, dimension: int) -> MeanProxy:
+        return cls(dimension)
+
+    @property
+    def size(self) -> int:
+        return self.dimension
+
+    def query(self, vectors: np.ndarray) -> np.ndarray:
+        total: np.ndarray = vectors.sum(axis=0)
+        return total
+
+    def passage(self, vectors: np.ndarray) -> np.ndarray:
+        mean: np.ndarray = vectors.mean(axis=0)
+        return mean
+
+
+@dataclass(frozen=True, eq=False)
+class MuveraProxy:
+    """Fixed-dimensional encodings (MUVERA, Dhulipala et al. 2024, section 2), R of them one after the other.
+
+    Each cuts space into B = 2^k buckets by the signs of k random products, the first one the highest bit, and maps
+    vectors x to y = x P / sqrt(d'), P of random signs. A bucket has the sum of a query's y, and the mean of a
+    passage's. A bucket without vectors of the passage has the y of the vector with the fewest different signs, the
+    first of several. The product of two encodings approximates the score; here it is divided by R on the query's side.
+    """
+
+    planes: np.ndarray  # [R,D,k] float32
+    signs: np.ndarray  # [R,D,d'] float32, +1 or -1
+    name: ClassVar[str] = "muvera"
+
+    @classmethod
+    def of(cls, dimension: int, repetitions: int = 20, bits: int = 4, width: int = 16, seed: int = 0) -> MuveraProxy:
+        """Return a proxy with random numbers from a seed; the defaults make 5,120 numbers.
+
+        Args:
+            dimension: D.
+            repetitions: R.
+            bits: k.
+            width: d'.
+            seed: of the random numbers.
+        """
+        random = np.random.default_rng(seed)
+        planes = random.standard_normal((repetitions, dimension, bits), dtype=np.float32)
+        signs = random.integers(0, 2, (repetitions, dimension, width)) * 2 - 1
+        return cls(planes, signs.astype(np.float32))
+
+    @property
+    def size(self) -> int:
+        repetitions, _, bits = self.planes.shape
+        return int(repetitions * 2**bits * self.signs.shape[2])
+
+    @cached_property
+    def _one(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all planes and all signs as a matrix each: [D, R*k] and [D, R*d'], the second divided by sqrt(d')."""
+        dimension, width = self.signs.shape[1:]
+        planes = np.ascontiguousarray(self.planes.swapaxes(0, 1).reshape(dimension, -1))
+        signs = np.ascontiguousarray(self.signs.swapaxes(0, 1).reshape(dimension, -1))
+        return planes, signs / np.float32(np.sqrt(width))
+
+    def _placed(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the buckets of vectors [n,D], int64 [R,n], and their y [R,n,d']."""
+        repetitions, _, bits = self.planes.shape
+        planes, signs = self._one
+        above = (vectors @ planes > 0).reshape(len(vectors), repetitions, bits)
+        buckets = above @ (1 << np.arange(bits)[::-1])
+        return buckets.T, (vectors @ signs).reshape(len(vectors), repetitions, -1).swapaxes(0, 1)
+
+    def _summed(self, buckets: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum of y in each bucket [R,B,d'], and the counts [R,B]."""
+        inside = (buckets[:, None] == np.arange(2 ** self.planes.shape[2])[:, None]).astype(np.float32)
+        return inside @ y, inside.sum(axis=2)
+
+    def query(self, vectors: np.ndarray) -> np.ndarray:
+        sums, _ = self._summed(*self._placed(vectors))
+        encoding: np.ndarray = sums.reshape(-1) / np.float32(len(self.planes))
+        return encoding
+
+    def passage(self, vectors: np.ndarray) -> np.ndarray:
+        buckets, y = self._placed(vectors)
+        sums, counts = self._summed(buckets, y)
+        means = sums / np.maximum(counts, 1)[..., None]
+        repetition, empty = np.nonzero(counts == 0)
+        others = np.bitwise_count(buckets[repetition] ^ empty[:, None])  # [empty buckets, n]
+        means[repetition, empty] = y[repetition, others.argmin(axis=1)]
+        return means.reshape(-1)
+
+
+PROXIES: dict[str, type[MeanProxy] | type[MuveraProxy]] = {front.name: front for front in (MeanProxy, MuveraProxy)}
+
+
+def query_proxies(front: Proxy, queries: Ragged) -> np.ndarray:
+    """Return the proxies [Q,size] float32 of lists of vectors."""
+    return np.stack([front.query(vectors) for vectors in queries]).astype(np.float32)

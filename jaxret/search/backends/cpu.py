@@ -1,0 +1,69 @@
+"""XLA on the cores of one CPU device: a program for each cell, several at a time.
+
+In one program XLA would copy every cell before it multiplies it, and select the best scores on one core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxret.search.backends.precision import Compressed
+from jaxret.search.backends.top_k import best_of_cell, merge, share
+
+SCORES = 2**28  # that are in memory at a time, 1 GiB; those of a cell, of a thousand queries, are an eighth of it
+
+Three = tuple[Any, Any, Any]
+
+
+def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, size: int, k: int) -> Three:
+    """Return scores and rows [Q,k], and bounds [Q], as `accelerators.search_cells`.
+
+    Args:
+        queries: [Q,D].
+        vectors: of all cells.
+        rows: number of rows.
+        size: positions of a cell.
+        k: rows to return for each query.
+    """
+    held = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is no copy
+    count, cells = len(queries.numbers), len(held.numbers)
+    threads = max(1, min(os.cpu_count() or 1, cells, SCORES // (count * held.numbers.shape[1])))
+    per_cell = share(k, cells, size)
+
+    def one(number: int) -> Three:
+        cell = jax.tree.map(lambda x: x[number], held)
+        return jax.block_until_ready(_search_cell(queries, cell, number, rows, cells, size, per_cell))
+
+    def some(part: slice) -> Three:
+        tops, places, bounds = (np.stack([np.asarray(x)[part] for x in each]) for each in zip(*cell_hits, strict=True))
+        return jax.block_until_ready(_merge(tops, places, bounds, k))
+
+    with ThreadPoolExecutor(threads) as pool:
+        at_once: Callable[[Any, Iterable[Any]], Iterable[Three]] = pool.map if threads > 1 else map
+        cell_hits = list(at_once(one, range(cells)))
+        step = -(-count // threads)
+        merged = list(at_once(some, [slice(start, start + step) for start in range(0, count, step)]))
+    tops, places, bounds = (np.concatenate(each) for each in zip(*merged, strict=True))
+    return tops, places, bounds
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _search_cell(
+    queries: Compressed, cell: Compressed, number: jax.Array, rows: jax.Array, cells: int, size: int, count: int
+) -> Three:
+    rows_of_cell = jnp.arange(size) * cells + number
+    top, places, bound = best_of_cell(queries, cell, rows_of_cell < rows, count)
+    return top, rows_of_cell[places], bound
+
+
+@partial(jax.jit, static_argnums=3)
+def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> Three:
+    return merge(tops, places, bounds.max(axis=0), k)

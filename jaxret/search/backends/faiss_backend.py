@@ -1,0 +1,190 @@
+"""Backends that search a block of vectors with FAISS, on the CPU or on all GPUs of the machine."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxret.search.backends.int8 import MOST, OVER, Quantized
+from jaxret.search.backends.late_interaction import PaddedLists
+from jaxret.search.backends.precision import FLOAT32, LONGEST_INT8, Precision
+from jaxret.search.proof import BlockHits, BlockSearch, keep_best
+
+FAISS_GPU_MAX_K = 2048  # the limit of FAISS's selection kernels
+FEW_QUERIES = 4  # up to so many BLAS is faster on a CPU: FAISS gives each query to one thread
+
+
+def from_rows(scores: np.ndarray, rows: np.ndarray, shape: tuple[int, int], k: int) -> BlockHits:
+    """Return the k best passages from the best vectors of a block.
+
+    Where the vectors belong to fewer than k passages, others with score -inf are added: the bound covers them.
+
+    Args:
+        scores: of the best vectors [Q,r], descending.
+        rows: of these vectors in the block [Q,r].
+        shape: (N passages, V) of the block.
+        k: passages to return.
+    """
+    n_documents, n_vectors = shape
+    cut = scores[:, -1] if rows.shape[1] < n_documents * n_vectors else np.full(len(scores), -np.inf, np.float32)
+    if n_vectors == 1:
+        return BlockHits(scores, rows, cut)
+    best = np.full((len(scores), n_documents), -np.inf, np.float32)
+    np.maximum.at(best, (np.arange(len(scores))[:, None], rows // n_vectors), scores)
+    top, documents, left_out = best_columns(best, k)
+    return BlockHits(top, documents, np.maximum(cut, left_out))
+
+
+@dataclass(frozen=True)
+class FaissCpu:
+    """FAISS's brute force on the CPU.
+
+    many: a loaded block is searched many times; from the first single question on it is kept in int8 too, which takes a
+    quarter more memory (`int8.py`).
+    """
+
+    faiss: Any
+    description: str
+    many: bool = False
+    name: str = "faiss-cpu"
+    lists: ClassVar[bool] = False
+    precision: ClassVar[Precision] = FLOAT32
+    precisions: ClassVar[bool] = False
+    max_rows: int | None = None
+    remedy: ClassVar[str] = "pip install -r requirements.txt"
+
+    @staticmethod
+    def available() -> str | None:
+        return _import_faiss()[1]
+
+    @classmethod
+    def open(cls, reason: str) -> FaissCpu:
+        faiss, _ = _import_faiss()
+        return cls(faiss, f"FAISS {faiss.__version__} on the CPU ({reason})")
+
+    def load(self, block: np.ndarray | PaddedLists) -> BlockSearch:
+        assert isinstance(block, np.ndarray)
+        # Below this many queries FAISS leaves BLAS; its own default of 128,000 is 4 times slower on a small batch.
+        self.faiss.cvar.distance_compute_blas_threshold = 20
+        shape = block.shape[:2]
+        rows = block.reshape(-1, block.shape[-1])
+        quantized = cache(partial(Quantized, self.faiss, rows))
+        alone = self.many and rows.shape[1] <= LONGEST_INT8
+
+        def top(queries: np.ndarray, k: int) -> BlockHits:
+            count = min(k * shape[1], len(rows))  # k x V vectors hold at least k documents
+            if alone and len(queries) == 1 and count <= MOST // OVER:
+                scores, vector_rows, left_out = quantized().best(queries, count)
+                best = from_rows(scores, vector_rows, shape, k)
+                return best._replace(bound=np.maximum(best.bound, left_out))
+            if len(queries) <= FEW_QUERIES:
+                scores, vector_rows, _ = best_columns(queries @ rows.T, count)
+                return from_rows(scores, vector_rows, shape, k)
+            scores, vector_rows = self.faiss.knn(queries, rows, count, metric=self.faiss.METRIC_INNER_PRODUCT)
+            return from_rows(scores, vector_rows, shape, k)
+
+        return top
+
+
+@dataclass(frozen=True)
+class FaissGpu:
+    """FAISS's brute force on all GPUs of the machine, each with its part of the passages. resources: of each GPU.
+
+    No machine of the test suite has one: the self-check guards it.
+    """
+
+    faiss: Any
+    resources: tuple[Any, ...]
+    description: str
+    name: str = "faiss-gpu"
+    lists: ClassVar[bool] = False
+    precision: ClassVar[Precision] = FLOAT32
+    precisions: ClassVar[bool] = False
+    max_rows: int | None = FAISS_GPU_MAX_K
+    remedy: ClassVar[str] = (
+        "in a fresh environment pip install -r requirements-gpu.txt (it has faiss-gpu for faiss-cpu)"
+    )
+
+    @staticmethod
+    def available() -> str | None:
+        faiss, problem = _import_faiss()
+        return problem or (None if _faiss_gpus(faiss) else f"FAISS {faiss.__version__} sees no GPU")
+
+    @classmethod
+    def open(cls, reason: str) -> FaissGpu:
+        faiss, _ = _import_faiss()
+        count = _faiss_gpus(faiss)
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        resources = tuple(faiss.StandardGpuResources() for _ in range(count))
+        return cls(faiss, resources, f"FAISS {faiss.__version__} on {gpus} ({reason})")
+
+    def load(self, block: np.ndarray | PaddedLists) -> BlockSearch:
+        assert isinstance(block, np.ndarray)
+        bounds = [len(block) * gpu // len(self.resources) for gpu in range(len(self.resources) + 1)]
+        parts = [
+            (start, self._on(gpu, block[start:stop]))
+            for gpu, (start, stop) in enumerate(pairwise(bounds))
+            if start < stop
+        ]
+
+        def top(queries: np.ndarray, k: int) -> BlockHits:
+            with ThreadPoolExecutor(len(parts)) as gpus:  # FAISS gives the interpreter lock back
+                hits = list(gpus.map(lambda part: part[1](queries, k), parts))
+            return _merged(hits, [start for start, _ in parts], k)
+
+        return top
+
+    def _on(self, gpu: int, documents: np.ndarray) -> BlockSearch:
+        """Return a search of passages on one GPU."""
+        shape = documents.shape[:2]
+        config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
+        config.device = gpu
+        index = self.faiss.GpuIndexFlatIP(self.resources[gpu], documents.shape[-1], config)
+        index.add(documents.reshape(-1, documents.shape[-1]))
+
+        def top(queries: np.ndarray, k: int) -> BlockHits:
+            # Where the limit bites, the bound says so and the caller asks again with smaller blocks.
+            count = min(k * shape[1], shape[0] * shape[1], FAISS_GPU_MAX_K)
+            scores, vector_rows = index.search(queries, count)
+            return from_rows(scores, vector_rows, shape, k)
+
+        return top
+
+
+def _merged(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
+    """Return the k best of the hits in several parts of a block, which begin at rows `firsts` of it."""
+    if len(hits) == 1:
+        return hits[0]
+    scores = np.concatenate([hit.scores for hit in hits], axis=1)
+    documents = np.concatenate([hit.rows + first for hit, first in zip(hits, firsts, strict=True)], axis=1)
+    top, columns, left_out = best_columns(scores, k)
+    bound = np.max([*(hit.bound for hit in hits), left_out], axis=0)
+    return BlockHits(top, np.take_along_axis(documents, columns, axis=1), bound)
+
+
+def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `count` highest scores of each row [Q,n], descending, their columns, and the highest left out [Q]."""
+    columns, left_out = keep_best(scores, count)
+    top = np.take_along_axis(scores, columns, axis=1)
+    order = np.argsort(-top, axis=1)
+    return np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), left_out
+
+
+def _import_faiss() -> tuple[Any, str | None]:
+    """Return the module, or None and the reason: FAISS's GPU build cannot be imported without CUDA's libraries."""
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it reports every build that it does not find
+    try:
+        return importlib.import_module("faiss"), None
+    except (ImportError, OSError) as error:
+        return None, f"FAISS cannot be imported ({error})"
+
+
+def _faiss_gpus(faiss: Any) -> int:
+    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0

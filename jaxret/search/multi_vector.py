@@ -1,0 +1,84 @@
+"""Scores of texts with their own number of vectors each (ColBERT): the sum over query vectors of the maximum over
+passage vectors; with one query vector, the maximum alone.
+
+Vectors on disk have no padding; they are padded a block at a time, passages of like length together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxret.index.row_subset import RaggedRowSubset
+from jaxret.runs.embedder import plan_batches
+from jaxret.search.backends.late_interaction import PaddedLists
+from jaxret.search.backends.select import Backend
+from jaxret.search.rounding import LONGEST, sum_error, upper_norms
+from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, of_one_query
+from jaxret.types import Ragged
+
+DOCUMENTS = 512  # scored again at a time for one query: their vectors are held as float64
+
+
+class VectorLists:
+    """Queries of float32 vectors, for shards of lists of vectors (`exact.QueryVectors`)."""
+
+    pairs_a_thread = 2**20  # BLAS has threads of its own
+
+    def __init__(self, vectors: Ragged) -> None:
+        self.vectors = vectors
+        self.norms = upper_norms(vectors.flat)
+        query = np.repeat(np.arange(len(vectors)), vectors.lengths)
+        together = np.bincount(query, self.norms, len(vectors))
+        self.norms[(together >= LONGEST)[query]] = np.inf  # no product overflows, but their sum could
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, i: int | np.integer) -> np.ndarray:
+        return self.vectors[i].astype(np.float64)
+
+    def owner(self, vector: int) -> int:
+        return int(np.searchsorted(self.vectors.offsets, vector, "right")) - 1
+
+    def take(self, part: np.ndarray) -> VectorLists:
+        return VectorLists(self.vectors.take(part))
+
+    def parts(self) -> list[tuple[slice, Ragged]]:
+        """Return as many queries at a time as have QUERY_ROWS vectors."""
+        slices, start, offsets = [], 0, self.vectors.offsets
+        while start < len(self):
+            stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + QUERY_ROWS, "right")) - 1)
+            slices.append((slice(start, stop), self.vectors.part(start, stop)))
+            start = stop
+        return slices
+
+    def blocks(
+        self, shard: Ragged | RaggedRowSubset, total_rows: int, depth: int, backend: Backend
+    ) -> Iterator[tuple[np.ndarray, PaddedLists, np.ndarray]]:
+        for rows, size, length in plan_batches(shard.lengths, BLOCK_ROWS, 1):
+            rows = np.sort(rows)
+            block = shard.take(rows).astype(np.float32)
+            norms = np.maximum.reduceat(upper_norms(block.flat), block.offsets[:-1])  # a NaN wins
+            yield rows, PaddedLists(*block.padded(_filled(np.arange(len(rows)), size), length), len(rows)), norms
+
+    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
+        own = Ragged(self.norms, self.vectors.offsets)
+        return np.array([sum_error(self.vectors.flat.shape[1], norms, largest_norm, unit) for norms in own])
+
+    def scores(self, queries: np.ndarray, shard: Ragged | RaggedRowSubset, rows: np.ndarray) -> np.ndarray:
+        result = np.empty(len(rows))
+        for begin, end in of_one_query(queries):
+            query = self[queries[begin]]
+            for start in range(begin, end, DOCUMENTS):
+                some = slice(start, min(start + DOCUMENTS, end))
+                documents = shard.take(rows[some])
+                products = query @ documents.flat.astype(np.float64).T  # [U, vectors]: maxima over what lies together
+                result[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)
+        return result
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    """Return the rows, and empty ones (-1) up to `size`."""
+    return np.concatenate([rows, np.full(size - len(rows), -1)])

@@ -1,0 +1,76 @@
+"""Options of a search, and of building an approximate index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the candidates of a search are found. Raises ValueError for options that exclude each other."""
+
+    backend: str = option("auto", "auto, faiss-gpu, faiss-cpu or xla")
+    precision: str = option(
+        "float32",
+        "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results",
+    )
+    candidates: str = option(
+        "",
+        "mean:N or muvera:N: of passages with several vectors, score those N that one vector each ranks highest; "
+        "faster, and approximate: how much of the exact result was found is printed",
+    )
+    index: str = option(
+        "", "name of an approximate index that finds candidates (jaxret index builds it); default: exact search"
+    )
+    index_parameters: str = option(
+        "",
+        "with --index: FAISS's search parameters, as nprobe=16 or efSearch=64; k_factor_rf=4 scores the best 4 k "
+        "vectors of the index exactly; default: as measured",
+    )
+    filters: tuple[str, ...] = option(
+        (),
+        "FIELD:VALUE of passages' metadata: search those that have it alone; of several, one value of each field",
+        flag="filter",
+    )
+
+    def __post_init__(self) -> None:
+        if self.candidates and self.index:
+            raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
+        if self.index and (self.backend, self.precision) != ("auto", "float32"):
+            raise ValueError("--backend and --precision are of exact search: leave them or the index out")
+        if self.index and self.filters:
+            raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
+        if self.index_parameters and not self.index:
+            raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
+
+    @property
+    def label(self) -> str:
+        """Return the part of result files' names that tells these results from those of an exact search."""
+        index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
+        return ".".join(filter(None, ("filtered" if self.filters else "", self.candidates.replace(":", "-"), index)))
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How an approximate index is built, and its recall is measured. Raises ValueError for what makes no sense."""
+
+    factory: str = option("", "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...")
+    name: str = option("", "name of the index; default: the factory string")
+    queries: str = option("", "folder or file with queries to measure recall with; default: passages' own vectors")
+    qrels: str = option("", "folder or file with judgements: of --queries, those that are judged")
+    split: str = option("test", "split to read, where a folder is given")
+    sample: int = option(1000, "queries that recall is measured with at most", lower_bound=1)
+    parameters: tuple[str, ...] = option(
+        (),
+        "FAISS's search parameters to measure recall with, as nprobe=16 or efSearch=64,k_factor_rf=4; repeat the flag "
+        "to compare several; default: from few lists or nodes to many",
+    )
+    train_vectors: int = option(0, "vectors to train on; default: 64 for each list, 65536 at least", lower_bound=0)
+    seed: int = option(0, "of the samples and of k-means", lower_bound=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.qrels and not self.queries:
+            raise ValueError("--qrels says which of --queries are judged: give --queries too")

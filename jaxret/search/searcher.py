@@ -1,0 +1,322 @@
+"""Open a run and a corpus that it encoded, and search it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.data.formats import corpus_file, list_files, source_path
+from jaxret.data.records import Passage, Query, Rankings
+from jaxret.data.tokens.tokenizer import Truncation
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.metadata import matching_rows
+from jaxret.index.passages import Passages
+from jaxret.index.shards import ShardError, read_entry
+from jaxret.runs.embedder import padded_length
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import Run, config_of_task
+from jaxret.runs.workdir import Workdir
+from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact, parse_candidates
+from jaxret.search.approximate.faiss_index import MappedCorpus, open_faiss_index
+from jaxret.search.backends.select import select_backend
+from jaxret.search.exact import search
+from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
+from jaxret.search.proof import SearchResult
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.self_check import self_check
+from jaxret.search.streaming import fits_devices
+from jaxret.storage.atomic import read_json
+from jaxret.types import Ragged
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """A ranking of passages for every query, and how it was computed."""
+
+    rankings: Rankings
+    result: SearchResult
+    shards: EncodedCorpus
+    truncation: Truncation  # of the queries
+    vectors: Ragged  # of the queries
+    filters: tuple[str, ...] = ()
+    approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
+
+    @property
+    def corpus(self) -> dict[str, Any]:
+        """Return {"sha256", "passages"}; after an append or a deletion, the digest is of the list of parts."""
+        return self.shards.corpus
+
+
+def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
+    """Return the folder of an encoded corpus, by its name, or by the folder or file that was encoded; without either,
+    that of the only one. The run need not be opened.
+
+    Args:
+        workdir: folder of the run.
+        name: name or path; "" for the only one.
+        flag: the flag that chooses one of several, for the error.
+
+    Raises FileNotFoundError, and ValueError where there are several.
+    """
+    names = workdir.corpora
+    if not names:
+        config_of_task(workdir, "retrieval")  # only a retriever can encode
+        remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
+        raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
+    if name in names:
+        return workdir.embeddings(name)
+    matches = [other for other in names if not name or is_source(encoded_source(workdir.embeddings(other)), name)]
+    if len(matches) > 1:
+        several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
+        raise ValueError(f"{workdir} has {several}: choose one with {flag}")
+    if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
+        raise FileNotFoundError(f"{workdir.embeddings(name)} is not finished; wait for who encodes it, or encode again")
+    if not matches:
+        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}")
+    return workdir.embeddings(matches[0])
+
+
+def encoded_source(folder: Path) -> str:
+    """Return the absolute path of the folder or file whose passages were encoded into `folder`; "" if it is unknown."""
+    path = (read_entry(folder / "corpus.json") or {}).get("path")
+    return path if isinstance(path, str) else ""
+
+
+def text_files(encoded: EncodedCorpus) -> list[Path]:
+    """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
+    a folder that was encoded has no corpus any more."""
+    places = [encoded_source(shards.folder) for shards in encoded.shards]
+    return [file for place in places if place for file in list_files(corpus_file(place))]
+
+
+def is_source(encoded: str, name: str) -> bool:
+    """Return whether a name is the path of an encoded source, in any spelling."""
+    return bool(encoded) and os.path.realpath(source_path(encoded)) == os.path.realpath(source_path(name))
+
+
+def open_corpus(run: Run, folder: Path) -> EncodedCorpus:
+    """Open the shards in `folder`, of all parts.
+
+    Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts may differ), and
+    ShardError if the shards do not record what they were made from.
+    """
+    corpus = open_encoded(folder)
+    for shards in corpus.shards:
+        made_by, name = shards.fingerprint, f"{shards.folder}/manifest.json"
+        for part, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
+            entry = made_by.get(part)
+            if not isinstance(entry, dict) or not all(key in entry for key in keys):
+                raise ShardError(f"{name}: fingerprint.{part} is {entry!r}; run encode again")
+        remedy = (
+            f"Encode the corpus with this checkpoint (jaxret encode --workdir={run.workdir} --name=...), "
+            f"or search with --checkpoint={made_by['checkpoint']['step']}."
+        )
+        run.require_same_vectors(made_by["contract"], name, remedy)
+        require_equal(
+            {"checkpoint": made_by["checkpoint"]},
+            {"checkpoint": run.checkpoint},
+            name,
+            f"the model in {run.workdir}",
+            remedy,
+        )
+    return corpus
+
+
+class Searcher:
+    """A run and a corpus that it encoded, opened once for any number of searches.
+
+    It keeps the compiled programs, the shards (verified when it is opened) with the backend, and the index of the
+    passages' texts.
+    """
+
+    def __init__(self, run: Run, folder: Path, options: SearchOptions = SearchOptions(), many: bool = False) -> None:
+        """Open a corpus.
+
+        Args:
+            run: the run that encoded it.
+            folder: folder of the encoded corpus (`corpus_folder`).
+            options: how candidates are found.
+            many: there will be many searches: vectors stay in memory if they are few enough, and on the devices if they
+                fit there (`in_memory.py`).
+
+        Raises:
+            ValueError: a backend that does not exist, or no passage to search.
+            RuntimeError: the backend disagrees with a float64 product.
+
+        It raises what `open_corpus`, `matching_rows` and `open_faiss_index` raise, too.
+        """
+        spec = parse_candidates(options.candidates) if options.candidates else None
+        self.run, self.folder, self.filters = run, folder, options.filters
+        self.shards = open_corpus(run, folder)
+        if self.filters:
+            self.shards = self.shards.select(matching_rows(self.shards, self.filters))
+        if not self.shards.total_rows:
+            why = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
+            raise ValueError(f"{folder} has no passage to search: {why}")
+        self.backend = select_backend(options.backend, self.shards.ragged, options.precision)
+        self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
+        self._corpus: Any = MappedCorpus(self.shards) if self.index else self.shards
+        if many and not self.index:
+            self._corpus = hold_in_memory(self.shards, fits_devices(self.shards, self.backend))
+        if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
+            self.backend = select_backend(options.backend, self.shards.ragged, options.precision, many=True)
+        self_check(self.backend, self.shards.ragged)
+        self.generator: CandidateGenerator | None = None
+        if spec:
+            backend = select_backend(options.backend, precision=options.precision)
+            self_check(backend)
+            self.generator = CandidateGenerator.open(self._corpus, spec, backend, many)
+        self.embedder = run.embedder()
+        self._texts: list[Passages] = []  # of each part, the last one first
+
+    def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
+        """Encode the queries and search for the k best passages of each, best first; exact but for `candidates` and
+        `index`.
+
+        Raises ValueError for k < 1 or no queries, and for more passages than there are candidates.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; it must be at least 1")
+        if self.generator:
+            self.generator.spec.require(k)
+        cut, vectors = self.encode(queries, progress)
+        result, ids = self.nearest(vectors, k, progress)
+        rankings = {
+            query.id: [(passage, float(score)) for passage, score in zip(row_ids, scores, strict=True)]
+            for query, row_ids, scores in zip(queries, ids, result.scores, strict=True)
+        }
+        return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self._approximate(k))
+
+    def _approximate(self, k: int) -> dict[str, Any] | None:
+        """Return how a search for k passages finds candidates, as JSON; None if it is exact."""
+        if self.generator:
+            return {"candidates": str(self.generator.spec)}
+        return {"index": self.index.to_json(k)} if self.index else None
+
+    def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
+        """Return the vectors of queries: text to tokens to vectors. Raises ValueError for no queries."""
+        if not queries:
+            raise ValueError("there is no query to search for")
+        cut = Truncation("queries", self.run.tokenizer.query_length)
+        tokens = self.run.tokenizer.queries((query.text for query in queries), progress, cut)
+        return cut, self.embedder(tokens, "query", progress)
+
+    def nearest(self, vectors: Ragged, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
+        """Return the best passages for the vectors of each query, and their ids."""
+        if self.generator:
+            result = self.generator(vectors, self._corpus, k, progress)
+        elif self.index:
+            result = self.index.search(vectors, self._corpus, k)
+        else:
+            result = search(vectors, self._corpus, k, self.backend, progress)
+        ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
+        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+
+    def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
+        """Return the outcome with the recall of an approximate search, for which some of its queries are searched
+        exactly."""
+        if not self.generator:
+            return outcome
+        missed = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
+        return replace(outcome, approximate=missed)
+
+    def warm_up(self, questions: Sequence[str], k: int) -> list[str]:
+        """Compile the programs for questions of these lengths, one at a time, and read the vectors. Return ids of
+        passages, those of the first question."""
+        first_ids: list[str] = []
+        tokens = self.run.tokenizer.queries(questions)
+        of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
+        late = self.run.model.late_interaction  # as many vectors as tokens: a program for each length, too
+        for number, row in enumerate(of_length.values()):
+            vectors = self.embedder(tokens.take(np.array([row])), "query")
+            if late or number == 0:
+                _, (ids,) = self.nearest(vectors, k)
+                first_ids = first_ids or ids
+        return first_ids
+
+    @property
+    def description(self) -> str:
+        """Return a line on the backend, index or candidates."""
+        return (self.generator or self.index or self.backend).description
+
+    @property
+    def vector_location(self) -> str:
+        """Return where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read; "mapped",
+        of which an index needs a few."""
+        if self.index:
+            return "mapped"
+        if not isinstance(self._corpus, InMemoryCorpus):
+            return "disk"
+        return "devices" if self._corpus.vectors is None else "memory"
+
+    def best_vectors(self, outcome: SearchOutcome) -> list[list[tuple[int, ...]]]:
+        """Return, for each passage of each ranking, which of its vectors has the highest product with each of the
+        query's."""
+        rows = outcome.result.rows
+        if self.run.model.vectors_per_passage == 1:
+            return [[(0,)] * rows.shape[1]] * len(rows)
+        lists = iter(vectors_of(self._corpus, rows.reshape(-1)))
+        return [
+            [tuple((next(lists).astype(np.float64) @ query.T.astype(np.float64)).argmax(axis=0).tolist()) for _ in row]
+            for query, row in zip(outcome.vectors, rows, strict=True)
+        ]
+
+    def scores(self, vectors: Ragged, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the scores of each query, as vectors, with the passages in some rows, float64 rounded to float32."""
+        every = sorted({row for ranking in rows for row in ranking})
+        documents = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))
+
+        def score(query: np.ndarray, row: int) -> float:
+            products = documents[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
+            return float(np.float32(products.max(axis=0).sum()))
+
+        return [[score(query, row) for row in ranking] for query, ranking in zip(vectors, rows, strict=True)]
+
+    @property
+    def bytes_read(self) -> int:
+        """Return the bytes of the corpus's files that were read so far, by index."""
+        return sum(texts.bytes_read for texts in self._texts)
+
+    def passages(self, ids: Collection[str]) -> dict[str, Passage]:
+        """Return the passages of the shards with these ids; read no others. Raises what opening `Passages` raises."""
+        self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
+        by_id: dict[str, Passage] = {}
+        for texts in self._texts:  # an id that was deleted may have come again: the last one counts
+            missing = [key for key in ids if key not in by_id]
+            by_id |= texts.read(missing) if missing else {}
+        return {key: by_id.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
+
+
+def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[str, Any]:
+    """Return what a number was measured with, as JSON for its file.
+
+    Args:
+        run: the run.
+        retrieved: outcome of the search.
+        k: passages for each query.
+        **more: further entries.
+    """
+    return {
+        "checkpoint": run.checkpoint,
+        "config": read_json(run.workdir.config),
+        "training_data": read_json(run.workdir.data),
+        "environment": read_json(run.workdir.environment),
+        "corpus": retrieved.corpus,
+        "search": {
+            "backend": retrieved.result.backend,
+            "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
+            "k": k,
+            "exact": retrieved.approximate is None,
+            **(retrieved.approximate or {}),
+            **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
+            "query_length": run.tokenizer.query_length,
+            "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
+        },
+        **({"lineage": read_json(run.workdir.lineage)} if run.workdir.lineage.exists() else {}),
+        **more,
+    }

@@ -1,0 +1,110 @@
+"""Scores of one vector a query with V vectors a passage: the highest product counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from jaxret.index.row_subset import RowSubset
+from jaxret.search.backends.select import Backend
+from jaxret.search.rounding import UNIT, rounding_error, upper_norms
+
+BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
+QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
+WHOLE_BYTES = 2**30  # or so much, where a backend cuts them itself and they need not be copied
+FEW = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
+NUMBERS = 2**18  # of vectors that a thread holds as float64
+
+
+class SingleVectors:
+    """Queries [Q,D] float32, for shards [rows,V,D] (`exact.QueryVectors`)."""
+
+    pairs_a_thread = 4096  # fewer are done before OpenMP's threads, which spin after a product, make room for others
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.vectors = vectors
+        self.norms = upper_norms(vectors)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, i: int | np.integer) -> np.ndarray:
+        return self.vectors[i].astype(np.float64)[None]
+
+    def owner(self, vector: int) -> int:
+        return vector
+
+    def take(self, part: np.ndarray) -> SingleVectors:
+        return SingleVectors(self.vectors[part])
+
+    def parts(self) -> list[tuple[slice, np.ndarray]]:
+        starts = range(0, len(self), QUERY_ROWS)
+        return [(slice(start, start + QUERY_ROWS), self.vectors[start : start + QUERY_ROWS]) for start in starts]
+
+    def blocks(
+        self, shard: np.ndarray | RowSubset, total_rows: int, depth: int, backend: Backend
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        n_vectors, dimension = shard.shape[1:]
+        size = block_documents(total_rows, n_vectors, depth, backend)
+        if backend.max_rows is None and n_vectors == 1 and _as_it_lies(shard):
+            size = max(size, WHOLE_BYTES // (4 * dimension))
+        for start in range(0, len(shard), size):
+            block = np.ascontiguousarray(shard[start : start + size], np.float32)
+            norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
+            yield np.arange(start, start + len(block)), block, norms.max(axis=1)  # a NaN wins
+
+    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
+        return rounding_error(self.vectors.shape[1], self.norms, largest_norm) * (unit / UNIT)
+
+    def scores(self, queries: np.ndarray, shard: np.ndarray | RowSubset, rows: np.ndarray) -> np.ndarray:
+        result = np.empty(len(rows))
+        step = max(1, NUMBERS // (shard.shape[1] * shard.shape[2]))
+        for begin in range(0, len(rows), step):
+            part = slice(begin, begin + step)
+            row_of, query_of, best = rows[part], queries[part], result[part]
+            bounds = of_one_query(query_of)
+            if len(bounds) > len(query_of) // FEW:
+                vectors = shard.take(row_of, axis=0, mode="clip").astype(np.float64)  # [P,V,D]
+                np.max(np.vecdot(vectors, self.vectors[query_of].astype(np.float64)[:, None]), axis=1, out=best)
+                continue
+            for start, stop in bounds:
+                # Rows are there; but to be told so ("raise") costs a fifth of the time.
+                vectors = shard.take(row_of[start:stop], axis=0, mode="clip").astype(np.float64)
+                np.max(np.vecdot(vectors, self[query_of[start]]), axis=1, out=best[start:stop])
+        return result
+
+
+def of_one_query(queries: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of the (query, row) pairs of each query; these lie together."""
+    ends = np.flatnonzero(queries[1:] != queries[:-1]) + 1
+    return list(pairwise([0, *ends.tolist(), len(queries)]))
+
+
+def _as_it_lies(shard: np.ndarray | RowSubset) -> bool:
+    """Return whether a backend can use the rows of a shard without a copy."""
+    return isinstance(shard, np.ndarray) and shard.dtype == np.float32 and shard.flags.c_contiguous
+
+
+def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
+    """Return how many passages the backend gets at a time: few enough that the hits of all blocks add up to depth.
+
+    Args:
+        total_rows: of the corpus.
+        n_vectors: vectors of a passage.
+        depth: candidates that each query needs.
+        backend: may limit the hits of a block.
+
+    Raises ValueError if a passage has more vectors than the backend can return.
+    """
+    rows = BLOCK_ROWS
+    if backend.max_rows is not None:
+        if n_vectors > backend.max_rows:
+            raise ValueError(
+                f"{n_vectors} vectors a document are more than the {backend.max_rows} that {backend.name} can return: "
+                "choose faiss-cpu or xla"
+            )
+        rows = min(rows, total_rows * n_vectors)  # so that all depths which need no smaller block have the same
+        rows = min(rows, max(backend.max_rows, rows * backend.max_rows // (depth * n_vectors)))
+    return max(1, rows // n_vectors)

@@ -1,0 +1,230 @@
+"""Atomic file writes, digests, and errors that name the file and the cause."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+_CAUSES = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "no permission",
+    errno.EPERM: "not permitted",
+    errno.EFBIG: "larger than this process may write",
+    errno.EIO: "the disk reports an input/output error",
+    errno.ENOENT: "its folder is gone, or takes no files",
+    errno.ENOTDIR: "a file is where a folder should be",
+    errno.EEXIST: "a file is where a folder should be",
+    errno.EISDIR: "a folder has that name",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
+
+
+class StorageError(OSError):
+    """A file or folder cannot be written; the message names it and the cause."""
+
+
+@contextlib.contextmanager
+def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of writing `path`, or a file in it, into StorageErrors within the block.
+
+    Errors of other files are unchanged.
+    """
+    path = Path(path)
+    try:
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        ours = named is None or named in (path, *path.parents) or path in named.parents
+        ours |= named is not None and bool(_TEMPORARY.fullmatch(named.name))
+        # np.save gives neither file nor errno.
+        if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):
+            full = shutil.disk_usage(path.parent).free < 1 << 20
+            cause = _CAUSES[errno.ENOSPC] if full else "the disk took only a part of it: full, or a quota or limit"
+        elif ours and error.errno in _CAUSES:
+            cause = _CAUSES[error.errno]
+        else:
+            raise
+        storage_error = StorageError(f"{path} cannot be written: {cause}")
+        storage_error.errno = error.errno
+        raise storage_error from error
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | None = None) -> Iterator[IO[Any]]:
+    """Open a temporary file that replaces `path` when the block succeeds, after a flush to disk.
+
+    The file is made beside `path`, or in the existing folder `work`. Readers see the old file or the new one, never a
+    part. Text is UTF-8 with "\\n" line ends. If the block raises, `path` is unchanged and the temporary file is
+    removed. Raises StorageError if the disk is full or refuses the file.
+    """
+    path = Path(path)
+    temporary = _beside(work / path.name if work else path)
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    with storage_errors(path):
+        if not work:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # the original exception is raised instead
+                temporary.unlink()
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # makes the rename itself durable
+        finally:
+            os.close(directory)
+
+
+def _beside(path: Path) -> Path:
+    # A random name: hosts that share a disk may have processes of the same id.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
+    """Remove temporary files of `atomic_write` that killed writers left in `folder`, and return their names.
+
+    Files in subfolders are not removed. Call it with the folder's lock held, before other processes of the job write
+    there. Without a lock, set `age`: only files not modified for so many seconds, longer than any write takes, are
+    removed.
+    """
+    before = time.time() - age
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        files = [e for e in entries if _TEMPORARY.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+        leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
+        for entry in leftovers:
+            Path(entry.path).unlink(missing_ok=True)
+        return sorted(entry.name for entry in leftovers)
+    return []
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Create the folder and write a test block to it. Raises StorageError with the cause."""
+    probe = _beside(Path(folder) / "probe")
+    with storage_errors(folder):
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(probe, "wb") as file:
+                file.write(bytes(4096))  # an empty file fits on a full disk
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def require_other_file(out: str | os.PathLike[str], files: Iterable[Path], description: str) -> None:
+    """Raise ValueError if `out`, which is to be written, is the same file as one of `files`, which are read.
+
+    `description` describes these files in the error.
+    """
+    if os.path.exists(out) and any(os.path.exists(file) and os.path.samefile(out, file) for file in files):
+        raise ValueError(f"--out={out} is {description}, which would be lost; give another name")
+
+
+def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = None) -> None:
+    """Write `value` as indented JSON with sorted keys, by `atomic_write`; NaN and infinity are errors."""
+    with atomic_write(path, work=work) as file:
+        json.dump(value, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON; any defect is a ValueError that names the file, and the line if it is known."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        tree = dict(pairs)
+        if len(tree) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
+        return tree
+
+    data = Path(path).read_bytes()
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not valid JSON (the byte 0x{data[error.start]:02x} is no UTF-8)") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: not valid JSON (nested too deeply)") from error
+    except ValueError as error:  # a duplicate key, or a number with thousands of digits
+        reason = "a number has too many digits" if "set_int_max_str_digits" in str(error) else str(error)
+        raise ValueError(f"{path}: not valid JSON ({reason})") from error
+
+
+def with_digest(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with its own digest added as "sha256"."""
+    return {**value, "sha256": sha256_json(dict(value))}
+
+
+def read_with_digest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the mapping that `with_digest` got, from a JSON file.
+
+    Raises FileNotFoundError, and ValueError naming the file if the digest does not match.
+    """
+    try:
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise TypeError(f"a JSON object is expected, not {type(content).__name__}")
+        whole = content.pop("sha256", None) == sha256_json(content)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if not whole:
+        raise ValueError(f"{path}: damaged (its SHA-256 is not the one that was written)")
+    return content
+
+
+def cache_folder(name: str) -> Path:
+    """Return the cache folder $XDG_CACHE_HOME/jaxret/NAME, by default in ~/.cache, without creating it.
+
+    Raises RuntimeError if the user has no home folder.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "jaxret" / name
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file's bytes in hex, reading in blocks."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Return the SHA-256 of a JSON value in canonical form (sorted keys, no spaces), in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return sha256_bytes(text.encode("utf-8"))
+
+
+def sha256_json_lists(lists: Iterable[Iterable[Any]]) -> str:
+    """Return `sha256_json` of a list of lists, holding one item at a time."""
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+    digest = hashlib.sha256(b"[")
+    for index, items in enumerate(lists):
+        digest.update(b",[" if index else b"[")
+        for number, item in enumerate(items):
+            digest.update(f"{',' * (number > 0)}{encode(item)}".encode())
+        digest.update(b"]")
+    digest.update(b"]")
+    return digest.hexdigest()

@@ -1,0 +1,296 @@
+"""Leases on pieces of work in a folder that several jobs share; the work of a dead job is taken over.
+
+<folder>/.lease-NAME/ID/    the lease NAME is held by one job: a directory can be renamed to .lease-NAME only if that
+                            does not exist or is empty
+           owner.json       host and process of the holder, which touches the file while it is alive
+           ...              files of the holder that are not finished; it publishes them by a rename
+
+A lease that was not touched for some time is taken over by renaming ID. Nothing can be renamed out of it under the old
+name any more, so a job that was only asleep publishes nothing, and no piece of work ever has two writers. Times are
+modification times of files on the shared disk; no host's clock is used. A holder of this host whose process has ended
+loses its lease at once. The disk only has to support atomic renames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.storage.atomic import storage_errors
+
+BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
+_BEATS = 10  # touches during that time
+_OWNER = "owner.json"
+_GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A claimed lease; the job writes unfinished files to `work` (`storage.atomic_write`)."""
+
+    work: Path
+
+    @property
+    def held(self) -> bool:
+        """Whether no other job has taken the lease over."""
+        try:
+            os.close(os.open(self.work, os.O_RDONLY | os.O_DIRECTORY))  # opening makes NFS ask the server
+        except OSError as error:
+            if error.errno not in (*_GONE, errno.ENOTDIR):
+                raise
+            return False
+        return True
+
+    def publishes(self, write: Callable[[], object]) -> bool:
+        """Call `write`, which publishes files out of `work`; return False if the lease was lost.
+
+        A lost lease is not an error: errors of `write` that follow from it are suppressed.
+        """
+        try:
+            if self.held:
+                write()
+                return True
+        except OSError as error:
+            if error.errno not in _GONE or self.held:
+                raise
+        return False
+
+
+class Leases:
+    """The leases of this job in a folder, released at the end of the block.
+
+    `bound` is the time in seconds after which an untouched lease of this job may be taken over. It is stored in
+    owner.json, so jobs may have different ones.
+    """
+
+    def __init__(self, folder: Path, bound: float = BOUND) -> None:
+        self.folder, self.bound = Path(folder), float(bound)
+        self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
+        self._held: list[Lease] = []
+        self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
+        self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
+        self._begun = self._made = False  # whether the folder was created or found; whether this job created it
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
+
+    def __enter__(self) -> Leases:
+        self._heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._heart.join()
+        for lease in list(self._held):
+            self.release(lease)
+        if self._spare:
+            shutil.rmtree(self._spare, ignore_errors=True)
+        if self._made:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
+
+    def claim(self, name: str) -> Lease | None:
+        """Return the lease, or None while another job has it. Raises StorageError if the folder cannot be written."""
+        with storage_errors(self.folder):
+            try:
+                return self._claim(name, self.folder / f".lease-{name}")
+            except OSError as error:
+                if error.errno not in _GONE or not self.folder.is_dir():
+                    raise
+                self._spare = None  # removed by the job that completed the folder
+                return None
+
+    def _claim(self, name: str, path: Path) -> Lease | None:
+        if owner := _owner(path):
+            reason = self._why_free(owner)
+            if not reason:
+                return None
+            print(f"{self.folder}: {name} was claimed by {reason}: taken over", file=sys.stderr)
+            self._bury(owner.parent)
+        spare = self._prepared()
+        try:
+            os.rename(spare, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another job was faster
+                return None
+            raise
+        self._spare = None
+        lease = Lease(path / spare.suffix[1:])
+        self._held.append(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Release a lease and delete the files left in it.
+
+        Errors are suppressed: another job takes the lease over later, and an earlier exception is more important.
+        """
+        self._held.remove(lease)
+        with contextlib.suppress(OSError):
+            self._bury(lease.work)
+            lease.work.parent.rmdir()  # fails if another job has claimed it meanwhile
+
+    def is_free(self, name: str) -> bool:
+        """Return whether no living job has the lease. Another job may still claim it first."""
+        with storage_errors(self.folder):
+            try:
+                owner = _owner(self.folder / f".lease-{name}")
+                return owner is None or bool(self._why_free(owner))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                return True  # released just now
+
+    def holder(self, name: str) -> str:
+        """Return a description of the job that has a lease, for a message."""
+        with contextlib.suppress(OSError):
+            if owner := _owner(self.folder / f".lease-{name}"):
+                return _who(_parsed(owner.read_text()))
+        return "nobody any more"
+
+    def others_exist(self) -> bool:
+        """Return whether other jobs have leases, dead jobs included."""
+        return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._held})
+
+    def clear(self) -> None:
+        """Remove the leases of all other jobs. For when all work is done: a living job then loses nothing."""
+        own_paths = {lease.work.parent for lease in self._held} | {self._spare}
+        for path in set(self.folder.glob(".lease[-.]*")) - own_paths:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _prepared(self) -> Path:
+        if not self._spare or not self._spare.is_dir():
+            token = secrets.token_hex(8)
+            if not self._begun:  # a folder that vanishes later is an error, so it is made only once
+                self._made = not self.folder.exists()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._begun = True
+            spare = self.folder / f".lease.{token}"
+            spare.mkdir()
+            try:
+                (spare / token).mkdir()
+                (spare / token / _OWNER).write_text(json.dumps(self._owner))
+            except BaseException:  # a full disk may accept a directory but no file
+                shutil.rmtree(spare, ignore_errors=True)
+                raise
+            self._spare = spare
+        return self._spare
+
+    def _bury(self, work: Path) -> None:
+        """Rename a directory away, which is atomic, then delete it."""
+        grave = self.folder / f".lease.{secrets.token_hex(8)}"
+        try:
+            os.rename(work, grave)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+        shutil.rmtree(grave, ignore_errors=True)  # the job that completes the folder deletes any rest
+
+    def _why_free(self, owner: Path) -> str:
+        """Return whose lease may be taken over, and why; "" if it may not."""
+        owner_record: dict[str, Any] = {}
+        try:
+            with open(owner) as file:  # opening makes NFS read the file's time again
+                touched, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            touched = owner.parent.stat().st_mtime  # if this is gone too, the lease was released
+        holder = _who(owner_record)
+        if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
+            return f"{holder}, which is gone"
+        silent = self._now() - touched
+        # abs: if the disk's clock was set back, a time far ahead belongs to a job that touches no more.
+        bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
+        return f"{holder}, silent for {abs(silent):.0f} s" if abs(silent) > bound else ""
+
+    def _now(self) -> float:
+        """Return the shared disk's time: the modification time of a file touched now or recently.
+
+        A recent one is earlier than the true time, so no job seems silent for longer than it is.
+        """
+        if time.monotonic() > self._looked + self.bound / _BEATS:
+            spare = self._prepared()
+            file = spare / spare.suffix[1:] / _OWNER
+            os.utime(file)
+            self._time, self._looked = file.stat().st_mtime, time.monotonic()
+        return self._time
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self.bound / _BEATS):
+            for lease in list(self._held):
+                with contextlib.suppress(OSError):  # a lost lease is detected when files are published
+                    os.utime(lease.work / _OWNER)
+
+
+def this_process() -> dict[str, Any]:
+    """Return host, process id and start time, which together identify this process."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "process": pid, "started": _started(pid)}
+
+
+def is_gone(process: Mapping[str, Any]) -> bool:
+    """Return whether `process`, made by `this_process` on this host, has ended.
+
+    Its process id may belong to another process by now.
+    """
+    if process.get("host") != socket.gethostname() or type(process.get("process")) is not int:
+        return False
+    return _started(process["process"]) != process.get("started")
+
+
+def _started(pid: int) -> str:
+    """Return the boot and start time of a process, which tell it from a later one with its id; "" if none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return "" if fields[0] in "ZX" else f"{boot} {fields[19]}"  # clock ticks since the host was started
+    except OSError:
+        pass
+    if sys.platform == "linux":
+        return ""
+    try:  # without /proc: only whether it exists
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "running"
+
+
+def _owner(path: Path) -> Path | None:
+    """Return the owner file of a lease; None if no job has it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return next((folder / _OWNER for folder in path.iterdir()), None)
+    return None
+
+
+def _who(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"
+
+
+def _numbers() -> str:
+    """Return an id of the host's boot and PID namespace: host names and process ids alone may be ambiguous."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # a system without /proc
+        return ""
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,174 @@
+"""Detect settings that contradict each other or the model, before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.fused import require_no_dropout
+from jaxret.models.heads import HEADS
+from jaxret.models.model import Model
+from jaxret.models.pooling import POOLINGS
+from jaxret.models.retriever import DTYPES, RetrieverModel
+from jaxret.runs.mismatch import flatten
+from jaxret.training.losses.group_losses import check_losses
+from jaxret.training.losses.in_batch import loss_settings
+from jaxret.training.optimizers import check_optimizer, make_optimizer
+from jaxret.training.validation import check_validation
+from jaxret.types import VECTOR_DTYPES
+
+WEAK = 0.5  # a temperature too high for cosines: those of passages differ by tenths
+
+LEAST = {  # the least valid number of a key; heads check their own
+    **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
+    **dict.fromkeys(
+        (
+            "tokens.length_multiple",
+            "encode.shard_rows",
+            "encode.shard_mb",
+            "encode.tokens_per_batch",
+            "train.log_every",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("train.batch_size", "train.accumulate", "validation.batch_size", "optimizer.reference_processes"), 1
+    ),
+    **dict.fromkeys(
+        ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
+    ),
+    **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
+    **dict.fromkeys(("loss.kl.weight", "loss.margin_mse.weight", "loss.binary.weight"), 0),
+    "loss.binary.positive_weight": 0,
+    **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
+    **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
+    **dict.fromkeys(("train.skip_nonfinite", "validation.then_from"), 0),
+    **dict.fromkeys(("pretraining.contrast_weight", "pretraining.skip_from", "pretraining.seed"), 0),
+    **dict.fromkeys((f"pretraining.{key}" for key in ("shortest", "head_layers", "decoder_masks")), 1),
+    **dict.fromkeys((f"pretraining.scratch.{key}" for key in ("layers", "heads", "hidden_size", "positions")), 1),
+    **dict.fromkeys((f"pretraining.scratch.{key}" for key in ("intermediate_size", "vocabulary")), 1),
+    **dict.fromkeys((f"seed.{key}" for key in ("init", "data", "dropout", "negatives")), 0),
+}
+BELOW = {  # numbers that a key must stay below
+    "optimizer.b1": 1,
+    "optimizer.b2": 1,
+    "optimizer.ema": 1,
+    **{key: 2**32 for key in LEAST if key.startswith("seed.") or key == "pretraining.seed"},
+}
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """Raise ValueError for the first number outside its range."""
+    for key, value in flatten(config.to_dict()).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} is {value}; it must be a finite number")
+        if key in LEAST and value < LEAST[key]:
+            raise ValueError(f"{key} is {value}; it must be at least {LEAST[key]}")
+        if key in BELOW and value >= BELOW[key]:
+            raise ValueError(f"{key} is {value}; it must be below {BELOW[key]}")
+
+
+def check_config(config: ConfigDict) -> None:
+    """Raise ValueError for unknown names, and for settings that contradict each other."""
+    check_numbers(config)
+    for key, name, table in (
+        ("head.name", config.head.name, HEADS),
+        ("pooling", config.pooling, POOLINGS),
+        ("mesh.reduce_dtype", config.mesh.reduce_dtype, DTYPES),
+        ("encode.dtype", config.encode.dtype, VECTOR_DTYPES),
+    ):
+        if name not in table:
+            raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
+    check_optimizer(config.optimizer)
+    check_validation(config)
+    check_tokens(config)
+    check_losses(config)
+    check_training_data(config)
+
+
+def check_tokens(config: ConfigDict) -> None:
+    """Raise ValueError for prompts that are no text, and for attention that packing or dropout cannot have."""
+    if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
+        raise ValueError(
+            f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for what the checkpoint says"
+        )
+    if config.tokens.packing and config.encoder.attention != "plain":
+        raise ValueError(
+            f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
+            "texts of a row apart; use 'plain', or tokens.packing=False"
+        )
+    for key in ("query_prompt", "passage_prompt", "title_separator"):
+        try:
+            config.tokens[key].encode("utf-8")
+        except UnicodeEncodeError as error:  # a command line can hold bytes that are no text
+            raise ValueError(f"tokens.{key} is {config.tokens[key]!r}; write it in UTF-8") from error
+
+
+def check_training_data(config: ConfigDict) -> None:
+    """Raise ValueError for a run without training data or without an end, and for a store that is no folder."""
+    if config.train.steps < 0 and config.train.epochs < 0:
+        raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
+    if config.data.store and Path(config.data.store).exists() and not Path(config.data.store).is_dir():
+        raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
+    if not config.data.train and config.train.steps != 0:
+        raise ValueError(
+            "data.train is empty; give a folder or a file of training data: --config.data.train=PATH "
+            "(or --config.train.steps=0, to encode with the model as it comes)"
+        )
+
+
+def reference_options(config: ConfigDict, model: Model) -> list[str]:
+    """Return descriptions of the options that follow a published implementation where it differs from its paper."""
+    options = {
+        "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
+            config.optimizer.name == "lamb_reference"
+        ),
+        f"optimizer.reference_processes={config.optimizer.reference_processes} (clips at that multiple of clip_norm)": (
+            config.optimizer.clip_norm > 0 and config.optimizer.reference_processes != 1
+        ),
+        "the best checkpoint by average_rank (inside a dev batch, so it depends on validation.batch_size)": (
+            bool(config.data.dev) and "average_rank" in (config.validation.metric, config.validation.then)
+        ),
+    }
+    return [*model.reference_options(), *(name for name, on in options.items() if on)]
+
+
+def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
+    """Raise ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have."""
+    if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
+        raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
+    if config.tokens.packing and (unattended := retriever.module.head.unattended()):
+        raise ValueError(
+            "tokens.packing is True, but packed rows hold no tokens that others do not see, and here are "
+            f"{unattended}: set tokens.packing=False"
+        )
+    check_text_lengths(config, retriever)
+    require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
+    loss_settings(config, retriever)
+    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
+    # Raises ValueError for a pattern that matches no parameter.
+    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))
+
+
+def check_text_lengths(config: ConfigDict, retriever: RetrieverModel) -> None:
+    """Raise ValueError if a text may be longer than the encoder's position table."""
+    for key in ("query_length", "passage_length"):
+        if config.tokens[key] > retriever.longest:
+            raise ValueError(f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.longest} positions")
+
+
+def weak_temperatures(config: ConfigDict, retriever: RetrieverModel) -> str:
+    """Return a warning of temperatures that leave a softmax of cosines so even that it teaches little; "" if there is
+    none. Late interaction sums many cosines, so it has none."""
+    loss = config.loss
+    if not config.normalize or retriever.late_interaction:
+        return ""
+    weights = {"loss.temperature": loss.contrastive_weight, "loss.kl.temperature": loss.kl.weight}
+    values = {"loss.temperature": loss.temperature, "loss.kl.temperature": loss.kl.temperature}
+    weak = [f"{key} is {values[key]:g}" for key, weight in weights.items() if weight and values[key] >= WEAK]
+    if not weak:
+        return ""
+    return f"{' and '.join(weak)}, but scores are cosines: their softmax is nearly even and teaches little; try 0.05"

@@ -1,0 +1,118 @@
+"""Losses of a query and the documents of its own group: distillation of a teacher's scores, and yes or no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+from ml_collections import ConfigDict
+
+from jaxret.models.scoring import MASKED_SCORE
+
+Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, the positive first
+GroupMask = Bool[jax.Array, "B G"]  # masked documents count for nothing
+Scalar = Float[jax.Array, ""]
+
+
+@dataclass(frozen=True)
+class KlSettings:
+    """KL(teacher || student) over the documents of each query that a teacher scored (Hinton et al. 2015, section 2).
+
+    Attributes:
+        weight: of the term; 0: off.
+        temperature: divides the student's scores before the softmax.
+        teacher_temperature: divides the teacher's scores.
+        scaled: whether the loss is multiplied by temperature^2, which keeps the size of gradients whatever it is.
+    """
+
+    weight: float = 0.0
+    temperature: float = 1.0
+    teacher_temperature: float = 1.0
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class MarginMseSettings:
+    """Squared error of the margins of the positive over each negative (Hofstätter et al. 2020)."""
+
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class BinarySettings:
+    """Cross-entropy of sigmoid(score) with 1 for the positive and 0 for every other document of its query; the positive
+    counts `positive_weight` times."""
+
+    weight: float = 0.0
+    positive_weight: float = 1.0
+
+
+def kl_divergence(student: Group, teacher: Group, mask: GroupMask, settings: KlSettings) -> Scalar:
+    """Return mean_i sum_j p_ij (log p_ij - log q_ij), p the teacher's softmax and q the student's.
+
+    Args:
+        student: scores.
+        teacher: scores.
+        mask: False for documents that count for nothing; so do queries without any.
+        settings: temperatures.
+    """
+    log_q = jax.nn.log_softmax(jnp.where(mask, student / settings.temperature, MASKED_SCORE), axis=1)
+    log_p = jax.nn.log_softmax(jnp.where(mask, teacher / settings.teacher_temperature, MASKED_SCORE), axis=1)
+    rows = jnp.sum(jnp.where(mask, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=1)
+    mean = jnp.sum(rows) / jnp.maximum(jnp.sum(jnp.any(mask, axis=1)), 1)
+    return mean * (settings.temperature**2 if settings.scaled else 1.0)
+
+
+def margin_mse(student: Group, teacher: Group, mask: GroupMask) -> Scalar:
+    """Return the mean over the unmasked negatives j of ((s_i+ - s_ij) - (t_i+ - t_ij))^2."""
+    margins = (student[:, :1] - student[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
+    return jnp.sum(jnp.where(mask[:, 1:], margins**2, 0.0)) / jnp.maximum(jnp.sum(mask[:, 1:]), 1)
+
+
+def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySettings) -> Scalar:
+    """Return the mean over the unmasked pairs of -w log sigmoid(s) for a positive, -log sigmoid(-s) for a negative
+    (torch's BCEWithLogitsLoss, w its pos_weight)."""
+    positive = jnp.arange(scores.shape[1]) == 0
+    losses = jax.nn.softplus(jnp.where(mask, jnp.where(positive, -scores, scores), 0.0))
+    weights = jnp.where(positive, settings.positive_weight, 1.0)
+    return jnp.sum(jnp.where(mask, weights * losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+# Groups of keys in config.loss.
+GROUPS = {"kl": KlSettings, "margin_mse": MarginMseSettings, "binary": BinarySettings}
+
+
+def loss_fields(config: ConfigDict) -> dict[str, Any]:
+    """Return the keys of `config.loss` as fields of LossSettings. Raises ValueError for temperatures of 0 or below."""
+    loss = config.loss
+    positive = {key: loss[key] for key in ("temperature", "local_temperature", "annealing_floor")}
+    positive |= {f"kl.{key}": loss.kl[key] for key in ("temperature", "teacher_temperature")}
+    if min(positive.values()) <= 0:
+        values = [f"loss.{key} {value}" for key, value in positive.items()]
+        raise ValueError(f"{', '.join(values[:-1])} and {values[-1]} must be positive")
+    return {key: GROUPS[key](**value) if key in GROUPS else value for key, value in loss.items()}
+
+
+def distillation_keys(config: ConfigDict) -> list[str]:
+    """Return the keys of a config that turn on losses of a teacher's scores."""
+    return [f"loss.{name}.weight" for name in ("kl", "margin_mse") if config.loss[name].weight]
+
+
+def check_losses(config: ConfigDict) -> None:
+    """Raise ValueError for losses that have nothing to learn from, and for data that no loss reads."""
+    distillation, binary = distillation_keys(config), config.loss.binary.weight
+    contrastive_only = not distillation and not binary
+    if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries and contrastive_only:
+        raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
+    if config.data.teacher_run and not distillation:
+        raise ValueError(
+            "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: nobody reads it"
+        )
+    for key in [*distillation, *(["loss.binary.weight"] if binary else [])]:
+        if config.data.negatives == 0:
+            raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own documents")
+    if config.loss.contrastive_weight == 0 and config.data.dev and contrastive_only:
+        raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")

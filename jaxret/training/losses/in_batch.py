@@ -1,0 +1,297 @@
+"""In-batch losses: the terms of a step's loss, which stand in the table TERMS, and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Bool, Float, Int
+from ml_collections import ConfigDict
+
+from jaxret.models.retriever import RetrieverModel
+from jaxret.models.scoring import MASKED_SCORE
+from jaxret.training.losses.group_losses import (
+    BinarySettings,
+    KlSettings,
+    MarginMseSettings,
+    binary_cross_entropy,
+    kl_divergence,
+    loss_fields,
+    margin_mse,
+)
+from jaxret.types import Batch
+
+Scalar = Float[jax.Array, ""]
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Settings of the loss: the keys of `config.loss`, and those that the head and the pooling bring along.
+
+    Attributes:
+        positive: whether the positive document scores by its best vector or by its first (the last layer).
+        local_target: the vector of the positive that its local softmax should choose.
+        temperature: divides scores before the softmax over documents.
+        local_temperature: divides scores before the softmax over the positive's own vectors.
+        local_weight: of the local term, beside the contrastive one.
+        annealing_rate: of both temperatures, per epoch; 0: none.
+        annealing_floor: the least factor of annealing.
+        contrastive_weight: of the contrastive and the local term.
+        parts: (start, stop) of the parts of a vector that have a contrastive loss of their own.
+        parts_weight: of the sum of these losses.
+        auxiliary_weight: of the loss that a head computes from a text alone.
+        auxiliary_decay: factor of that weight, per epoch.
+        epochs_per_step: batch size / number of examples.
+        kl: distillation by Kullback-Leibler divergence.
+        margin_mse: distillation of margins.
+        binary: cross-entropy of yes and no.
+    """
+
+    positive: Literal["max", "first"] = "max"
+    local_target: Literal["none", "first", "argmax"] = "none"
+    temperature: float = 1.0
+    local_temperature: float = 1.0
+    local_weight: float = 0.0
+    annealing_rate: float = 0.0
+    annealing_floor: float = 0.3
+    contrastive_weight: float = 1.0
+    parts: tuple[tuple[int, int], ...] = ()
+    parts_weight: float = 0.5
+    auxiliary_weight: float = 1.0
+    auxiliary_decay: float = 1.0
+    epochs_per_step: float = 0.0
+    kl: KlSettings = field(default_factory=KlSettings)
+    margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)
+    binary: BinarySettings = field(default_factory=BinarySettings)
+
+    def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
+        """Return the epoch, from 0, of the middle of a step's batch: a batch may begin in one and end in the next."""
+        return jnp.floor((step + 0.5) * jnp.float32(self.epochs_per_step))
+
+    def annealing(self, step: Int[jax.Array, ""] | int) -> Scalar | float:
+        """Return the factor of both temperatures: max(floor, exp(-rate * epoch)) (MVR, section 3.3)."""
+        if not self.annealing_rate:
+            return 1.0
+        return jnp.maximum(self.annealing_floor, jnp.exp(-self.annealing_rate * self.epoch(step)))
+
+
+def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step: float = 0.0) -> LossSettings:
+    """Return the loss of a config, its head and its pooling. Raises ValueError if they contradict each other."""
+    loss, module = config.loss, retriever.module
+    settings = LossSettings(
+        **{**loss_fields(config), **module.head.loss_settings(), **module.pooling.LOSS}, epochs_per_step=epochs_per_step
+    )
+    if loss.local_weight and settings.local_target == "none":
+        raise ValueError(
+            f"loss.local_weight is {loss.local_weight}, but pooling {config.pooling!r} of head {config.head.name!r} "
+            "has no local term: set it to 0"
+        )
+    return settings
+
+
+def competing_documents(batch: Batch) -> Bool[jax.Array, "B N"]:
+    """Return which documents the softmax of each query runs over: its positive, and every document of the batch that
+    exists and is not a known positive of it (another copy of its positive, another judged positive)."""
+    relevant = jnp.any(batch.document_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
+    exists = batch.document_ids >= 0
+    positive = jnp.arange(batch.document_ids.shape[0])[None] == batch.positives[:, None]
+    return positive | (exists[None] & ~relevant)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Similarities of every query with every document of a batch, and everything else that terms of the loss read.
+
+    Attributes:
+        similarities: S, in float32; MASKED_SCORE where a vector does not exist.
+        positives: index into N of each query's positive; -1 marks an empty row, which counts for nothing.
+        competing: which documents the softmax of each query runs over.
+        settings: of the loss.
+        annealing: factor of both temperatures.
+        epoch: from 0.
+        auxiliary_loss: (sum, count) of each document, by its head; None: the head has no such loss.
+        teacher_scores: of the documents of each query, the positive first; NaN where a teacher gave none.
+        parts: S of each of `settings.parts` alone.
+        group_size: documents of a query, which stand together; 0: N / B.
+    """
+
+    similarities: Float[jax.Array, "B N V"]
+    positives: Int[jax.Array, " B"]
+    competing: Bool[jax.Array, "B N"]
+    settings: LossSettings
+    annealing: Scalar | float = 1.0
+    epoch: Scalar | float = 0.0
+    auxiliary_loss: Float[jax.Array, "N 2"] | None = None
+    teacher_scores: Float[jax.Array, "B G"] | None = None
+    parts: tuple[Float[jax.Array, "B N V"], ...] = ()
+    group_size: int = 0
+
+    @cached_property
+    def query_exists(self) -> Bool[jax.Array, " B"]:
+        """False for empty rows."""
+        return self.positives >= 0
+
+    @cached_property
+    def positive_columns(self) -> Int[jax.Array, " B"]:
+        """Index into N of each query's positive; 0 for empty rows."""
+        return jnp.maximum(self.positives, 0)
+
+    def mean(self, values: Float[jax.Array, " B"]) -> Scalar:
+        """Return the mean over the queries that exist."""
+        return jnp.sum(jnp.where(self.query_exists, values, 0.0)) / jnp.maximum(jnp.sum(self.query_exists), 1)
+
+    def positive_vectors(self, similarities: Float[jax.Array, "B N V"]) -> Float[jax.Array, "B V"]:
+        """Return S[i,i+,:], the similarities of each query with the vectors of its positive."""
+        return jnp.take_along_axis(similarities, self.positive_columns[:, None, None], axis=1)[:, 0]
+
+    def compete(
+        self, similarities: Float[jax.Array, "B N V"]
+    ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
+        """Return the score of each query's positive, and the scores of all documents, MASKED_SCORE where one does not
+        compete. A document scores by its best vector; the positive as `settings.positive` says."""
+        vectors = self.positive_vectors(similarities)
+        positive = vectors[:, 0] if self.settings.positive == "first" else jnp.max(vectors, axis=-1)
+        is_positive = jnp.arange(similarities.shape[1])[None] == self.positive_columns[:, None]
+        scores = jnp.where(is_positive, positive[:, None], jnp.max(similarities, axis=-1))
+        return positive, jnp.where(self.competing, scores, MASKED_SCORE)
+
+    @cached_property
+    def whole(self) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
+        """`compete` by whole vectors."""
+        return self.compete(self.similarities)
+
+    def rank(self) -> Float[jax.Array, " B"]:
+        """Return the rank, from 0, of each positive; of equal scores the first document comes first."""
+        positive, scores = self.whole[0][:, None], self.whole[1]
+        first = jnp.arange(scores.shape[1])[None] < self.positive_columns[:, None]
+        return jnp.sum((scores > positive) | ((scores == positive) & first), axis=-1).astype(jnp.float32)
+
+    def group(self) -> tuple[Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
+        """Return the scores of each query with the documents of its own group, the positive first, and their mask."""
+        size = self.group_size or self.competing.shape[1] // len(self.positives)
+        columns = self.positive_columns[:, None] + jnp.arange(size)
+        mask = jnp.take_along_axis(self.competing, columns, axis=1) & self.query_exists[:, None]
+        return jnp.take_along_axis(self.whole[1], columns, axis=1), mask
+
+    def teacher_group(self) -> tuple[Float[jax.Array, "B G"], Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
+        """Return student scores, teacher scores and a mask, each [B, G]. Queries without a scored positive and at least
+        one scored negative are masked out; masked entries are 0."""
+        assert self.teacher_scores is not None
+        scores, mask = self.group()
+        mask &= jnp.isfinite(self.teacher_scores)
+        mask &= mask[:, :1] & (jnp.sum(mask, axis=1, keepdims=True) > 1)
+        return jnp.where(mask, scores, 0.0), jnp.where(mask, self.teacher_scores, 0.0), mask
+
+    def softmax_loss(self, positive: Float[jax.Array, " B"], scores: Float[jax.Array, "B N"]) -> Scalar:
+        """Return mean_i -log softmax_j(score[i,:] / tau)[i+], of what `compete` returns."""
+        temperature = self.settings.temperature * self.annealing
+        return self.mean(jax.nn.logsumexp(scores / temperature, axis=-1) - positive / temperature)
+
+
+class Term(NamedTuple):
+    """One addend of the loss: weight * value."""
+
+    weight: Scalar | float
+    value: Scalar
+
+
+def contrastive_term(scores: Scores) -> Term:
+    """Return mean_i -log softmax_j(score[i,:] / tau)[i+], with score[i,j] = max_k S[i,j,k]; score[i,i+] is S[i,i+,0]
+    under positive="first" (MLR eq. 5)."""
+    return Term(scores.settings.contrastive_weight, scores.softmax_loss(*scores.whole))
+
+
+def local_term(scores: Scores) -> Term | None:
+    """Return mean_i -log softmax_k(S[i,i+,:] / tau_local)[target]: MLR eq. 6 with target 0, MVR eq. 7 with argmax."""
+    settings = scores.settings
+    if settings.local_target == "none":
+        return None
+    vectors = scores.positive_vectors(scores.similarities)
+    log_softmax = jax.nn.log_softmax(vectors / (settings.local_temperature * scores.annealing), axis=-1)
+    first = settings.local_target == "first"
+    target = jnp.zeros_like(scores.positive_columns) if first else jnp.argmax(vectors, axis=-1)
+    loss = scores.mean(-jnp.take_along_axis(log_softmax, target[:, None], axis=-1)[:, 0])
+    return Term(settings.contrastive_weight * settings.local_weight, loss)
+
+
+def parts_term(scores: Scores) -> Term | None:
+    """Return the sum of the contrastive losses of the parts of every vector alone (Aggretriever eq. 7)."""
+    if not scores.parts:
+        return None
+    losses = (scores.softmax_loss(*scores.compete(similarities)) for similarities in scores.parts)
+    return Term(scores.settings.parts_weight, sum(losses, jnp.zeros(())))
+
+
+def reconstruction_term(scores: Scores) -> Term | None:
+    """Return the mean of the head's auxiliary loss over the tokens of pseudo-queries (I3 eq. 10 and 11)."""
+    if scores.auxiliary_loss is None:
+        return None
+    settings = scores.settings
+    total, count = jnp.sum(scores.auxiliary_loss, axis=0)
+    weight = settings.auxiliary_weight * jnp.float32(settings.auxiliary_decay) ** scores.epoch
+    return Term(weight, total / jnp.maximum(count, 1))
+
+
+def kl_term(scores: Scores) -> Term | None:
+    """Return the divergence of the teacher's scores; None for a batch without them, as of a dev set."""
+    settings = scores.settings.kl
+    if not settings.weight or scores.teacher_scores is None:
+        return None
+    return Term(settings.weight, kl_divergence(*scores.teacher_group(), settings))
+
+
+def margin_mse_term(scores: Scores) -> Term | None:
+    """Return the error of the teacher's margins; None for a batch without its scores."""
+    weight = scores.settings.margin_mse.weight
+    if not weight or scores.teacher_scores is None:
+        return None
+    return Term(weight, margin_mse(*scores.teacher_group()))
+
+
+def binary_term(scores: Scores) -> Term | None:
+    """Return the cross-entropy of yes and no over each query's own documents."""
+    settings = scores.settings.binary
+    return Term(settings.weight, binary_cross_entropy(*scores.group(), settings)) if settings.weight else None
+
+
+# A term is None where it is off.
+TERMS: dict[str, Callable[[Scores], Term | None]] = {
+    "contrastive": contrastive_term,
+    "local": local_term,
+    "parts": parts_term,
+    "reconstruction": reconstruction_term,
+    "kl": kl_term,
+    "margin_mse": margin_mse_term,
+    "binary": binary_term,
+}
+
+
+@struct.dataclass
+class LossTerms:
+    """Loss of a batch and its terms: scalars, means over the queries that exist.
+
+    Attributes:
+        loss: the weighted sum.
+        terms: values of the terms that are on, unweighted.
+        accuracy: how often the positive has the best score; None where nothing competes.
+        rank: mean rank of the positives, from 0; None where nothing competes.
+    """
+
+    loss: Scalar
+    terms: dict[str, Scalar]
+    accuracy: Any = None
+    rank: Any = None
+
+
+def total_loss(scores: Scores) -> LossTerms:
+    """Return the weighted sum of all terms that are on."""
+    terms = {name: term for name, make_term in TERMS.items() if (term := make_term(scores)) is not None}
+    loss = sum((term.weight * term.value for term in terms.values()), jnp.zeros(()))
+    rank = scores.rank()
+    accuracy = scores.mean((rank == 0).astype(jnp.float32))
+    return LossTerms(loss, {name: term.value for name, term in terms.items()}, accuracy, scores.mean(rank))

@@ -1,0 +1,88 @@
+"""Prefetching: batches are made, and put on the devices, before the step takes them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Any, Generic
+
+import jax
+
+from jaxret.types import BatchT
+
+DEPTH = 2  # batches ahead of the step that the devices compute
+
+
+class Prefetcher(Generic[BatchT]):
+    """Calls `make(step)` for the steps from `start` to `stop` in a thread, in order, up to DEPTH steps ahead.
+
+    A batch depends on its step alone, so the thread changes no result. An error is raised, unchanged, where its batch
+    is taken. Leaving the block ends the thread after the batch that it is making. `make` must not wait for other
+    processes: they may be at another step.
+    """
+
+    def __init__(self, make: Callable[[int], BatchT], start: int, stop: int) -> None:
+        self._make, self._steps = make, range(start, stop)
+        self._ready: deque[tuple[int, BatchT | None, BaseException | None]] = deque()
+        self._changed, self._closed = Condition(), False
+        self._since, self._waited = time.perf_counter(), 0.0
+        self._thread = Thread(target=self._run, name="prefetch", daemon=True)
+
+    def __enter__(self) -> Prefetcher[BatchT]:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def take(self, step: int, running: Any = None) -> BatchT:
+        """Return the batch of a step; steps are taken in order, once.
+
+        Args:
+            step: the number of the batch.
+            running: arrays that the devices compute. If the batch is not ready, the devices idle from the moment when
+                these are; `waited` counts that time.
+        """
+        if not self._ready:
+            jax.block_until_ready(running)
+        begin = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready)
+            number, batch, error = self._ready.popleft()
+            self._changed.notify_all()
+        self._waited += time.perf_counter() - begin
+        if error is not None:
+            raise error
+        if batch is None or number != step:
+            raise AssertionError(f"the batch of step {step} was requested, and that of step {number} is next")
+        return batch
+
+    def waited(self) -> float:
+        """Return the share of the time since the last call, 0 to 1, that the devices waited for a batch."""
+        now = time.perf_counter()
+        share = self._waited / max(now - self._since, 1e-9)
+        self._since, self._waited = now, 0.0
+        return min(share, 1.0)
+
+    def _run(self) -> None:
+        for step in self._steps:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < DEPTH)
+                if self._closed:
+                    return
+            batch, problem = None, None
+            try:
+                batch = self._make(step)
+            except BaseException as error:  # of any kind: the step that needs the batch raises it
+                problem = error
+            with self._changed:
+                self._ready.append((step, batch, problem))
+                self._changed.notify_all()
+            if problem is not None:
+                return

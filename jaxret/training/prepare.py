@@ -1,0 +1,104 @@
+"""Before the first step: config -> a job whose settings, model, devices and folder fit together, and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxret.data.tokens.batches import TrainingSet
+from jaxret.models.encoders.fused import describe_attention, require_kernel
+from jaxret.models.encoders.pretrained import find_model, resolve_encoder
+from jaxret.models.retriever import encoder_config
+from jaxret.parallel.mesh import make_mesh
+from jaxret.parallel.processes import any_process, require_platform
+from jaxret.runs.contract import make_contract
+from jaxret.runs.from_sentence_transformers import apply_settings
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.resume import require_same_run
+from jaxret.runs.run import load_tokenizer, recorded_settings, require_stored_contract
+from jaxret.runs.workdir import Workdir
+from jaxret.training.config_check import check_config, reference_options
+from jaxret.training.examples import data_record, load_examples, load_validation_corpus
+from jaxret.training.objective import ModelT
+from jaxret.training.task import AnyJob, ExamplesT, Task, TrainingData, TrainingJob
+from jaxret.types import BatchT
+
+
+def prepare_job(
+    config: ConfigDict,
+    workdir: Workdir,
+    progress: bool,
+    explicit_keys: Iterable[str],
+    task: Task[ModelT, ExamplesT, BatchT],
+) -> TrainingJob[ModelT, ExamplesT, BatchT]:
+    """Return the job of a config.
+
+    Only the JSON of the encoder and of the run is read, neither weights nor tokenizer nor data: a mistyped key is an
+    error at once.
+
+    Args:
+        config: of the run, complete.
+        workdir: its folder, which need not exist.
+        progress: whether to show progress bars and print lines.
+        explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
+            the base config.
+        task: the kind of model.
+
+    Raises:
+        ValueError: settings contradict each other, the model or the devices.
+        ContractError: the folder holds another run.
+    """
+    require_platform(config.mesh.platform, "mesh.platform")
+    mesh = make_mesh(config.mesh.fsdp)
+    check_config(config)
+    has_begun = not any_process(not workdir.config.exists())
+    name, download = config.encoder.checkpoint, config.encoder.download
+    encoder = workdir.encoder if has_begun else resolve_encoder(name, download)
+    settings = recorded_settings(workdir) if has_begun else task.encoder_settings(find_model(name, download))
+    config, adopted = apply_settings(config, settings, name, explicit_keys)
+    changes = require_same_run(workdir, config) if has_begun else {}
+    model = task.build(config, encoder_config(config, encoder))
+    task.check(config, model)
+    require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
+    log = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    if adopted:
+        log(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
+    log(describe_attention(config.encoder.attention))
+    for option in reference_options(config, model):
+        log(f"as a published implementation does it, not its paper: {option}")
+    for difference in model.differences():
+        log(f"ours, not the reference's: {difference}")
+    return TrainingJob(config, workdir, mesh, model, encoder, has_begun, progress, log, settings, task, changes)
+
+
+def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> TrainingData[TrainingSet]:
+    """Return tokenizer, contract, and tokenised examples. Raises ContractError if a run that has begun read others, and
+    DataError for bad records."""
+    tokenizer = load_tokenizer(job.config, job.encoder, job.model)
+    contract = make_contract(job.model, tokenizer, job.encoder)
+    if job.has_begun:
+        require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
+    train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.log) for name in ("train", "dev"))
+    require_same_data(job, data_record(train, dev))
+    corpus = load_validation_corpus(job.config, dev, tokenizer, job.progress, job.log)
+    return TrainingData(tokenizer, contract, train, dev, corpus)
+
+
+def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
+    """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json."""
+    if job.has_begun and (recorded := {key: value for key, value in job.data_record.items() if key != "start"}):
+        remedy = "A run can only be resumed on the data it began with."
+        sources = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
+        require_equal(recorded, record, str(job.workdir.data), sources or "no data", remedy)
+
+
+def log_changes(job: AnyJob) -> None:
+    """Log the keys that the config has changed since the run began."""
+    for key, (before, now) in job.changes.items():
+        job.log(f"{key} was {before!r} and is {now!r} from here on")
+    if any(key.startswith("validation.") for key in job.changes):
+        job.log("validation has changed: its values before and after are of measures that are not the same")

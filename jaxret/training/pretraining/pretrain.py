@@ -1,0 +1,79 @@
+"""Pre-train an encoder on a corpus, from pre-trained or from random weights."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxret.data.tokens.store import Say
+from jaxret.parallel.processes import wait_for_all
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.run import open_model
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.transaction import new_folder
+from jaxret.training.config_check import check_config
+from jaxret.training.loop import TrainResult, train
+from jaxret.training.pretraining.pretraining_task import PRETRAINING, build_pretrainer, check_pretraining_config
+from jaxret.training.pretraining.scratch import write_random_encoder
+from jaxret.training.pretraining.write_encoder import write_pretrained_encoder
+
+
+def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, command: str = "") -> TrainResult:
+    """Pre-train the encoder that a config describes, in `workdir`; resume if the folder holds this run already. A
+    finished run writes `workdir/model`, a value for `encoder.checkpoint`.
+
+    Args:
+        config: of the run, complete.
+        workdir: its folder.
+        progress: whether to show progress bars and print lines.
+        command: that was typed, for the model card.
+
+    Raises:
+        ContractError, DataError, CheckpointError, NotFiniteError, LockedError: as `jaxret.training.loop.train`.
+    """
+    folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
+    log = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    if not config.encoder.checkpoint:
+        config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
+    result = train(config, folder.path, progress, task=PRETRAINING)
+    if result.step == result.total_steps:
+        write_final_encoder(folder, command, log)
+    return result
+
+
+def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path:
+    """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
+
+    It is written anew each time, because a job that failed may have had other settings; equal settings and corpus give
+    equal files."""
+    check_config(config)
+    check_pretraining_config(config)
+    start, folder_exists = folder / "start", folder.path.exists()
+    if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
+        shutil.rmtree(start, ignore_errors=True)
+        try:
+            with new_folder(start) as temporary:
+                write_random_encoder(config, temporary, log)
+        except BaseException:
+            if not folder_exists:  # a job that failed at once leaves nothing behind
+                with contextlib.suppress(OSError):
+                    folder.path.rmdir()
+            raise
+    wait_for_all()
+    return start
+
+
+def write_final_encoder(folder: Workdir, command: str, log: Say) -> None:
+    """Write the model of the last checkpoint; overwrite that of a shorter run."""
+    with hold_folder(folder.path, "writing the model"):
+        run = open_model(folder, PRETRAINING.name, build_pretrainer, "last")
+        if jax.process_index() == 0:
+            shutil.rmtree(folder / "model", ignore_errors=True)
+            with new_folder(folder / "model") as temporary:
+                notes = write_pretrained_encoder(run, temporary, command)
+            log("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))

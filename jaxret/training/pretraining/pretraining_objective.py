@@ -1,0 +1,79 @@
+"""The losses of pre-training, over all texts of a batch, on whichever device they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from jaxret.models.encoders.layers import MASKED_LOGIT, product
+from jaxret.models.model import Params
+from jaxret.models.pretraining import PretrainingMethod, PretrainingModel, PretrainingOutput
+from jaxret.parallel.mesh import row_sharding
+from jaxret.training.losses.grad_cache import encode_in_chunks
+from jaxret.training.losses.in_batch import LossTerms
+from jaxret.training.objective import Objective, number_rows
+from jaxret.types import HiddenStates, MaskedTexts
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingObjective(Objective[PretrainingModel, MaskedTexts]):
+    """Recovery of tokens, a mean over all hidden ones of the batch, and under coCondenser the contrast of spans."""
+
+    def __call__(
+        self,
+        params: Params,
+        batch: MaskedTexts,
+        key: jax.Array,
+        step: jax.Array | int | None = None,
+        train: bool = True,
+    ) -> LossTerms:
+        chunks = self.chunks(batch.size)
+
+        def learn_rows(
+            model: PretrainingModel, params: Params, batch: MaskedTexts, key: jax.Array
+        ) -> PretrainingOutput:
+            def learn(chunk: MaskedTexts) -> PretrainingOutput:
+                return model.learn(params, chunk, train, key)
+
+            batch = replace(batch, tokens=number_rows(batch.tokens))
+            return encode_in_chunks(learn, (batch,), chunks)
+
+        output = self.on_devices(learn_rows, params, batch, key, repeated=chunks > 1)
+        vectors = jax.lax.with_sharding_constraint(output.vectors, row_sharding(self.mesh))
+        exists = jnp.any(batch.tokens.mask, axis=1)
+        return pretraining_loss(replace(output, vectors=vectors), exists, self.model.module.method)
+
+    def hidden_states(self, params: Params, batch: MaskedTexts) -> Iterator[tuple[str, HiddenStates]]:
+        yield "encoder", jax.jit(self.model.hidden_states)(params, batch.tokens)
+
+
+def pretraining_loss(output: PretrainingOutput, exists: Bool[jax.Array, " B"], method: PretrainingMethod) -> LossTerms:
+    """Return the sum of the losses of all texts. exists: which rows are texts."""
+    terms = {}
+    for name, pairs in output.losses.items():
+        lost, count = jnp.sum(pairs, axis=0)
+        terms[name] = lost / jnp.maximum(count, 1)
+    loss = sum(terms.values(), jnp.zeros(()))
+    if not method.pairs:
+        return LossTerms(loss, terms)
+    terms["contrast"], accuracy = span_contrast(output.vectors, exists)
+    return LossTerms(loss + method.contrast * terms["contrast"], terms, accuracy)
+
+
+def span_contrast(
+    vectors: Float[jax.Array, "B H"], exists: Bool[jax.Array, " B"]
+) -> tuple[Float[jax.Array, ""], Float[jax.Array, ""]]:
+    """Return mean_i -log softmax_j(v_i·v_j)[partner of i] over all other spans j, and how often the partner is first.
+    Rows 2k and 2k + 1 are spans of one document. No temperature, no normalisation (Gao & Callan 2022, eq. 5)."""
+    rows = jnp.arange(len(vectors))
+    scores = product("ah,bh->ab", vectors, vectors, jnp.float32, jnp.float32)
+    scores = jnp.where((rows[:, None] != rows) & exists, scores, MASKED_LOGIT)
+    partner = jnp.minimum(rows ^ 1, len(rows) - 1)  # of an odd number of rows the last is empty
+    partner_scores = jnp.take_along_axis(scores, partner[:, None], axis=1)[:, 0]
+    count = jnp.maximum(jnp.sum(exists), 1)
+    lost = jnp.sum(jnp.where(exists, jax.nn.logsumexp(scores, axis=1) - partner_scores, 0.0)) / count
+    return lost, jnp.sum(exists & (partner_scores >= jnp.max(scores, axis=1))) / count

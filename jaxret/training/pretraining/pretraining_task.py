@@ -1,0 +1,197 @@
+"""The task of pre-training an encoder on the documents of a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxret.data.tokens.store import store_root
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.encoders.pretrained import find_model
+from jaxret.models.pretraining import METHODS, PRETRAINING_HEAD, PretrainingMethod, PretrainingModel, PretrainingModule
+from jaxret.models.retriever import DTYPES, check_compute
+from jaxret.runs.contract import make_contract
+from jaxret.runs.run import load_tokenizer, require_stored_contract
+from jaxret.training.objective import Objective
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.prepare import require_same_data
+from jaxret.training.pretraining.masked_batches import MaskedBatches
+from jaxret.training.pretraining.masking import MaskingVocabulary
+from jaxret.training.pretraining.pretraining_objective import PretrainingObjective
+from jaxret.training.pretraining.spans import Documents, Spans, cut_spans, load_documents
+from jaxret.training.task import Task, TrainingData, TrainingJob
+from jaxret.types import MaskedTexts
+
+NAME = "pretraining"  # as config.task
+
+
+@dataclass(frozen=True)
+class PretrainingCorpus:
+    """A corpus to learn from. An example is a span, or, if `paired`, a document with two spans or more."""
+
+    documents: Documents
+    spans: Spans
+    paired: bool
+    pad_id: int
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Sizes and digest, for data.json of a run."""
+        return {"documents": len(self.documents), "spans": len(self.spans), "sha256": self.documents.sha256}
+
+    def __len__(self) -> int:
+        return len(self.spans.paired) if self.paired else len(self.spans)
+
+
+PretrainingJob: TypeAlias = TrainingJob[PretrainingModel, PretrainingCorpus, MaskedTexts]
+
+
+def make_method(config: ConfigDict) -> PretrainingMethod:
+    """Return the method of a config. Raises ValueError for an unknown name."""
+    c = config.pretraining
+    if c.method not in METHODS:
+        raise ValueError(f"pretraining.method is {c.method!r}; it must be one of {', '.join(METHODS)}")
+    return PretrainingMethod(c.method, c.head_layers, c.skip_from, c.late_mlm, c.contrast_weight)
+
+
+def build_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingModel:
+    """Return the model of a config, on an encoder of these shapes. Raises ValueError if they do not fit."""
+    method = make_method(config)
+    if problem := method.problem(shapes):
+        raise ValueError(f"pretraining.method is {method.name!r}, but this encoder cannot be trained so: {problem}")
+    return PretrainingModel(PretrainingModule(replace(shapes, mlm_head=True), check_compute(config, shapes), method))
+
+
+def check_pretraining_config(config: ConfigDict) -> None:
+    """Raise ValueError for settings that no encoder can be pre-trained with."""
+    c = config.pretraining
+    make_method(config)
+    if config.task != NAME:
+        raise ValueError(f"task is {config.task!r}; pre-training needs a config whose task is {NAME!r}")
+    for key in ("mask_rate", "decoder_rate"):
+        if not 0 < c[key] < 1:
+            raise ValueError(f"pretraining.{key} is {c[key]}; it must be above 0 and below 1")
+    if c.length < 3:
+        raise ValueError(f"pretraining.length is {c.length}; it must be 3 or more")
+    if c.shortest > c.length - 2:
+        raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
+    for key, empty in (("data.dev", ""), ("data.subset", 0), ("tokens.packing", False), ("train.start_from", "")):
+        group, name = key.split(".")
+        if config[group][name] != empty:
+            raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")
+
+
+def check_pretraining(config: ConfigDict, model: PretrainingModel) -> None:
+    """Raise ValueError for settings that this encoder cannot be pre-trained with."""
+    check_pretraining_config(config)
+    if config.pretraining.length > model.longest:
+        length = config.pretraining.length
+        raise ValueError(f"pretraining.length is {length}; it must be 3 to {model.longest}, the encoder's positions")
+    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
+    # Raises ValueError for a pattern that matches no parameter.
+    jax.eval_shape(optimizer.init, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus]:
+    """Return tokenizer, contract and corpus, tokenised, or from the store, and cut into spans; log their numbers.
+
+    Raises:
+        DataError: bad records.
+        ContractError: a run that has begun read another corpus.
+        ValueError: no span is long enough.
+    """
+    config, c = job.config, job.config.pretraining
+    tokenizer = load_tokenizer(config, job.encoder, job.model)
+    contract = make_contract(job.model, tokenizer, job.encoder)
+    if job.has_begun:
+        require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
+    root, method = store_root(config.data.store), make_method(config)
+    documents = load_documents(config.data.train, config.data.on_error, tokenizer, root, job.progress, job.log)
+    spans = cut_spans(documents.tokens, c.length - 2, c.shortest, least=2 if method.pairs else 1)
+    corpus = PretrainingCorpus(documents, spans, method.pairs, tokenizer.pad_id)
+    if not len(corpus):
+        lack = "no document with two spans" if method.pairs else "no span"
+        raise ValueError(f"{config.data.train} has {lack} of at least pretraining.shortest={c.shortest} tokens")
+    job.log(describe_corpus(corpus))
+    if not job.has_begun and (method.condenses or method.decodes):
+        stored = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
+        job.log(
+            f"the head of {method.name} goes on from {PRETRAINING_HEAD} beside the encoder"
+            if stored
+            else "its head begins anew"
+        )
+    if documents.report:
+        job.log(f"  {documents.report}")
+    data = TrainingData(tokenizer, contract, corpus, None, None)
+    require_same_data(job, data.record)
+    return data
+
+
+def describe_corpus(corpus: PretrainingCorpus) -> str:
+    """Return a line on the size of a corpus."""
+    documents, spans = corpus.documents, corpus.spans
+    tokens = len(documents.tokens.flat)
+    pairs = f"; {len(corpus):,} documents have two or more" if corpus.paired else ""
+    return (
+        f"train: {len(documents):,} documents, {len(spans):,} spans of at most {spans.longest + 2} tokens{pairs}; "
+        f"{spans.left_out:,} of {tokens:,} tokens are in spans too short to learn from"
+    )
+
+
+def make_pretraining_objective(
+    config: ConfigDict, model: PretrainingModel, mesh: Mesh, epochs_per_batch: float
+) -> PretrainingObjective:
+    """Return the loss of a config.
+
+    Args:
+        config: of the run.
+        model: the encoder with its heads.
+        mesh: the devices.
+        epochs_per_batch: unused: no term changes with the epoch.
+    """
+    return PretrainingObjective(
+        model=model,
+        mesh=mesh,
+        chunk_size=config.train.chunk_size,
+        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+    )
+
+
+def make_masked_batches(
+    job: PretrainingJob, data: TrainingData[PretrainingCorpus], objective: Objective[PretrainingModel, MaskedTexts]
+) -> MaskedBatches:
+    """Return the batches of a job. All rows are as long as the longest span, rounded up, so one program is compiled."""
+    config, c, corpus, tokenizer = job.config, job.config.pretraining, data.train, data.tokenizer
+    assert corpus is not None
+    assert tokenizer.cls_id is not None
+    multiple, decoder = config.tokens.length_multiple, (c.decoder_rate, c.decoder_masks)
+    return MaskedBatches(
+        spans=corpus.spans,
+        vocabulary=MaskingVocabulary.from_tokenizer(tokenizer),
+        markers=(tokenizer.cls_id, tokenizer.sep_id),
+        pad_id=tokenizer.pad_id,
+        size=config.train.batch_size,
+        devices=job.mesh.size,
+        length=min(-(-(corpus.spans.longest + 2) // multiple) * multiple, c.length),
+        rate=c.mask_rate,
+        data_seed=config.seed.data,
+        mask_seed=c.seed,
+        paired=corpus.paired,
+        decoder=decoder if make_method(config).decodes else None,
+    )
+
+
+PRETRAINING: Task[PretrainingModel, PretrainingCorpus, MaskedTexts] = Task(
+    name=NAME,
+    encoder_settings=lambda _: {},
+    build=build_pretrainer,
+    check=check_pretraining,
+    read_data=read_pretraining_data,
+    make_objective=make_pretraining_objective,
+    make_plan=make_masked_batches,
+    make_validator=lambda *_: None,
+)

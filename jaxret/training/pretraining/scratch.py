@@ -1,0 +1,88 @@
+"""A BERT with random weights, as a Hugging Face directory: training begins with it as with any other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from jaxret.data.formats import Policy, read_corpus, scan_corpus
+from jaxret.data.tokens.store import Say
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
+from jaxret.models.encoders.architectures import make_encoder
+from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
+from jaxret.models.encoders.pretrained import Params, find_model, save_pretrained
+from jaxret.training.pretraining.spans import document_text
+from jaxret.training.pretraining.wordpiece import save_tokenizer, train_wordpiece
+from jaxret.types import Tokens
+
+
+def write_random_encoder(config: ConfigDict, folder: Path, log: Say) -> None:
+    """Write a BERT of the shapes in `pretraining.scratch` into an empty folder, with random weights (`seed.init`), its
+    MLM head, and the tokenizer of the config, or one trained on the corpus.
+
+    Raises:
+        ValueError: impossible shapes.
+        DataError: the corpus cannot be read.
+    """
+    scratch = config.pretraining.scratch
+    shapes = scratch_shapes(config, 1)  # raises before minutes of training
+    if scratch.tokenizer:
+        copy_tokenizer(find_model(scratch.tokenizer), folder)
+        size = TextTokenizer.load(folder, 256, 256).backend.get_vocab_size()
+        log(f"a new BERT with the {size:,} words and pieces of {scratch.tokenizer}")
+    else:
+        tokenizer = train_wordpiece(lambda: corpus_texts(config), scratch.vocabulary, scratch.lowercase)
+        save_tokenizer(tokenizer, folder, shapes.longest, scratch.lowercase)
+        size = tokenizer.get_vocab_size()
+        log(f"a new BERT with {size:,} words and pieces, learned from {config.data.train}")
+    shapes = scratch_shapes(config, size)
+    save_pretrained(folder, shapes, random_weights(shapes, config.seed.init))
+
+
+def scratch_shapes(config: ConfigDict, vocabulary: int) -> BertConfig:
+    """Return the shapes of a config. Raises ValueError for impossible ones."""
+    scratch = config.pretraining.scratch
+    shapes = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=scratch.hidden_size,
+        num_layers=scratch.layers,
+        num_heads=scratch.heads,
+        intermediate_size=scratch.intermediate_size,
+        max_positions=scratch.positions,
+        mlm_head=True,
+    )
+    if scratch.hidden_size % scratch.heads:
+        raise ValueError(
+            f"pretraining.scratch.heads is {scratch.heads}; it must divide hidden_size, {scratch.hidden_size}"
+        )
+    if config.pretraining.length > scratch.positions:
+        raise ValueError(
+            f"pretraining.length is {config.pretraining.length}, but pretraining.scratch.positions {scratch.positions}"
+        )
+    ARCHITECTURE.read(ARCHITECTURE.write(shapes))  # raises for values that config.json may not hold
+    return shapes
+
+
+def random_weights(shapes: BertConfig, seed: int) -> Params:
+    """Return weights drawn as BERT's: N(0, 0.02), norms 1, biases 0."""
+    tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
+    return jax.jit(make_encoder(shapes).init)(jax.random.key(seed), tokens)["params"]
+
+
+def corpus_texts(config: ConfigDict) -> Iterator[str]:
+    """Return the documents of the corpus, as text."""
+    path, on_error = config.data.train, config.data.on_error
+    scan = scan_corpus(path, Policy(on_error))
+    return (document_text(passage) for passage in read_corpus(path, Policy(on_error), scan))
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)

@@ -1,0 +1,74 @@
+"""Write the result of a pre-training run: a Hugging Face directory that fine-tuning begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from safetensors.numpy import save
+
+from jaxret.models.encoders.architectures import ARCHITECTURES
+from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
+from jaxret.models.pretraining import PRETRAINING_HEAD
+from jaxret.runs.run import OpenedRun
+from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.training.pretraining.scratch import copy_tokenizer
+
+
+def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) -> list[str]:
+    """Write config.json and model.safetensors of transformers' BertForMaskedLM (or a model like it), the tokenizer, the
+    head of pre-training and a card into an empty folder; read the encoder back. Returns sentences on what it wrote."""
+    shapes, params, step = run.model.module.config, jax.device_get(run.params), run.checkpoint["step"]
+    save_pretrained(folder, shapes, params["encoder"])
+    copy_tokenizer(run.workdir.encoder, folder)
+    settings = folder / "tokenizer_config.json"
+    write_json(settings, (read_json(settings) if settings.is_file() else {}) | {"model_max_length": shapes.longest})
+    _, back = load_pretrained(folder, (), shapes)
+    if not jax.tree.all(jax.tree.map(np.array_equal, back, params["encoder"])):
+        raise ValueError(f"{folder}/model.safetensors, read back, is not what was written")
+    notes = [f"{ARCHITECTURES[shapes.model_type].mlm_class} after {step} steps of {run.config.pretraining.method}"]
+    if head := params.get("head"):
+        flat = traverse_util.flatten_dict(head, sep="/")
+        with atomic_write(folder / PRETRAINING_HEAD, "wb") as file:
+            tensors = {name: np.ascontiguousarray(value) for name, value in flat.items()}
+            file.write(save(tensors, metadata={"head": run.model.module.method.head}))
+        notes.append(
+            f"the head that it was trained with ({len(flat)} tensors) is in {PRETRAINING_HEAD}: further "
+            "pre-training by the same method goes on with it, nothing else reads it"
+        )
+    _write_card(run, folder, command)
+    return notes
+
+
+def _write_card(run: OpenedRun[Any], folder: Path, command: str) -> None:
+    config, corpus = run.config, read_json(run.workdir.data)["train"]
+    settings = {f"pretraining.{key}": value for key, value in config.pretraining.to_dict().items() if key != "scratch"}
+    settings |= {f"{group}.{key}": config[group][key] for group, key in _CARD_KEYS}
+    keys = "".join(f"| `{key}` | {value!r} |\n" for key, value in settings.items())
+    lines = [
+        "---\nlibrary_name: transformers\npipeline_tag: fill-mask\ntags: [jaxret, pre-training, retrieval]\n---\n",
+        f"# {run.workdir.name}\n",
+        f"An encoder pre-trained for retrieval ({config.pretraining.method}) with jaxret, {run.checkpoint['step']} "
+        f"steps, from `{config.encoder.checkpoint}`. It is to be fine-tuned: as it is, its vectors retrieve little.\n",
+        "```\njaxret train --config=NAME --config.encoder.checkpoint=FOLDER ...\n```\n",
+        f"## Data\n\n{config.data.train}: {corpus['documents']:,} documents, SHA-256 {corpus['sha256']}.\n",
+        f"## Settings\n\n| key | |\n|:--|:--|\n{keys}",
+        f"## Command\n\n```\n{command}\n```\n",
+    ]
+    with atomic_write(folder / "README.md") as file:
+        file.write("\n".join(lines))
+
+
+# Settings on the card, beside those of pre-training.
+_CARD_KEYS = (
+    ("train", "batch_size"),
+    ("optimizer", "name"),
+    ("optimizer", "learning_rate"),
+    ("optimizer", "warmup_fraction"),
+    ("optimizer", "weight_decay"),
+    ("optimizer", "clip_norm"),
+    ("encoder", "dtype"),
+)

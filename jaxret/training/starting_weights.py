@@ -1,0 +1,105 @@
+"""The weights that a new run begins with: those of a pre-trained encoder, or of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.pretrained import (
+    Params,
+    find_model,
+    load_pretrained,
+    resolve_encoder,
+    stores_mlm_head,
+    weights_digest,
+)
+from jaxret.models.model import Model
+from jaxret.models.retriever import with_pretrained
+from jaxret.parallel.mesh import shardings
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import open_model
+from jaxret.storage.checkpoint import tree_digest
+from jaxret.training.task import AnyData, AnyJob
+from jaxret.training.train_state import TrainState, make_update_rule, place_state
+
+
+def first_state(
+    job: AnyJob, data: AnyData, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, dict[str, dict[str, Any]]]:
+    """Return a new run's state and the record of its weights: {"start": digest of the file, or step and digest of the
+    checkpoint}, for data.json. Weights are read here, and nowhere before.
+
+    Raises:
+        ContractError: the run to start from is another model; or, in a run that has begun, the weights are not those
+            that it began with.
+        ValueError: the weights do not fit.
+    """
+    config, source = job.config, job.config.train.start_from
+    if not source:
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
+        head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
+        start = {"weights": weights_digest(directory, config.encoder.sha256)}
+        start |= {"head": tree_digest(head)} if head else {}
+        require_same_weights(job, start, f"{directory}/model.safetensors")
+        weights = load_encoder_weights(job, directory)
+        return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
+    other = open_model(source, job.task.name, job.task.build)
+    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
+    require_equal(other.contract, data.contract, f"{source}/contract.json", "this run", remedy)
+    require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
+    state = place_state(job.mesh, jax.device_get(other.params), optimizer, make_update_rule(config))
+    return state, {"start": other.checkpoint}
+
+
+def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:
+    """Raise ContractError unless a run that has begun, but has no checkpoint yet, began with the weights `start`, which
+    come from `name`."""
+    recorded = job.data_record.get("start") if job.has_begun else None
+    if recorded:
+        remedy = "Restore the weights that the run began with, or choose another --workdir."
+        require_equal({"start": recorded}, {"start": start}, str(job.workdir.data), name, remedy)
+
+
+def load_encoder_weights(job: AnyJob, directory: Path) -> Params:
+    """Return the pre-trained weights, in the shapes of the run's encoder; log if an MLM head has to be drawn."""
+    config, encoder = job.config, job.model.module.config
+    if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
+        job.log(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
+    return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]
+
+
+def init_state(
+    config: ConfigDict,
+    mesh: Mesh,
+    model: Model,
+    pretrained: Params,
+    optimizer: optax.GradientTransformation,
+    head: Params | None = None,
+) -> TrainState:
+    """Return a new run's state. No device ever holds an unsharded copy.
+
+    Args:
+        config: of the run; `seed.init` draws the parameters that are not pre-trained.
+        mesh: the devices.
+        model: whose parameters these are.
+        pretrained: parameters of each encoder.
+        optimizer: whose state is made.
+        head: stored parameters of heads; None: they are drawn.
+    """
+    key = jax.random.key(config.seed.init)
+    shapes = jax.eval_shape(model.init, key)
+    param_shardings = shardings(mesh, shapes)
+
+    def draw(key: jax.Array) -> Params:
+        return {name: part for name, part in model.init(key).items() if not name.endswith("encoder")}
+
+    drawn_shardings = {name: param_shardings[name] for name in shapes if not name.endswith("encoder")}
+    drawn = jax.jit(draw, out_shardings=drawn_shardings)(key)
+    params = with_pretrained({**shapes, **drawn}, pretrained, head or {})
+    return place_state(mesh, params, optimizer, make_update_rule(config))

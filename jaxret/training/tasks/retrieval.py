@@ -1,0 +1,220 @@
+"""Training a retriever: in-batch negatives over all devices, validation by retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.models.heads import read_model_keys
+from jaxret.models.heads.head import Side
+from jaxret.models.model import Params
+from jaxret.models.retriever import DTYPES, RetrieverModel, build_retriever_model
+from jaxret.models.scoring import late_interaction, similarities
+from jaxret.parallel.mesh import replicated_sharding, row_sharding
+from jaxret.runs.run import make_embedder
+from jaxret.training.config_check import check_retrieval, weak_temperatures
+from jaxret.training.examples import TRAINING_PASSAGES, make_batch_plan
+from jaxret.training.losses.grad_cache import encode_in_chunks
+from jaxret.training.losses.in_batch import (
+    LossSettings,
+    LossTerms,
+    Scores,
+    competing_documents,
+    loss_settings,
+    total_loss,
+)
+from jaxret.training.objective import Objective, number_rows
+from jaxret.training.prepare import read_training_data
+from jaxret.training.ranking import Ranker
+from jaxret.training.step import make_eval_step
+from jaxret.training.task import Task, TrainingData, TrainingJob
+from jaxret.training.validation import RetrievalValidation, make_collection
+from jaxret.types import Batch, Embeddings, HiddenStates, Tokens
+
+Inputs: TypeAlias = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
+RetrievalJob: TypeAlias = TrainingJob[RetrieverModel, TrainingSet, Batch]
+RetrievalData: TypeAlias = TrainingData[TrainingSet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalObjective(Objective[RetrieverModel, Batch]):
+    """The loss of a batch whose queries compete for all its documents, those of other devices too."""
+
+    settings: LossSettings = field(default_factory=LossSettings)
+
+    def __call__(
+        self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
+    ) -> LossTerms:
+        """Return the loss; without `train` documents are also pooled as at inference."""
+        q, d = self.encode(params, batch, key, train)
+        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all documents
+        settings = self.settings
+        return total_loss(
+            Scores(
+                similarities=self.similarities(q, d),
+                positives=batch.positives,
+                competing=competing_documents(batch),
+                settings=settings,
+                annealing=settings.annealing(step) if step is not None else 1.0,
+                epoch=settings.epoch(0 if step is None else step),
+                auxiliary_loss=d.auxiliary_loss,
+                teacher_scores=batch.teacher_scores,
+                parts=tuple(self.similarities(q, d, slice(start, stop)) for start, stop in settings.parts),
+            )
+        )
+
+    def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
+        """Return the embeddings of queries and documents. Each device encodes its own rows: parameters travel, as
+        `Reader` says, texts do not.
+
+        Args:
+            params: the model's parameters.
+            batch: of all devices.
+            key: of dropout.
+            train: whether there is dropout, and pooling as in training.
+        """
+        chunks = self.chunks(batch.size)
+
+        def encode_rows(
+            retriever: RetrieverModel, params: Params, inputs: Inputs, key: jax.Array
+        ) -> tuple[Embeddings, Embeddings]:
+            def encode_side(side: Side, key: jax.Array) -> Embeddings:
+                def encode(tokens: Tokens, labels: jax.Array | None) -> Embeddings:
+                    return retriever.encode(params, tokens, side, train, key, labels)
+
+                tokens, labels = inputs[side]
+                return encode_in_chunks(encode, (number_rows(tokens), labels), chunks)
+
+            query_key, document_key = jax.random.split(key)
+            return encode_side("query", query_key), encode_side("passage", document_key)
+
+        inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
+        repeated = chunks > 1 or self.model.module.tied
+        q, d = self.on_devices(encode_rows, params, inputs, key, repeated)
+        return self.in_order(q, batch.queries), self.in_order(d, batch.documents)
+
+    def hidden_states(self, params: Params, batch: Batch) -> Iterator[tuple[str, HiddenStates]]:
+        states = jax.jit(self.model.hidden_states, static_argnames="side")
+        for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
+            yield f"{side} encoder", states(params, tokens, side=side)
+
+    def in_order(self, embeddings: Embeddings, tokens: Tokens) -> Embeddings:
+        """Return embeddings by row of the batch, of texts that were dealt out to devices by length."""
+        if tokens.rows is None:
+            return embeddings
+        everywhere = jax.lax.with_sharding_constraint(embeddings, replicated_sharding(self.mesh))
+        order = jnp.argsort(tokens.rows)
+        return jax.tree.map(lambda x: x[order], everywhere)
+
+    def similarities(self, q: Embeddings, d: Embeddings, part: slice = slice(None)) -> jax.Array:
+        """Return S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late
+        interaction."""
+        if self.model.late_interaction:
+            scores = late_interaction(q.vectors, q.mask, d.vectors, d.mask)[..., None]
+        else:
+            scores = similarities(q.vectors[:, 0, part], d.vectors[..., part], d.mask)
+        return jax.lax.with_sharding_constraint(scores, row_sharding(self.mesh))
+
+
+def make_retrieval_objective(
+    config: ConfigDict, retriever: RetrieverModel, mesh: Mesh, epochs_per_step: float = 0.0
+) -> RetrievalObjective:
+    """Return the loss of a config.
+
+    Args:
+        config: of the run.
+        retriever: the model.
+        mesh: the devices.
+        epochs_per_step: batch size / number of examples.
+    """
+    return RetrievalObjective(
+        model=retriever,
+        mesh=mesh,
+        chunk_size=config.train.chunk_size,
+        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+        settings=loss_settings(config, retriever, epochs_per_step),
+    )
+
+
+def make_retrieval_plan(config: ConfigDict, retriever: RetrieverModel, batch_size: int, devices: int) -> BatchPlan:
+    """Return how examples become batches, padded.
+
+    Args:
+        config: of the run.
+        retriever: whose head may read pseudo-queries.
+        batch_size: queries of a batch.
+        devices: that share it.
+    """
+    return make_batch_plan(config, batch_size, devices, retriever.module.head.pseudo_query_length())
+
+
+def pack_plan(plan: BatchPlan, data: TrainingSet, retriever: RetrieverModel, bins: int) -> BatchPlan:
+    """Return the plan of the same batches, packed.
+
+    Args:
+        plan: of the padded batches.
+        data: examples, for their lengths.
+        retriever: whose head may put prefix tokens before a text.
+        bins: chunks of all devices; each is packed alone.
+    """
+    head = retriever.module.head
+    return plan.with_packer(data, bins, (head.prefix_length("query"), head.prefix_length("passage")), head.hidden_size)
+
+
+def make_validation(
+    config: ConfigDict,
+    objective: Objective[RetrieverModel, Batch],
+    params: Params,
+    data: RetrievalData,
+    progress: bool = False,
+) -> RetrievalValidation:
+    """Return the validation on the dev set, and on the corpus, a pool or all training passages.
+
+    Args:
+        config: of the run.
+        objective: its loss.
+        params: concrete or abstract, for their shardings.
+        data: of the run, with a dev set.
+        progress: whether to show progress bars.
+    """
+    assert data.dev is not None
+    embedder = make_embedder(objective.model, params, objective.mesh, data.tokenizer, config)
+    pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
+    collection = data.corpus or make_collection(data.dev, data.train, pool_size, config.seed.data)
+    plan = make_retrieval_plan(config, objective.model, config.validation.batch_size, objective.mesh.size)
+    ranker = Ranker(embedder, collection.depth)
+    return RetrievalValidation(data.dev, collection, plan, make_eval_step(objective, params), ranker, progress)
+
+
+def _make_validator(
+    job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch], params: Params
+) -> RetrievalValidation | None:
+    return make_validation(job.config, objective, params, data, job.progress) if data.dev else None
+
+
+def _make_plan(job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch]) -> BatchPlan:
+    if warning := weak_temperatures(job.config, job.model):
+        job.log(warning)
+    plan = make_retrieval_plan(job.config, job.model, job.config.train.batch_size, job.mesh.size)
+    if data.train and job.config.tokens.packing:
+        return pack_plan(plan, data.train, job.model, objective.bins(plan.padded_size))
+    return plan
+
+
+RETRIEVAL: Task[RetrieverModel, TrainingSet, Batch] = Task(
+    name="retrieval",
+    encoder_settings=read_model_keys,
+    build=build_retriever_model,
+    check=check_retrieval,
+    read_data=read_training_data,
+    make_objective=make_retrieval_objective,
+    make_plan=_make_plan,
+    make_validator=_make_validator,
+)

@@ -1,0 +1,169 @@
+"""The state of a run: parameters, optimizer and counters; how it is placed on a mesh, saved and restored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding
+from ml_collections import ConfigDict
+
+from jaxret.models.model import Model, Params
+from jaxret.parallel.mesh import replicated_sharding, shardings
+from jaxret.storage.checkpoint import Checkpoints
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a training step changes.
+
+    Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and nothing changes any more:
+    params and step stay those before the bad step, so that it can be examined.
+
+    Attributes:
+        params: that gradients are taken of.
+        opt_state: of the optimizer.
+        step: int32 [], updates made or skipped.
+        healthy: bool [].
+        ema: the moving average of params; None: there is none.
+        skipped: int32 [], updates skipped; None: none may be, and none was.
+    """
+
+    params: Any
+    opt_state: optax.OptState
+    step: jax.Array
+    healthy: jax.Array
+    ema: Params | None = None
+    skipped: jax.Array | None = None
+
+    @property
+    def weights(self) -> Params:
+        """Parameters for validation, encoding and search."""
+        return self.params if self.ema is None else self.ema
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How an update is made, beside the optimizer.
+
+    The moving average is ema * average + (1 - ema) * params after every update. It begins with the first weights, which
+    are pre-trained: there is no zero whose bias would have to be corrected (as timm's ModelEma, and torch's
+    AveragedModel with get_ema_avg_fn).
+
+    Attributes:
+        accumulate: batches whose mean gradient an update takes.
+        ema: decay of the moving average of parameters; 0: none.
+        skip_nonfinite: how many updates of a run may be skipped for not being finite.
+    """
+
+    accumulate: int = 1
+    ema: float = 0.0
+    skip_nonfinite: int = 0
+
+
+PLAIN_RULE = UpdateRule()
+
+
+def make_update_rule(config: ConfigDict) -> UpdateRule:
+    """Return the rule of a config."""
+    return UpdateRule(config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite)
+
+
+def new_state(params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule) -> TrainState:
+    """Return the state before the first update."""
+    return TrainState(
+        params,
+        optimizer.init(params),
+        jnp.int32(0),
+        jnp.array(True),
+        jax.tree.map(jnp.copy, params) if rule.ema else None,
+        jnp.int32(0) if rule.skip_nonfinite else None,
+    )
+
+
+def place_leaf(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Return a global array whose shards are copies, each cut on the host.
+
+    The training step donates its arrays, so no two shards, and no two encoders made from one set of weights, may share
+    memory.
+    """
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
+
+
+def place_state(
+    mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule = PLAIN_RULE
+) -> TrainState:
+    """Return a new run's state on a mesh.
+
+    Args:
+        mesh: the devices.
+        params: parameters, on any device or on the host.
+        optimizer: whose state is made.
+        rule: whether there is a moving average, and a counter of skipped updates.
+    """
+    params = jax.tree.map(place_leaf, params, shardings(mesh, params))
+
+    def without_params(params: Params) -> TrainState:
+        return replace(new_state(params, optimizer, rule), params=None)
+
+    state_shardings = shardings(mesh, jax.eval_shape(without_params, params))
+    return replace(jax.jit(without_params, out_shardings=state_shardings)(params), params=params)
+
+
+def checkpoint_trees(state: TrainState) -> tuple[Params, dict[str, Any]]:
+    """Return the two trees of a checkpoint: the weights to use from then on, and everything else.
+
+    With a moving average its parameters are the weights, and those that training resumes from are saved as `trained`.
+    """
+    progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
+    if state.ema is not None:
+        progress["trained"] = state.params
+    if state.skipped is not None:
+        progress["skipped"] = state.skipped
+    return state.weights, progress
+
+
+def restore_state(
+    checkpoints: Checkpoints,
+    step: int,
+    mesh: Mesh,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    rule: UpdateRule = PLAIN_RULE,
+) -> TrainState:
+    """Return the state of a checkpoint, placed on a mesh.
+
+    Args:
+        checkpoints: of the run.
+        step: of the checkpoint.
+        mesh: the devices, which need not be those that saved it.
+        model: whose parameters they are.
+        optimizer: whose state is restored.
+        rule: of the updates to come. Whether updates may be skipped can have changed since; skipped ones stay counted,
+            because the schedule does not count them.
+    """
+    counted = checkpoints.holds(step, "progress/skipped")
+
+    def shapes(key: jax.Array) -> TrainState:
+        return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
+
+    abstract = jax.eval_shape(shapes, jax.random.key(0))
+    placed = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract,
+        shardings(mesh, abstract),
+    )
+    weights, progress = checkpoints.restore(step, *checkpoint_trees(placed))
+    ema = weights if rule.ema else None
+    zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
+    skipped = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None
+    params = progress.get("trained", weights)
+    return TrainState(params, progress["opt_state"], progress["step"], progress["healthy"], ema, skipped)

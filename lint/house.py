@@ -1,0 +1,136 @@
+"""Checks names and docstrings by the rules of CONTRIBUTING.md: python lint/house.py [PATH ...]
+
+Rules, each with what it prints:
+
+  duplicate   a public function or class of the package has a name that another module uses too
+  name        a variable, parameter, field or function is called by a participle that says nothing (BANNED)
+  docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four parameters
+  parameters  a function has more than seven parameters
+
+`lint/allowed.txt` lists the violations that are still there, a line each. It may only shrink: a line that no longer
+applies is an error too. Exit status 1 with anything printed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = Path(__file__).with_name("allowed.txt")
+FOLDERS = ("jaxret", "tests", "bench", "evidence", "lint")
+BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
+OPENINGS = re.compile(r"\s*(What|As|The same)\b")
+MOST_PARAMETERS, ARGS_FROM = 7, 4
+# Names that every module of a kind has.
+EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def parameters(function: Function) -> list[str]:
+    """The names of a function's parameters, without self and cls."""
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
+    return [argument.arg for argument in every if argument is not None and argument.arg not in ("self", "cls")]
+
+
+def scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Every function and class below a node with its dotted name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}{node.name}", node
+            yield from scopes(node, f"{prefix}{node.name}.")
+        else:
+            yield from scopes(node, prefix)
+
+
+def bound(scope: ast.AST) -> set[str]:
+    """The names that a module, class or function binds itself, those of its parameters included."""
+    names: set[str] = set()
+    todo = list(ast.iter_child_nodes(scope))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+        todo.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def check_file(path: Path) -> Iterator[str]:
+    """Every violation of one file but duplicates, as "RULE FILE SCOPE: text"."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name = path.relative_to(ROOT).as_posix()
+    for scope, node in [("", tree), *scopes(tree)]:
+        where = f"{name} {scope}".strip()
+        for word in sorted(bound(node) & BANNED):
+            yield f"name {where}: {word}"
+        document = (
+            ast.get_docstring(node, clean=False) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
+        )
+        if document and OPENINGS.match(document):
+            yield f"docstring {where}: begins with {document.split()[0]}"
+        if isinstance(node, Function):
+            count = len(parameters(node))
+            if count > MOST_PARAMETERS:
+                yield f"parameters {where}: {count}"
+            public = not any(part.startswith("_") for part in scope.split("."))
+            if name.startswith("jaxret/") and public and count >= ARGS_FROM and document and "Args:" not in document:
+                yield f"docstring {where}: {count} parameters and no Args:"
+
+
+def duplicates() -> Iterator[str]:
+    """Public functions and classes at the top of a module of the package whose name another module has too."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "jaxret").rglob("*.py")):
+        folder = path.relative_to(ROOT / "jaxret").parts[0]
+        usual = EVERY_CLI if folder == "cli" else EVERY_CONFIG if folder == "configs" else set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_") and node.name not in usual:
+                owners[node.name].append(path.relative_to(ROOT).as_posix())
+    for name, files in sorted(owners.items()):
+        if len(files) > 1:
+            yield f"duplicate {name}: {', '.join(files)}"
+
+
+def violations(folders: list[Path]) -> list[str]:
+    """The violations in files below some folders, sorted; duplicates of the whole package, if one of them shows."""
+    files = sorted({path for folder in folders for path in ([folder] if folder.is_file() else folder.rglob("*.py"))})
+    shown = {path.relative_to(ROOT).as_posix() for path in files}
+    pairs = [line for line in duplicates() if shown & set(line.partition(": ")[2].split(", "))]
+    return sorted([*pairs, *(line for path in files for line in check_file(path))])
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:  # of these alone, allowed or not: the list of what is left to do
+        lines = violations([Path(argument).resolve() for argument in arguments])
+        print("\n".join([*lines, f"{len(lines)} violations"]))
+        return bool(lines)
+    current = violations([ROOT / folder for folder in FOLDERS])
+    allowed = ALLOWED.read_text(encoding="utf-8").splitlines() if ALLOWED.exists() else []
+    new = sorted(set(current) - set(allowed))
+    stale = sorted(set(allowed) - set(current))
+    for line in new:
+        print(line)
+    for line in stale:
+        print(f"{ALLOWED.relative_to(ROOT)}: remove {line!r}: it no longer applies")
+    return bool(new or stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

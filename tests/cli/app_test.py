@@ -1,0 +1,355 @@
+"""Flags, help, errors and exit statuses as a user meets them: the scripts in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxret.cli import app as cli
+from jaxret.cli.app import report_errors
+from tests.pipeline import REPOSITORY, command, environment, run_script, untrained_run, write_data, write_encoder
+
+MINILM = ("--config=configs/minilm.py", "--workdir=w")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("train.py", (), "--config and --workdir must be given"),
+        ("train.py", ("--config=configs/minilm.py",), "--workdir must be given"),
+        ("train.py", (*MINILM, "stray"), "unexpected argument 'stray': every argument is a flag"),
+        ("train.py", (*MINILM, "--wrkdir=x"), "--wrkdir is no flag; did you mean workdir?"),
+        (
+            "train.py",
+            ("--config=configs/mlr", "--workdir=w"),
+            "is shipped; did you mean configs/mlr.py?",
+        ),
+        ("train.py", ("--config", "configs/nope.py", "--workdir=w"), "there is no file 'configs/nope.py'"),
+        ("train.py", ("--config=", "--workdir=w"), "there is no file ''"),
+        (
+            "train.py",
+            ("--config=configs/minilm.py:mrl", "--workdir=w"),
+            "minilm.py:mrl: the suffix must be one of",
+        ),
+        ("train.py", ("--config=jaxret/types.py", "--workdir=w"), "has no attribute 'get_config'"),
+        ("train.py", ("--workdir=w", "--config.train.steps=1"), "--config.train.steps needs a config to change"),
+        (
+            "train.py",
+            (*MINILM, "--config.data.trian=x"),
+            "configs/minilm.py has no such key; did you mean data.train?",
+        ),
+        ("train.py", (*MINILM, "--config.data=x"), "--config.data is a group of keys"),
+        ("train.py", (*MINILM, "--config.train.steps=abc"), "--config.train.steps=abc: it must be a whole number"),
+        ("train.py", (*MINILM, "--config.optimizer.learning_rate=abc"), "learning_rate=abc: it must be a number"),
+        ("train.py", (*MINILM, "--config.encoder.tied=7"), "--config.encoder.tied=7: it must be true or false"),
+        ("train.py", (*MINILM, "--config.mesh.coordinator=h:1"), "with --config.mesh.num_processes=1 and"),
+        ("encode.py", ("--workdir=w", "--corpus=c", "--coordinator=h:1"), "with --num_processes=1 and --process_id=0"),
+        ("encode.py", ("--workdir=w", "--corpus=c", "--on_error=sip"), "<error|skip|keep>"),
+        ("encode.py", ("--workdir=w", "--corpus"), "Missing value for flag --corpus"),
+        ("encode.py", ("--workdir=nowhere", "--corpus=x"), "nowhere is no run"),
+        ("search.py", ("--workdir=w", "--query=x", "--k=abc"), "--k=abc: it must be a whole number"),
+        ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
+        ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
+        ("search.py", ("--workdir=nowhere",), "give either --query"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--split=dev"), "nowhere is no run"),
+        ("-m", ("jaxret",), "a verb is missing: jaxret VERB, one of train, "),
+        ("-m", ("jaxret", "demmo"), "'demmo' is no verb; did you mean demo?"),
+        ("-m", ("jaxret", "--config=mlr"), "'--config=mlr' is no verb (jaxret -h lists them)"),
+        ("-m", ("jaxret", "data"), "'data' is no verb: it is data check or data "),
+        ("-m", ("jaxret", "data", "chek", "x"), "'data chek' is no verb: it is data check or data "),
+        ("-m", ("jaxret", "data", "check"), "SRC must be given"),
+        ("-m", ("jaxret", "open", "x", "--workdir=w", "y"), "'y': besides MODEL every argument is a flag"),
+        ("-m", ("jaxret", "open", "--workdir=w"), "MODEL must be given"),
+        ("-m", ("jaxret", "data", "check", "x", "--lengths=a"), "--lengths=a: numbers of tokens are expected"),
+        ("-m", ("jaxret", "demo", "--wrkdir=x"), "--wrkdir is no flag; did you mean workdir?"),
+        (
+            "-m",
+            ("jaxret", "rerank", "--model=m", "--train=t", "--out=o", "--qrels=q"),
+            "--qrels needs --run (a run to rerank); with --train all passages are scored",
+        ),
+        (
+            "-m",
+            ("jaxret", "rerank", "--model=m", "--run=r", "--out=o", "--negatives_run=n"),
+            "--negatives_run needs --train (training data); leave it out",
+        ),
+        ("-m", ("jaxret", "keywords", "--corpus=nowhere", "--out=x"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], message: str) -> None:
+    done = run_script(script, *arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not done.stdout
+
+
+def test_a_split_that_chooses_nothing_is_refused(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    for split in ("train", "dev"):
+        done = run_script("search.py", "--workdir=nowhere", f"--queries={data}", f"--split={split}")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: --split={split} chooses nothing: {data} has the queries of every split")
+        assert done.stderr.endswith(f"give --qrels={data} too\n")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("script", ["train.py", "encode.py", "search.py"])
+def test_help_is_the_docstring_and_the_flags(script: str, flag: str) -> None:
+    done = run_script(script, "--workdir=x", flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    source = (REPOSITORY / "jaxret" / "cli" / script).read_text()
+    assert done.stdout.startswith(source.split('"""')[1])
+    listed = re.findall(r"^  --(\w+)=", done.stdout, re.MULTILINE)
+    assert listed[0] == ("config" if script == "train.py" else "workdir")
+    assert set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source)) <= set(listed)
+    assert len(done.stdout.splitlines()) < 40
+    assert "[required]" in done.stdout
+    assert ("--config.KEY=" in done.stdout) == (script == "train.py")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ValueError("x.jsonl:3: bad"), 1, "error: x.jsonl:3: bad"),
+        (
+            FileNotFoundError(2, "No such file or directory", "data.json"),
+            1,
+            "error: data.json: No such file or directory",
+        ),
+        (OSError("disk full"), 1, "error: disk full"),
+        (FloatingPointError("NaN"), 1, "error: NaN"),
+        (EOFError("cut"), 1, "error: cut"),
+        (MemoryError(), 1, "error: out of memory"),
+        (RuntimeError("choose another backend"), 1, "error: choose another backend"),
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: gone\nstack\nstack"), 1, "error: UNAVAILABLE: gone"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"),
+            1,
+            "error: the device is out of memory; smaller batches",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            TypeError("no len()"),
+            70,
+            "unexpected error: TypeError: no len() (JAXRET_DEBUG=1 shows where; please report it)",
+        ),
+        (KeyError("x"), 70, "unexpected error: KeyError: 'x' ("),
+        (RecursionError("deep"), 70, "unexpected error: RecursionError: deep ("),
+        (AssertionError(), 70, "unexpected error: AssertionError:  ("),
+    ],
+)
+def test_every_error_is_one_line_and_a_status(
+    error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXRET_DEBUG", "")
+    with pytest.raises(SystemExit) as ended, report_errors():
+        raise error
+    assert ended.value.code == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(message)
+    monkeypatch.setenv("JAXRET_DEBUG", "1")
+    with pytest.raises(type(error)), report_errors():
+        raise error
+
+
+def test_a_status_of_its_own_goes_through() -> None:
+    with pytest.raises(SystemExit) as ended, report_errors():
+        raise SystemExit(143)
+    assert ended.value.code == 143
+
+
+PROGRAM = "import sys; from jaxret.cli.app import report_errors\nwith report_errors():\n    {0}"
+
+
+def program(body: str, **options: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body)],
+        cwd=REPOSITORY,
+        env=environment() | {"PYTHONUNBUFFERED": ""},
+        **{**pipes, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
+)
+def test_signals(number: int, status: int, message: str) -> None:
+    # A shell's background jobs ignore SIGINT, and so would the tests' children if the tests are one.
+    heard = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    process = program(f"{heard}; print('ready', flush=True); time.sleep(60)")
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (status, message)
+
+
+def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
+    """JAX would, when Python ends: what is registered for then does not run."""
+    gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
+    reset = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:60141: Connection reset by peer"
+    for message, more in ((gone, ""), (reset, ""), ("UNKNOWN: another error", "registered\n")):
+        register = "import atexit, jax; atexit.register(print, 'registered')"
+        kind = "ValueError" if message == reset else "jax.errors.JaxRuntimeError"
+        process = program(f"{register}; print('said'); raise {kind}({message!r})")
+        said, errors = process.communicate(timeout=60)
+        assert (process.returncode, said) == (1, f"said\n{more}")
+        assert errors.startswith("error: another process of this job is gone; run the same command ") == (not more)
+        assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("body", ["print('x' * 100_000); print('y')", "print('short')"])
+def test_a_reader_that_left(body: str) -> None:
+    process = program(f"import time; sys.stdin.readline(); {body}", stdin=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate("go\n", timeout=30)
+    assert (process.returncode, errors) == (141, "")
+
+
+IMPORTS = """
+import importlib, sys
+from absl import flags
+import jaxret.__main__, train, encode, search
+for verb in jaxret.__main__.VERBS:
+    importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
+    for name in list(flags.FLAGS):  # two verbs in one process may call a flag the same
+        delattr(flags.FLAGS, name)
+print([m for m in ("jax", "flax", "transformers", "orbax", "faiss", "tqdm") if m in sys.modules])
+"""
+
+
+def test_nothing_is_imported_before_the_flags_are_right() -> None:
+    """Every verb without JAX: a mistake costs no second."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About an accelerator that is not used; what Orbax says of its work goes."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # and put back as it was
+    before = {name: logging.getLogger(name).level for name in ("jax._src", *cli._VERBOSE_LOGGERS)}
+    try:
+        with warnings.catch_warnings():
+            cli.silence_libraries()
+        assert logging.getLogger("jax._src.xla_bridge").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("jax._src.xla_bridge").isEnabledFor(logging.INFO)
+        assert not logging.getLogger("absl").isEnabledFor(logging.WARNING)
+        assert logging.getLogger("jaxret").isEnabledFor(logging.WARNING)
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> None:
+    untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "")
+    done = subprocess.run(
+        command("search.py", f"--workdir={tmp_path / 'run'}", "--query=x"),
+        cwd=REPOSITORY,
+        env=environment() | {"JAX_PLATFORMS": "tpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Unable to initialize backend 'tpu'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "setting"),
+    [
+        pytest.param(
+            "train.py", (*MINILM, "--config.mesh.platform=gpu"), "mesh.platform", marks=pytest.mark.exhaustive
+        ),
+        ("encode.py", ("--workdir=nowhere", "--corpus=x", "--platform=gpu"), "--platform"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--platform=gpu"), "--platform"),
+    ],
+)
+def test_no_script_falls_back_to_the_cpu(script: str, arguments: tuple[str, ...], setting: str, tmp_path: Path) -> None:
+    """It is told before anything is read, and nothing is written."""
+    done = subprocess.run(
+        command(str(REPOSITORY / script), *(a.replace("configs/", f"{REPOSITORY}/configs/") for a in arguments)),
+        cwd=tmp_path,
+        env={name: value for name, value in environment().items() if name != "JAX_PLATFORMS"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    line = done.stderr.splitlines()[-1]
+    assert re.match(rf"error: {setting} is 'gpu', and what JAX finds here is: 8 of cpu \(cpu\). A GPU needs", line)
+    assert line.endswith("requirements-gpu.txt")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Return a function: environment variables -> those of JAX that enable_compilation_cache sets."""
+
+    def variables_set(**settings: str) -> dict[str, str]:
+        for name in list(os.environ):
+            if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT", "JAXRET_COMPILATION")):
+                monkeypatch.delenv(name)
+        for name, value in {"XDG_CACHE_HOME": str(tmp_path / "cache"), **settings}.items():
+            monkeypatch.setenv(name, value)
+        cli.enable_compilation_cache()
+        names = [n for n in os.environ if n.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]
+        values = {name: os.environ[name] for name in names}
+        for name in names:
+            monkeypatch.delenv(name)  # also what enable_compilation_cache set itself
+        return values
+
+    return variables_set
+
+
+def test_where_compiled_programs_are_kept(variables: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    assert variables() == {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache" / "jaxret" / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    inside = variables(XDG_CACHE_HOME="", HOME=str(tmp_path / "home"))
+    assert inside["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "home" / ".cache" / "jaxret" / "compiled")
+    assert variables(JAXRET_COMPILATION_CACHE="0") == {}
+    assert variables(JAX_COMPILATION_CACHE_DIR="/mine") == {"JAX_COMPILATION_CACHE_DIR": "/mine"}
+    (tmp_path / "file").touch()
+    assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
+
+
+def test_what_was_longest_not_used_goes_first(tmp_path: Path) -> None:
+    for number, name in enumerate(("b", "a", "d", "c")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1_000 + number, 1_000 + number))
+    os.utime(tmp_path / "b", (5_000, 1_000))  # read since
+    cli._delete_least_recently_used(tmp_path, 200)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
+    cli._delete_least_recently_used(tmp_path, 200)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_what_xla_logs_is_for_debugging(debug: str) -> None:
+    """Here that it cannot write where it was asked to."""
+    program = (
+        "from jaxret.cli.app import silence_libraries; silence_libraries(); import jax; jax.jit(lambda x: x + 1)(1.0)"
+    )
+    user = environment() | {"XLA_FLAGS": "--xla_dump_to=/dev/null/x", "JAXRET_DEBUG": debug}
+    user.pop("TF_CPP_MIN_LOG_LEVEL", None)  # JAX sets it where it is imported
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert ("Could not create directory" in done.stderr) is bool(debug), done.stderr

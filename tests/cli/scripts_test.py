@@ -1,0 +1,160 @@
+"""The scripts as a user runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxret.storage.atomic import read_json
+from tests.pipeline import (
+    REPOSITORY,
+    command,
+    contents,
+    environment,
+    run_script,
+    train_arguments,
+    untrained_run,
+    write_data,
+    write_encoder,
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/ (BEIR) and run/, an untrained run whose shards hold three passages."""
+    folder = tmp_path_factory.mktemp("scripts")
+    data = write_data(folder / "data")
+    untrained_run(folder / "run", write_encoder(folder / "encoder"), data, encode__shard_rows=3)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_encode_killed_and_continued(root: Path) -> None:
+    """kill -9 after some shard is written: the same command continues, and every byte is that of a job left alone."""
+    arguments = (f"--workdir={root / 'run'}", f"--corpus={root / 'data'}")
+    folder = root / "run" / "embeddings" / "killed"
+    process = subprocess.Popen(
+        command("encode.py", *arguments, "--name=killed"),
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list(folder.glob("shard-*.json")):
+        assert process.poll() is None, "encode.py ended before it wrote a shard"
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    done = {path.name: path.stat().st_mtime_ns for path in folder.glob("vectors-*.npy")}
+    assert not (folder / "manifest.json").exists(), "control: it was killed before the end"
+
+    continued = run_script("encode.py", *arguments, "--name=killed")
+    assert continued.returncode == 0, continued.stderr
+    alone = run_script("encode.py", *arguments, "--name=alone")
+    assert alone.returncode == 0, alone.stderr
+    assert contents(folder) == contents(root / "run" / "embeddings" / "alone")
+    first = sorted(done)[0]
+    assert (folder / first).stat().st_mtime_ns == done[first], "a shard that was whole is not written again"
+    assert len(read_json(folder / "manifest.json")["shards"]) > len(done)
+
+
+PROGRAMS = """
+import runpy, sys
+from jaxret.cli.app import enable_compilation_cache
+enable_compilation_cache()  # JAX reads the variables when it is imported
+from jax import monitoring
+count = {}
+def listen(event, **_):
+    count[event] = count.get(event, 0) + 1
+monitoring.register_event_listener(listen)
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    names = ("compile_requests_use_cache", "cache_hits", "cache_misses")
+    print(*(count.get(f"/jax/compilation_cache/{name}", 0) for name in names), file=sys.stderr)
+"""
+
+
+@pytest.mark.exhaustive
+def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None:
+    """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
+    second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""
+    workdir, cache = tmp_path / "run", tmp_path / "cache"
+    user = {k: v for k, v in environment().items() if not k.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
+    user["XDG_CACHE_HOME"] = str(cache)
+
+    def run(*arguments: str, **more: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=REPOSITORY, env=user | more, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in re.sub(r"\x1b\[A|\r", "\n", done.stderr).splitlines() if line.strip()]
+        counts = lines.pop().split() if arguments[0] == "-c" else []
+        assert [
+            line for line in lines if not re.match(r"(train|validate|(rank|tokenize) \w+|encode( \w+)?|search): ", line)
+        ] == []
+        lines = [line for line in done.stdout.splitlines() if "[Gloo]" not in line]
+        return counts + [re.sub(r", \d+\.\d{3} s\)$", ")", line) for line in lines]  # what an answer took
+
+    config = train_arguments(root / "encoder", root / "data", workdir, train__steps=1, train__checkpoint_every=1)
+    trained = run("train.py", *config)
+    patterns = [
+        r"attention: plain", r"tokens of data.train are kept in ", r"train: 48 examples from ", r"  48 queries: ",
+        r"  \d+ passages: ", r"tokens of data.dev are kept in ", r"dev: \d+ examples", r"  \d+ queries: ",
+        r"  \d+ passages: ", r"step 1: ", r"1 of 1 steps done; ",
+    ]  # fmt: skip
+    assert len(trained) == len(patterns), trained
+    for line, pattern in zip(trained, patterns, strict=True):
+        assert re.match(pattern, line), trained
+    encoded = run("encode.py", f"--workdir={workdir}", f"--corpus={root / 'data'}")
+    assert re.match(r"[\d,]+ passages are in ", encoded[-1])
+
+    assert list((cache / "jaxret" / "compiled").iterdir())
+    search = ("-c", PROGRAMS, "search.py", f"--workdir={workdir}", "--query=silver river")
+    requests, _, misses, *answer = run(*search)
+    assert int(misses) > 0
+    assert run(*search) == [requests, requests, "0", *answer], "the second start compiles nothing"
+    assert int(requests) > 0
+    entries = list((cache / "jaxret" / "compiled").iterdir())
+    for number, entry in enumerate(entries):
+        data = entry.read_bytes()
+        entry.write_bytes([b"", b"junk", data[: len(data) // 2]][number % 3])
+    assert run(*search)[3:] == answer
+    (tmp_path / "file").touch()
+    assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_checkpoint_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    """Whatever else Orbax was reading at that moment: ten times, because it is a race."""
+    shutil.copytree(root / "run", tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
+    index = tmp_path / "run" / "checkpoints" / "0" / "params" / "manifest.ocdbt"
+    data = bytearray(index.read_bytes())
+    data[len(data) // 2] ^= 4
+    index.write_bytes(data)
+    code = f"""
+from jaxret.cli.app import silence_libraries
+silence_libraries()
+from jaxret.runs.run import open_run
+for _ in range(10):
+    try:
+        open_run({str(tmp_path / "run")!r})
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
+    )
+    folder = tmp_path / "run" / "checkpoints" / "0"
+    assert [line.partition("; ")[0] for line in done.stdout.splitlines()] == [
+        f"{folder} is damaged: {folder}/params cannot be read"
+    ] * 10
+    assert done.stderr == ""

@@ -1,0 +1,374 @@
+"""Every key is read by something, and every shipped config builds."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from jaxret.configs import NOT_CONFIGS
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.runs.mismatch import ContractError
+from jaxret.parallel.mesh import make_mesh
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.heads import HEADS
+from jaxret.models.heads.head import NOT_KEYS
+from jaxret.models.retriever import build_retriever_model
+from jaxret.index.encode import encode_corpus
+from jaxret.runs.run import open_run
+from jaxret.mining.keywords import write_keywords
+from jaxret.experiments.search_files import search_files
+from jaxret.training import loop
+from jaxret.training import prepare
+from jaxret.training.config_check import check_config, check_text_lengths
+from jaxret.training.losses.in_batch import loss_settings
+from jaxret.training.optimizers import make_optimizer
+from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder, write_t5
+
+CONFIGS = REPOSITORY / "configs"
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"jaxret.configs.{name.replace('/', '.')}")
+
+
+SHIPPED = [
+    (name, suffix)
+    for path in sorted(CONFIGS.rglob("*.py"))
+    if path.name not in NOT_CONFIGS
+    for name in [path.relative_to(CONFIGS).with_suffix("").as_posix()]
+    for suffix in getattr(module(name), "SUFFIXES", ("",))
+]
+RECIPES = [case for case in SHIPPED if case[0].startswith("recipes/")]
+
+
+def shipped(name: str, suffix: str) -> ConfigDict:
+    return module(name).get_config(suffix) if suffix else module(name).get_config()
+
+
+class Reads:
+    """Notes the keys that are read of any ConfigDict; copying a whole config (`to_dict`) reads nothing."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.keys: set[str] = set()
+        self._places: dict[int, tuple[str, ConfigDict]] = {}  # the config too, so that its id stays its own
+        self._copying = 0
+        get, to_dict = ConfigDict.__getitem__, ConfigDict.to_dict
+
+        def reading(config: ConfigDict, key: str) -> Any:
+            value = get(config, key)
+            name = self._places.get(id(config), ("", config))[0] + key
+            if isinstance(value, ConfigDict):
+                self._places[id(value)] = (f"{name}.", value)
+            elif not self._copying:
+                self.keys.add(name)
+            return value
+
+        def copying(config: ConfigDict, *arguments: Any, **options: Any) -> Any:
+            self._copying += 1
+            try:
+                return to_dict(config, *arguments, **options)
+            finally:
+                self._copying -= 1
+
+        patch.setattr(ConfigDict, "__getitem__", reading)
+        patch.setattr(ConfigDict, "to_dict", copying)
+
+
+def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = importlib.import_module("jaxret.cli.train")
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    viewers = {"head__name": "mvr", "head__mvr__count": 2, "optimizer__head_learning_rate": 1e-3}
+    config = tiny_config(encoder, data, train__steps=-1, train__epochs=0.2, **viewers)
+    with config.unlocked():
+        config.train.added = 1  # control: a key that nothing reads
+    keys = set(flat_config(config))
+    with monkeypatch.context() as patch:
+        reads = Reads(patch)
+        patch.setattr(script, "_CONFIG", SimpleNamespace(value=config))
+        patch.setattr(script, "_WORKDIR", SimpleNamespace(value=str(tmp_path / "run")))
+        script.main()
+        run = open_run(tmp_path / "run")
+        encode_corpus(run, data, progress=False)
+        search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
+    others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"mvr"}}
+    others |= {key for key in keys if key.startswith("pretraining.")}  # tests/training/pretraining/run_test.py
+    assert keys - reads.keys == {"train.added"} | others
+
+
+def test_a_family_reads_its_own_group_and_no_other() -> None:
+    """Every key of a group is a field of the family's class, with the same default; and there is no other group."""
+    config = importlib.import_module("jaxret.configs.base").get_config()
+    shapes = {"num_layers": 2, "hidden_size": 16, "vocab_size": 99}
+    groups = {key for key, value in config.head.items() if isinstance(value, ConfigDict)}
+    assert groups == HEADS.keys() - {"dual_encoder"}
+    for name, head in HEADS.items():
+        own = {field.name: field.default for field in fields(head) if field.name not in (*NOT_KEYS, "token")}
+        assert own == config.head.get(name, ConfigDict()).to_dict(), name
+        chosen = {"chosen": (2,)} if name == "mlr" else {}
+        assert set(head(**shapes, **chosen).contract()) | set(head.NOT_IN_VECTORS) | set(head.FREE) == {*own, "token"}
+
+
+WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "viewer", "lexical", "implicit")
+
+
+def test_no_family_is_known_by_name_outside_its_file() -> None:
+    """In code: names of the table and of its classes, and the papers' names in what is printed. Docstrings and comments
+    may cite a paper. The demo is an example, as the configs are; reproduce is about the papers."""
+    classes = {head.__name__ for head in HEADS.values()}
+    lines = []
+    for path in sorted((REPOSITORY / "jaxret").rglob("*.py")):
+        if path.parent.name in ("heads", "demo", "reproduce") or CONFIGS.resolve() in path.parents:
+            continue
+        tree = ast.parse(path.read_text())
+        documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        docs = {id(n.body[0].value) for n in documented if n.body and isinstance(n.body[0], ast.Expr)}
+        compared = {id(c) for n in ast.walk(tree) if isinstance(n, ast.Compare) for c in ast.walk(n)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.alias):
+                bad = (node.id if isinstance(node, ast.Name) else node.name) in classes
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                # "colbert" is also a data format, so a name of the table only counts where it is compared
+                named = node.value in HEADS and id(node) in compared
+                bad = named or any(word in node.value for word in WORDS)
+            else:
+                continue
+            if bad:
+                lines.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}")
+    assert not lines
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [pytest.param(*case, marks=[pytest.mark.exhaustive] if case in RECIPES else []) for case in SHIPPED],
+)
+def test_a_shipped_config_builds(name: str, suffix: str) -> None:
+    config = shipped(name, suffix)
+    config.data.train = "somewhere"
+    layers = config.encoder.layers or (6 if name in ("minilm", "demo") else 12)
+    encoder: EncoderConfig = BertConfig(
+        99, 16, layers, 2, 32, max_positions=512, mlm_head=config.head.name == "aggretriever"
+    )
+    if config.encoder.checkpoint == "t5-base":
+        encoder = T5Config(99, 16, layers, 2, 8, 32)
+    retriever = build_retriever_model(config, encoder)
+    check_config(config)
+    check_text_lengths(config, retriever)
+    loss_settings(config, retriever)
+    make_optimizer(config.optimizer, 10)[0].init(jax.eval_shape(retriever.init, jax.random.key(0)))
+    assert set(flat_config(config)) == set(flat_config(importlib.import_module("jaxret.configs.base").get_config()))
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in RECIPES}))
+def test_a_recipe_is_short(name: str) -> None:
+    assert len((CONFIGS / f"{name}.py").read_text().splitlines()) < 70
+
+
+# The papers' values: learning rate, batch, negatives, epochs, warm-up, clipping, tokens of queries and of passages,
+# weight of the local term, one encoder for both sides. None: not recorded.
+PAPERS: dict[str, tuple[Any, ...]] = {
+    "mlr_open_qa:bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:bert_all_layers": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
+    "mlr_open_qa:t5": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:me_bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
+    "mlr_open_qa:colbert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
+    "mlr_open_qa:dual_encoder": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:multi_vector": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:me_bert_multi": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_mined:mlr": (5e-06, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
+    "mlr_mined:dual_encoder": (5e-06, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_msmarco:mlr": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.01, False),
+    "mlr_msmarco:paper_lengths": (1e-05, 128, 15, 4, 0.05, 2.0, 256, 256, 0.01, False),
+    "mlr_msmarco:dual_encoder": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
+    "mlr_msmarco:bert_dual_encoder": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
+    "mlr_msmarco:bert_me_bert": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
+    "mlr_msmarco:bert_colbert": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
+    "mlr_beir:mlr": (3e-05, 128, 15, 10, 0.05, 2.0, 32, 128, 0.01, True),
+    "mlr_beir:dual_encoder": (3e-05, 128, 15, 10, 0.05, 2.0, 32, 128, 0.0, True),
+    "mvr_open_qa:bert": (2e-05, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, True),
+    "mvr_open_qa:cocondenser": (2e-05, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, True),
+    "mvr_open_qa:bert_two_encoders": (2e-05, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, False),
+    "mvr_open_qa:cocondenser_dual_encoder": (2e-05, 128, 1, 40, 1237, 2.0, 256, 256, 0.0, True),
+    "aggretriever_msmarco:bert": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:bert_cls": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:distilbert": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:distilbert_cls": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:condenser": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:condenser_cls": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:cocondenser": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:cocondenser_cls": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_msmarco:distilbert_hard": (5e-06, 8, 7, 3, 0.1, 1.0, 32, 128, 0.0, True),
+    "aggretriever_open_qa:bert": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:bert_cls": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:distilbert": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:distilbert_cls": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:condenser": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:condenser_cls": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:cocondenser": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "aggretriever_open_qa:cocondenser_cls": (2e-05, 128, 1, 40, 1237, 2.0, 32, 156, 0.0, True),
+    "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+    "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+    "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+}
+
+
+def test_recipes_have_the_papers_values() -> None:
+    warming_up = {f"i3_msmarco:{suffix}" for suffix in ("warm_up", "warm_up_bert", "released", "distilled_released")}
+    names = {f"{name.removeprefix('recipes/')}:{suffix}" for name, suffix in RECIPES}
+    assert names - warming_up == set(PAPERS)
+    for name, expected in PAPERS.items():
+        file, suffix = name.split(":")
+        c = shipped(f"recipes/{file}", suffix)
+        warmup = c.optimizer.warmup_steps if c.optimizer.warmup_steps >= 0 else c.optimizer.warmup_fraction
+        values = (
+            c.optimizer.learning_rate,
+            c.train.batch_size,
+            c.data.negatives,
+            c.train.epochs,
+            warmup,
+            c.optimizer.clip_norm,
+            c.tokens.query_length,
+            c.tokens.passage_length,
+            c.loss.local_weight,
+            c.encoder.tied,
+        )
+        assert [f for f, e in zip(values, expected, strict=True) if e is not None] == [
+            e for e in expected if e is not None
+        ], name
+        assert c.optimizer.name == ("lamb" if file == "i3_msmarco" else "adamw")
+        assert set(c.seed.values()) == {12345}
+        if file in ("mlr_open_qa", "mlr_mined"):  # its code: by NLL, and by average rank when epoch > 30, from 0
+            v = c.validation
+            assert (v.metric, v.then, v.then_from, v.batch_size) == ("nll", "average_rank", 32, 128)
+    assert shipped("recipes/mlr_open_qa", "bert").head.mlr.chosen == (10, 12)
+    assert shipped("recipes/mlr_open_qa", "bert_all_layers").head.mlr.chosen == tuple(range(1, 13))
+    viewers = shipped("recipes/mvr_open_qa", "bert")
+    assert (viewers.head.mvr.count, viewers.loss.annealing_rate, viewers.loss.annealing_floor) == (8, 0.1, 0.3)
+    lexical = shipped("recipes/aggretriever_msmarco", "bert").head.aggretriever
+    assert (lexical.lexical_dim, lexical.cls_dim, lexical.pruning) == (640, 128, "full")
+    for suffix, layers in (("bert", (6, 3, 3)), ("retromae", (0, 1, 1))):
+        c = shipped("recipes/i3_msmarco", suffix)
+        assert (c.encoder.layers, c.head.i3.reconstructor_layers, c.head.i3.interactor_layers) == layers
+        assert (c.head.i3.pseudo_length, c.head.i3.reconstruction_decay) == (32, 0.1)
+
+
+# What a recipe says about a model or about text is replaced by something tiny, and nothing else.
+SHRUNKEN = {
+    "encoder.layers": 0,
+    "head.mlr.chosen": (1, 3),
+    "head.i3.reconstructor_layers": 1,
+    "head.i3.interactor_layers": 1,
+    "head.i3.pseudo_length": 4,
+    "head.i3.mask_id": 4,
+    "head.mvr.count": 3,
+    "head.me_bert.count": 3,
+    "head.mvr.first_id": 95,  # the tests' tokenizer ends before
+    "head.aggretriever.lexical_dim": 12,
+    "head.aggretriever.cls_dim": 4,
+    "tokens.query_length": 12,
+    "tokens.passage_length": 24,
+    "tokens.length_multiple": 24,
+    "data.negatives": 1,
+    "train.batch_size": 4,
+    "train.chunk_size": 2,
+    "train.steps": 1,
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "suffix"), RECIPES)
+def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    config = shipped(name, suffix).lock()
+    t5 = config.encoder.checkpoint == "t5-base"
+    encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
+    data = write_data(tmp_path / "data", train=8, dev=2)
+    config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
+    assert loop.train(config, tmp_path / "run", progress=False).step == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
+    config = shipped("recipes/i3_msmarco", "retromae").lock()
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
+    places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
+    small = {key: value for key, value in SHRUNKEN.items() if key != "train.batch_size"}
+    config.update_from_flattened_dict(small | places | {"validation.batch_size": 8, "train.chunk_size": 1})
+    assert config.train.batch_size == 16
+    result = loop.train(config, tmp_path / "run", progress=False)
+    assert result.step == 1
+    assert np.isfinite(result.metrics["nll"])
+
+
+@pytest.mark.exhaustive
+def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
+    queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
+    assert write_keywords(data, queries, count=3, progress=False)[0] > 8
+
+    def run(suffix: str, workdir: Path, **more: Any) -> Any:
+        config = shipped("recipes/i3_msmarco", suffix).lock()
+        paths = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.pseudo_queries": str(queries)}
+        longer = {"train.steps": 8, "train.log_every": 1, "optimizer.head_learning_rate": 0.05}
+        config.update_from_flattened_dict(SHRUNKEN | paths | longer | more)
+        loop.train(config, workdir, progress=False)
+        return jax.device_get(open_run(workdir, "last").params)
+
+    warm = run("warm_up", tmp_path / "warm")
+    _, loaded = load_pretrained(encoder, ("pooler",))
+    for side in ("query", "passage"):
+        jax.tree.map(np.testing.assert_array_equal, warm[f"{side}_encoder"], loaded)
+    logged = [json.loads(line) for line in (tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()]
+    assert logged[-1]["reconstruction_loss"] < logged[0]["reconstruction_loss"]
+    assert logged[0]["loss"] > logged[0]["reconstruction_loss"], "both losses of eq. 11"
+    begun = run("warm_up", tmp_path / "begun", **{"train.steps": 0})
+    for part in ("reconstructor_layers", "interactor_layers"):
+        moved = [
+            float(np.abs(after - before).max())
+            for before, after in zip(
+                jax.tree.leaves(begun["passage_head"][part]), jax.tree.leaves(warm["passage_head"][part])
+            )
+        ]
+        assert max(moved) > 1e-3, part
+    started = run("retromae", tmp_path / "started", **{"train.start_from": str(tmp_path / "warm"), "train.steps": 0})
+    jax.tree.map(np.testing.assert_array_equal, started, warm)
+    strangers = tmp_path / "strangers.jsonl"
+    strangers.write_text('{"_id": "nobody", "text": "river"}\n')
+    with pytest.raises(ValueError, match=r"strangers.jsonl: none of its ids is that of a training passage"):
+        run("warm_up", tmp_path / "strange", **{"data.pseudo_queries": str(strangers)})
+    other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.i3.variant": "released"}
+    with pytest.raises(ContractError, match=r"head\.variant"):
+        run("retromae", tmp_path / "other", **other)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, suffix in SHIPPED if suffix}))
+def test_an_unknown_suffix(name: str) -> None:
+    allowed = ", ".join(module(name).SUFFIXES)
+    with pytest.raises(ValueError, match=f"configs/{name}.py:mrl: the suffix must be one of {allowed}"):
+        shipped(name, "mrl")
+
+
+def test_an_unknown_key_on_the_command_line_is_an_error(tmp_path: Path) -> None:
+    done = run_script("train.py", "--config=configs/base.py", f"--workdir={tmp_path}", "--config.nope=1")
+    assert done.returncode != 0
+    assert "nope" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,264 @@
+"""`data build` makes a set of TFDS of any source, which gives back what the source gave, in place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.data.errors import DataError, Policy
+from jaxret.data.formats import (
+    Corpus,
+    absolute_source,
+    describe_source,
+    example_files,
+    list_files,
+    read_corpus,
+    read_examples,
+    read_judgements,
+    read_queries,
+    scan_corpus,
+    source_exists,
+    source_name,
+    source_path,
+    write_beir,
+)
+from jaxret.data.formats.build_data_set import build_data_set
+from jaxret.data.formats.built_records import BuiltExamples
+from jaxret.data.records import Judgement, Passage, Query
+from jaxret.data.tokens.store import StoreOrigin
+
+pytest.importorskip("tensorflow_datasets", reason="the extra `data` has tensorflow-datasets and array_record")
+
+PASSAGES = [Passage(f"p{i}", f"naïve café 東京 🎉 {i}", "a title" * (i % 2)) for i in range(7)]
+QUERIES = [Query("q1", "what is it", ("an answer", "another")), Query("q2", "who"), Query("q3", "nobody asked")]
+JUDGED = {
+    "dev": [Judgement("q1", "p1", 2), Judgement("q1", "p2", 0)],
+    "test": [Judgement("q2", "p3", 1), Judgement("q2", "p6", -1)],
+}
+RECORDS: list[dict[str, Any]] = [
+    {
+        "query": "one",
+        "pos": ["naïve café 東京 🎉 0"],
+        "neg": ["not in the corpus"],
+        "pos_scores": [2.5],
+        "neg_scores": [0.125],
+    },
+    {"query": "two", "pos": ["good", "better"], "neg": [], "pos_scores": [1, 2]},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """BEIR with judgements of dev and test, and training records with scores, most of whose texts are not in it."""
+    write_beir(tmp_path / "given", PASSAGES, QUERIES, JUDGED)
+    (tmp_path / "given" / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in RECORDS))
+    return tmp_path / "given"
+
+
+@pytest.fixture
+def built(folder: Path) -> Path:
+    build_data_set(folder, folder.parent / "made", "1.0.0")
+    return folder.parent / "made"
+
+
+def test_a_set_gives_what_its_source_gave(folder: Path, built: Path) -> None:
+    assert list(read_corpus(built)) == list(read_corpus(f"tfds:{built}")) == PASSAGES
+    assert read_queries(built) == QUERIES
+    assert read_judgements(built, "dev") == JUDGED["dev"]
+    assert read_judgements(built, "test") == JUDGED["test"]
+    expected = {split: read_examples(folder, split) for split in ("train", "dev", "test")}
+    assert {split: read_examples(built, split) for split in expected} == expected
+    assert expected["train"] != expected["dev"] != expected["test"]
+    assert read_examples(built, "train", targets=False) == read_examples(folder, "train", targets=False)
+    assert describe_source(built, "passages") == "BEIR corpus, table passages/full of made 1.0.0"
+    assert read_judgements(f"tfds:{built}/test", "dev") == JUDGED["test"]  # the name is nearer than the config
+
+
+def test_what_is_built_is_counted(folder: Path) -> None:
+    done = build_data_set(folder, folder.parent / "made", "1.0.0")
+    assert done.written == {
+        "passages/full": 7,
+        "other_passages/full": 4,
+        "queries/full": 3,
+        "judgements/dev": 2,
+        "judgements/test": 2,
+        "judgements/train": 4,
+        "examples/train": 2,
+    }
+    assert not +done.lost
+    (folder / "train.jsonl").write_text(json.dumps({**RECORDS[0], "pos_scores": [0.1]}) + "\n")
+    done = build_data_set(folder, folder.parent / "made", "1.0.1")
+    assert +done.lost == {"digits of scores that float32 does not have": 1}
+    assert read_examples(folder.parent / "made", "train")[0].positive_scores[0] == pytest.approx(0.1, rel=1e-7)
+
+
+def test_examples_by_their_number(folder: Path, built: Path) -> None:
+    expected = read_examples(folder, "train", targets=False)
+    built_examples = BuiltExamples(Path(f"tfds:{built}/examples/train"))
+    assert len(built_examples) == 2
+    assert [built_examples[1], built_examples[0], built_examples[-1]] == [expected[1], expected[0], expected[1]]
+    assert built_examples[0] != expected[1]
+    assert built_examples[0:2] == list(built_examples) == expected
+    assert (built_examples[0].positive_scores, built_examples[0].negative_scores) == ((2.5,), (0.125,))
+    with pytest.raises(IndexError):
+        built_examples[2]
+
+
+def test_examples_of_the_corpus_are_rows_of_it(folder: Path) -> None:
+    record = {"query_id": "q1", "positive_document_ids": ["p5"], "negative_document_ids": ["p0", "p6"]}
+    (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
+    made = folder.parent / "made"
+    assert "other_passages/full" not in build_data_set(folder, made, "1.0.0").written
+    (example,) = BuiltExamples(Path(f"tfds:{made}/examples/train"))
+    assert (example.positives, example.negatives) == ((PASSAGES[5],), (PASSAGES[0], PASSAGES[6]))
+    assert read_examples(made, "train", targets=False) == [example]
+
+
+def test_the_first_positive_of_a_record_of_dpr_stays_its_target(tmp_path: Path) -> None:
+    contexts = [{"title": "t", "text": f"text {i}", "passage_id": str(i)} for i in range(3)]
+    records = [{"question": "a", "answers": ["x"], "positive_ctxs": contexts[:2], "hard_negative_ctxs": contexts[2:]}]
+    (tmp_path / "dpr.json").write_text(json.dumps(records))
+    build_data_set(tmp_path / "dpr.json", tmp_path / "made", "1.0.0", "train")
+    assert read_examples(tmp_path / "made", "train") == read_examples(tmp_path / "dpr.json")
+    assert len(read_examples(tmp_path / "made", "train")) == 1
+
+
+def test_versions(folder: Path, built: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"has version 1\.0\.0 already \(it has 1\.0\.0\); give --version a higher one"
+    ):
+        build_data_set(folder, built, "1.0.0")
+    write_beir(folder, PASSAGES[:6], QUERIES, {"dev": JUDGED["dev"]})
+    build_data_set(folder, built, "1.9.0", policy=Policy("skip"))
+    write_beir(folder, PASSAGES[:5], QUERIES, {"dev": JUDGED["dev"]})
+    build_data_set(folder, built, "1.10.0", policy=Policy("skip"))
+    assert list(read_corpus(built)) == PASSAGES[:5]
+    assert list(read_corpus(f"tfds:{built}:1.0.0")) == PASSAGES
+    with pytest.raises(DataError, match=r"there is no version 2\.0\.0; there are 1\.0\.0, 1\.9\.0, 1\.10\.0"):
+        list(read_corpus(f"tfds:{built}:2.0.0"))
+
+
+def test_a_version_that_was_not_finished_is_none(folder: Path, built: Path) -> None:
+    write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
+    build_data_set(folder, built, "1.1.0")
+    (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
+    assert list(read_corpus(built)) == PASSAGES
+    assert read_judgements(built, "test") == JUDGED["test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("Made", "1.0.0", "small letters, digits and _"),
+        ("made", "1.0", "--version=1.0: a version of TFDS is three numbers"),
+    ],
+)
+def test_names_and_versions_that_tfds_does_not_take(name: str, version: str, message: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_data_set(folder, folder.parent / name, version)
+    (folder / "qrels" / "trec.dl.tsv").write_text("q1\tp1\t1\n")
+    with pytest.raises(ValueError, match=r"given: TFDS takes no split that is called 'trec\.dl'"):
+        build_data_set(folder, folder.parent / "made", "1.0.0")
+
+
+def test_a_file_of_passages_and_one_of_none(folder: Path) -> None:
+    made = folder.parent / "made"
+    assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").written == {"passages/full": 7}
+    assert list(read_corpus(made)) == PASSAGES
+    with pytest.raises(ValueError, match=r"dev\.tsv is qrels, 3 columns, which gives judgements; a whole data set has"):
+        build_data_set(folder / "qrels" / "dev.tsv", made, "2.0.0")
+    with pytest.raises(
+        ValueError, match=r"queries\.jsonl is BEIR .*, which gives queries; a whole data set has passages"
+    ):
+        build_data_set(folder / "queries.jsonl", made, "2.0.0")
+    assert [path.name for path in (made / "passages").iterdir()] == ["1.0.0"]
+
+
+def test_a_bad_record_leaves_nothing(folder: Path) -> None:
+    with open(folder / "corpus.jsonl", "a") as file:
+        file.write('{"_id": "p0", "text": "again"}\n')
+    with pytest.raises(DataError, match=r"corpus\.jsonl:8: passage id 'p0' was used before"):
+        build_data_set(folder, folder.parent / "made", "1.0.0")
+    assert [path.name for path in folder.parent.iterdir()] == ["given"]
+
+
+def test_a_set_is_known_by_its_files(built: Path) -> None:
+    files = example_files(built, "train")
+    assert {file.parent.parent.name for file in files} == {"examples", "passages", "other_passages"}
+    record = next(file for file in files if "array_record" in file.name)
+    before = StoreOrigin("made", tuple(files), {}).state()
+    scan, stat = scan_corpus(built), Corpus.open(built).stat()
+    assert StoreOrigin("made", tuple(files), {}).changed(before) is None
+    assert stat["bytes"] == sum(file.stat().st_size for file in list_files(source_path(built) / "passages" / "full"))
+    data = bytearray(record.read_bytes())
+    data[len(data) // 2] ^= 1
+    record.write_bytes(data)
+    assert StoreOrigin("made", tuple(files), {}).changed(before) == record
+    assert scan.passages == 7
+    assert Corpus.open(built).stat() == stat or "passages" not in str(record)
+
+
+def test_a_damaged_record_is_named(built: Path) -> None:
+    (record,) = (built / "passages" / "1.0.0").glob("*array_record*")
+    record.write_bytes(record.read_bytes()[:-70])
+    with pytest.raises(DataError, match=r"passages/1\.0\.0: TFDS cannot read it"):
+        list(read_corpus(built))
+
+
+def test_what_a_set_does_not_have(built: Path) -> None:
+    with pytest.raises(DataError, match=r"made 1\.0\.0 of TFDS has no nothing; its tables are examples/train, "):
+        read_queries(f"tfds:{built}/nothing")
+    with pytest.raises(DataError, match=r"has no examples of other; its tables are"):
+        read_judgements(built, "other")
+    with pytest.raises(DataError, match=r"there is no data set of TFDS in this folder"):
+        read_queries(f"tfds:{built.parent}/none")
+    assert source_exists(built)
+    assert not source_exists(f"tfds:{built}x")
+
+
+def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDS_DATA_DIR", str(built.parent))
+    assert read_judgements("tfds:made", "dev") == JUDGED["dev"]
+    assert read_judgements("tfds:made:1.0.0/judgements/test") == JUDGED["test"]
+    assert (source_name("tfds:made/test"), source_name(built), source_name(f"tfds:{built}")) == (
+        "made-test",
+        "made",
+        "made",
+    )
+    assert source_name(f"tfds:{built}/test") == "made-test"
+    assert absolute_source("tfds:made") == "tfds:made"
+    monkeypatch.chdir(built.parent)
+    assert absolute_source("made") == absolute_source(built) == f"tfds:{built}"
+    with pytest.raises(DataError, match=r"TFDS has no 'wiki' in .* nothing is fetched here; fetch it with: python -c"):
+        read_queries("tfds:wiki/train")
+
+
+def test_only_array_record_is_read(built: Path) -> None:
+    path = built / "queries" / "1.0.0" / "dataset_info.json"
+    path.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
+    with pytest.raises(
+        DataError, match="tfrecord, which only TensorFlow reads; prepare the set again with file_format"
+    ):
+        read_queries(built)
+
+
+def test_without_tensorflow_and_without_a_word(folder: Path) -> None:
+    made = folder.parent / "made"
+    code = f"""if True:
+        import sys
+        sys.argv = ["jaxret", "data", "build", {str(folder)!r}, {str(made)!r}, "--version=2.0.0"]
+        from jaxret.__main__ import main
+        main()
+        from jaxret.data.formats import read_corpus
+        assert len(list(read_corpus({str(made)!r}))) == 7
+        assert "tensorflow_datasets" in sys.modules
+        assert "tensorflow" not in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    message = "BEIR corpus, JSON lines: 7 in passages/full, 4 in other_passages/full, 3 in queries/full, "
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(message)

@@ -1,0 +1,333 @@
+"""One format -> another -> back gives the same records, where the other can hold them; what it cannot is counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxret.data.errors import DataError, Policy
+from jaxret.data.formats import (
+    detect_file,
+    read_corpus,
+    read_examples,
+    read_judgements,
+    read_queries,
+    read_run,
+    write_beir,
+    write_run,
+)
+from jaxret.data.formats.convert import FOLDERS, convert_data
+from jaxret.data.formats.detect import FORMATS
+from jaxret.data.formats.format import content_id
+from jaxret.data.formats.writers import WRITERS
+from jaxret.data.records import Example, Judgement, Passage, Query
+
+NASTY = ['say "hi" \\n', "naïve café 東京 🎉", "line\u2028separator", "{'x'}, [y]", "plain text"]
+
+
+def passage(text: str, title: str = "") -> Passage:
+    return Passage(content_id(text, title), text, title)
+
+
+def examples(scores: bool = False, titles: bool = False, ids: bool = True, answers: bool = False) -> list[Example]:
+    """Five, with two or three positives and two negatives each."""
+    result = []
+    for i, text in enumerate(NASTY):
+        texts = [passage(f"{text} {i} {j}", "a title" * titles) for j in range(4 + i % 2)]
+        if ids:
+            texts = [replace(one, id=f"p{i}-{j}") for j, one in enumerate(texts)]
+        query = Query(f"q{i}" if ids else str(i), f"{text} query", (text,) * answers)
+        numbers = tuple(1.5 - j for j in range(len(texts))) if scores else ()
+        result.append(Example(query, tuple(texts[:-2]), tuple(texts[-2:]), numbers[:-2], numbers[-2:]))
+    return result
+
+
+def written(path: Path, name: str, originals: list[Example]) -> Counter[str]:
+    (writer,) = [writer for writer in WRITERS[name] if writer.role == "examples"]
+    return +writer.write(path, originals)
+
+
+# format of training files -> what it holds of examples
+HOLDS: dict[str, dict[str, bool]] = {
+    "dpr.examples": {"titles": True, "answers": True},
+    "tevatron.examples": {"titles": True, "answers": True, "scores": True},
+    "tevatron.first": {"titles": True, "answers": True, "scores": True},
+    "flag.examples": {"scores": True, "ids": False},
+    "st.tuples": {"scores": True, "ids": False},
+    "msmarco.triples": {"ids": False},
+}
+
+
+@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.parametrize("other", HOLDS)
+def test_training_files_there_and_back(name: str, other: str, tmp_path: Path) -> None:
+    both = {key: all(HOLDS[one].get(key, key == "ids") for one in (name, other)) for key in ("titles", "scores", "ids")}
+    both["answers"] = HOLDS[name].get("answers", False) and HOLDS[other].get("answers", False)
+    originals = examples(**both)
+    if "dpr.examples" in (name, other):  # whose queries have no ids
+        originals = [replace(e, query=replace(e.query, id=str(i))) for i, e in enumerate(originals)]
+    if {name, other} & {"st.tuples", "msmarco.triples"}:  # a row for each positive with each negative: ids are of rows
+        originals = [replace(e, query=replace(e.query, id="")) for e in originals]
+        write = [replace(e, query=replace(e.query, id=str(i))) for i, e in enumerate(originals)]
+    else:
+        write = originals
+    assert not written(tmp_path / "a", name, write)
+    assert detect_file(tmp_path / "a").format.name == name
+    done = convert_data(tmp_path / "a", tmp_path / "b", other)
+    assert detect_file(tmp_path / "b").format.name == other
+    assert not set(+done.lost) - {"queries' ids"}, str(done)
+    assert f"{len(originals)} in {tmp_path / 'b'}" in str(done)
+    convert_data(tmp_path / "b", tmp_path / "c", name)
+    for path in ("a", "b", "c"):
+        copies = read_examples(tmp_path / path, targets=False)
+        if {name, other} & {"st.tuples", "msmarco.triples"}:
+            copies = [replace(e, query=replace(e.query, id="")) for e in copies]
+        assert copies == originals, path
+    if not {name, other} & {"st.tuples", "msmarco.triples"}:
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("dpr.examples", {"queries' ids": 5, "scores": 22}),
+        ("tevatron.examples", {}),
+        (
+            "flag.examples",
+            {"queries' ids": 5, "queries' answers": 5, "titles (joined to the texts)": 22, "passages' ids": 22},
+        ),
+        (
+            "msmarco.triples",
+            {
+                "queries' ids": 5,
+                "queries' answers": 5,
+                "scores": 22,
+                "titles (joined to the texts)": 22,
+                "passages' ids": 22,
+            },
+        ),
+    ],
+)
+def test_what_is_lost_is_counted(name: str, lost: dict[str, int], tmp_path: Path) -> None:
+    assert written(tmp_path / "a", name, examples(scores=True, titles=True, answers=True)) == lost
+
+
+def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
+    """A triplet has the scores of both its passages or none."""
+    first, second = examples(scores=True)[:2]
+    nobody = (math.nan,) * len(second.negatives)
+    originals = [first, replace(second, negative_scores=nobody)]
+    lost = written(tmp_path / "a", "st.tuples", originals)
+    assert lost["scores in records without one on the other side"] == len(second.positives)
+    assert sum(e.score_count for e in read_examples(tmp_path / "a", targets=False)) == first.score_count
+    late = replace(first, negative_scores=(math.nan, *first.negative_scores[1:]))
+    assert written(tmp_path / "a", "st.tuples", [late])["scores in records without one on the other side"] == 0
+    (example,) = read_examples(tmp_path / "a", targets=False)
+    assert example.score_count == late.score_count, "also where a passage comes in a row without scores first"
+    alone = [replace(e, negatives=(), negative_scores=()) for e in originals]
+    lost = written(tmp_path / "b", "st.tuples", alone)
+    assert lost["scores in records without one on the other side"] == sum(len(e.positives) for e in originals)
+
+
+def test_texts_that_a_table_cannot_hold(tmp_path: Path) -> None:
+    texts = [Passage("1", "a\tb\nc"), Passage("2", "d", "title")]
+    write_beir(tmp_path / "data", texts, [Query("q", "a", ("x",))], {})
+    done = convert_data(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
+    assert +done.lost == {"texts with tabs or line ends": 1, "titles (joined to the texts)": 1}
+    assert list(read_corpus(tmp_path / "collection.tsv.gz")) == [Passage("1", "a b c"), Passage("2", "title d")]
+    assert "not held: " in str(done)
+    assert +convert_data(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").lost == {
+        "queries' answers": 1
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """BEIR, with three splits, titles, a query with two relevant passages, and one that is judged not relevant."""
+    passages = [Passage(f"p{i}", f"{NASTY[i % 5]} {i}", "title" * (i % 2)) for i in range(12)]
+    queries = [Query(f"q{i}", f"{NASTY[i]} asked") for i in range(5)]
+    judged = {
+        "train": [
+            Judgement("q0", "p0", 1),
+            Judgement("q0", "p1", 1),
+            Judgement("q0", "p2", 0),
+            Judgement("q1", "p3", 1),
+        ],
+        "dev": [Judgement("q2", "p4", 1), Judgement("q3", "p5", 1)],
+        "test": [Judgement("q4", "p6", 1)],
+    }
+    write_beir(tmp_path / "beir", passages, queries, judged)
+    return tmp_path / "beir"
+
+
+@pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron"])
+def test_folders_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+    done = convert_data(folder, tmp_path / name, name)
+    if name == "msmarco":
+        assert set(+done.lost) == {"titles (joined to the texts)"}
+        assert [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / name)] == [
+            (p.id, p.text) for p in read_corpus(folder)
+        ]
+    else:
+        assert not +done.lost
+        assert list(read_corpus(tmp_path / name)) == list(read_corpus(folder))
+    convert_data(tmp_path / name, tmp_path / "back", "beir")
+    assert sorted(q.id for q in read_queries(tmp_path / "back")) == [q.id for q in read_queries(folder)]
+    for split in ("train", "dev", "test"):
+        judged = set(read_judgements(folder, split))
+        assert set(read_judgements(tmp_path / "back", split)) == judged
+        assert {j for j in read_judgements(tmp_path / name, split) if j.relevance > 0} == {
+            j for j in judged if j.relevance > 0
+        }
+        ids = [
+            [(e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in read_examples(one, split)]
+            for one in (folder, tmp_path / name, tmp_path / "back")
+        ]
+        assert ids[0] == ids[1] == ids[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("beir", {}),
+        ("msmarco", {"titles (joined to the texts)": 6, "queries that nobody judged": 1}),
+        ("tevatron", {"grades above 1": 1, "judgements of what is in no training record": 1}),
+        (
+            "dpr",
+            {
+                "queries' ids": 6,  # one of the five is in two splits
+                "queries that nobody judged": 1,
+                "grades above 1": 1,
+                "judgements of what is in no training record": 1,
+            },
+        ),
+    ],
+)
+def test_what_a_folder_does_not_hold_is_counted(name: str, lost: dict[str, int], folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "queries.jsonl").read_text()
+    (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
+    (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
+    done = convert_data(folder, tmp_path / name, name)
+    assert dict(+done.lost) == lost
+
+
+def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -> None:
+    (folder / "qrels" / "train.tsv").write_text("q0\tp0\t3\nq0\tp2\t0\n")
+    record = {
+        "query_id": "q0",
+        "query_text": None,
+        "positive_document_ids": ["p0"],
+        "negative_document_ids": ["p9", "p2"],
+    }
+    (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
+    judged = [Judgement("q0", "p0", 3), Judgement("q0", "p2", 0)]
+    assert read_judgements(folder, "train") == judged
+    assert [p.id for p in read_examples(folder, "train")[0].negatives] == ["p9", "p2"]
+    done = convert_data(folder, tmp_path / "beir", "beir")
+    assert read_judgements(tmp_path / "beir", "train") == judged
+    assert +done.lost == {"passages of training records that nobody judged": 1}
+    assert (+convert_data(folder, tmp_path / "ms", "msmarco").lost)[
+        "passages of training records that nobody judged"
+    ] == 1
+    assert (+convert_data(folder, tmp_path / "tevatron", "tevatron").lost)["grades above 1"] == 1
+
+
+def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    rows = [{"query": f"q {i}", "pos": [f"good {i}"], "neg": []} for i in range(1500)]
+    rows += [{"query": "last", "pos": ["good"], "neg": ["bad"]}]
+    (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert_data(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
+    assert read_examples(tmp_path / "b.parquet") == read_examples(tmp_path / "a")
+    convert_data(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
+
+
+def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
+    done = convert_data(folder, tmp_path / "dpr", "dpr")
+    assert done.written["train.json"] == 2
+    assert list(read_corpus(tmp_path / "dpr")) == list(read_corpus(folder))
+    texts = [
+        [(e.query.text, e.positives, e.negatives) for e in read_examples(one, "train", targets=False)]
+        for one in (folder, tmp_path / "dpr")
+    ]
+    assert texts[0] == texts[1]
+    originals = examples(scores=True, ids=False)
+    written(tmp_path / "flag.jsonl", "flag.examples", originals)
+    done = convert_data(tmp_path / "flag.jsonl", tmp_path / "new", "beir", split="train")
+    assert +done.lost == {"scores": 22}
+    assert read_examples(tmp_path / "new", "train", targets=False) == examples(ids=False)
+
+
+def test_rankings_and_judgements_there_and_back(tmp_path: Path) -> None:
+    run = {"q1": [("p1", 2.5), ("p2", 1.25)], "q2": [(f"p{i}", 9.5 - i) for i in range(1, 8)]}
+    write_run(tmp_path / "a", run, "t")
+    for name in ("trec.run", "tevatron.run"):
+        convert_data(tmp_path / "a", tmp_path / "b", name)
+        assert detect_file(tmp_path / "b").format.name == name
+        assert read_run(tmp_path / "b") == run
+    done = convert_data(tmp_path / "a", tmp_path / "b", "msmarco.run")
+    assert +done.lost == {"scores": 9}
+    assert [key for key, _ in read_run(f"msmarco.run:{tmp_path / 'b'}")["q2"]] == [key for key, _ in run["q2"]]
+    (tmp_path / "qrels").write_text("q1 0 p1 3\nq1 0 p2 0\nq2 0 p1 1\n")
+    for name in ("trec.qrels", "beir.qrels", "st.labels"):
+        convert_data(tmp_path / "qrels", tmp_path / "b", name)
+        assert detect_file(tmp_path / "b").format.name == name
+        assert read_judgements(tmp_path / "b") == read_judgements(tmp_path / "qrels")
+
+
+@pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if writers[0].role == "passages"))
+def test_corpora_and_queries_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+    convert_data(folder, tmp_path / "a", name, role="passages")
+    assert detect_file(tmp_path / "a", "passages").format.name == name
+    texts = [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / "a")]
+    assert texts == [(p.id, p.text) for p in read_corpus(folder)]
+
+
+@pytest.mark.parametrize("name", ["beir.texts", "msmarco.texts", "tevatron.queries"])
+def test_queries_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+    convert_data(folder, tmp_path / "a", name, role="queries")
+    assert detect_file(tmp_path / "a", "queries").format.name == name
+    assert read_queries(tmp_path / "a") == read_queries(folder)
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst", ".parquet"])
+def test_other_containers(end: str, tmp_path: Path) -> None:
+    if end == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    if end == ".zst":
+        pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    originals = examples(scores=True, ids=False)
+    written(tmp_path / "a", "flag.examples", originals)
+    convert_data(tmp_path / "a", tmp_path / f"b{end}", "flag.examples")
+    assert (tmp_path / f"b{end}").read_bytes() != (tmp_path / "a").read_bytes()
+    assert read_examples(tmp_path / f"b{end}", targets=False) == originals
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
+    with pytest.raises(
+        ValueError, match="--to=brr: that is no format that can be written; it must be one of beir, msm"
+    ):
+        convert_data(tmp_path / "a", tmp_path / "b", "brr")
+    with pytest.raises(ValueError, match=r"a gives judgements, and trec\.run is written of rankings"):
+        convert_data(tmp_path / "a", tmp_path / "b", "trec.run")
+    with pytest.raises(DataError, match=r"a:2: this line has 1 columns"):
+        convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels")
+    assert not (tmp_path / "b").exists()
+    policy = Policy("skip")
+    assert convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels", policy=policy).written == {str(tmp_path / "b"): 1}
+    assert policy.skipped == {"wrong columns": 1}
+
+
+def test_formats_that_can_be_written() -> None:
+    """Those of six families; the others of these are results of a search with texts in them, or scores of pairs."""
+    families = {"beir", "tevatron", "dpr", "msmarco", "st", "flag", "trec"}
+    formats = {one.name for one in FORMATS if one.name.partition(".")[0] in families}
+    assert formats - {"dpr.results", "msmarco.candidates", "st.scored"} == WRITERS.keys()
+    assert set(FOLDERS) == {"beir", "msmarco", "tevatron", "dpr"}

@@ -1,0 +1,202 @@
+"""Texts laid side by side: every token once, on the device of its text, in few sizes and with little left over."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxret.data.formats import Policy, read_examples
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet, stack_batches, tokenize_examples
+from jaxret.data.tokens.packing import (
+    Packer,
+    Placement,
+    RowShape,
+    choose_row_shape,
+    deal_back_and_forth,
+    deal_to_smallest,
+    fit_into_rows,
+    place_texts,
+)
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.types import Batch
+from tests.data.tokens.batches_test import EXAMPLES, PLAN, example
+from tests.packed import texts_of
+from tests.pipeline import write_encoder
+
+
+def lengths_like(mean: float, count: int, seed: int, longest: int = 256) -> np.ndarray:
+    return np.clip(np.random.default_rng(seed).gamma(4, mean / 4, count).astype(int), 3, longest)
+
+
+def places(placed: Placement, lengths: np.ndarray, bins: int, width: int) -> list[tuple[int, int]]:
+    """(bin, place) of every token, after checking that texts do not leave their row."""
+    actual = []
+    for i, (text, start) in enumerate(zip(placed.order.tolist(), placed.starts.tolist())):
+        if lengths[text]:
+            assert start // width == (start + lengths[text] - 1) // width < placed.rows
+        actual += [(i * bins // len(lengths), start + token) for token in range(lengths[text])]
+    return actual
+
+
+@pytest.mark.parametrize("bins", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_token_has_a_place_of_its_own(bins: int, seed: int) -> None:
+    lengths = lengths_like(80, 64, seed)
+    lengths[seed::5] = 0  # empty slots
+    placed = place_texts(lengths, bins, 256)
+    assert sorted(placed.order) == list(range(64)), "every text is on one device, which has as many as the others"
+    actual = places(placed, lengths, bins, 256)
+    assert len(set(actual)) == len(actual) == lengths.sum()
+    for starts, texts in zip(np.split(placed.starts, bins), np.split(placed.order, bins)):
+        assert (np.diff(starts) >= 0).all(), "an encoder finds texts by their order"
+        taken = lengths[texts] > 0
+        assert (np.diff(starts[taken]) > 0).all()
+        assert not taken[int(taken.sum()) :].any(), "those without tokens are behind the others"
+
+
+def test_texts_are_dealt_out_evenly() -> None:
+    lengths = lengths_like(80, 128, 0)
+    for deal, most in ((deal_to_smallest, 1.02), (deal_back_and_forth, 1.1)):
+        dealt = deal(lengths, 8)
+        assert sorted(dealt.ravel()) == list(range(128))
+        sums = lengths[dealt].sum(axis=1)
+        assert sums.max() / sums.min() < most
+    in_order = lengths.reshape(8, 16).sum(axis=1)
+    assert in_order.max() / in_order.min() > 1.2, "control: as they come"
+
+
+def test_the_better_way_of_dealing_is_taken() -> None:
+    """Texts that fill a row, and texts of which none does."""
+    full, short = np.array([256] * 8 + [40] * 24), lengths_like(80, 128, 2)
+    assert place_texts(full, 8, 256).rows == 2
+    rows = {
+        deal: max(fit_into_rows(short[texts], 256).rows for texts in deal(short, 8))
+        for deal in (deal_back_and_forth, deal_to_smallest)
+    }
+    assert place_texts(short, 8, 256).rows == min(rows.values())
+
+
+def test_best_fit_by_hand() -> None:
+    placed = fit_into_rows(np.array([3, 6, 4, 7, 0]), 10)
+    assert placed.rows == 2  # 7 and 3, 6 and 4
+    assert placed.order.tolist() == [3, 0, 1, 2, 4]
+    assert placed.starts.tolist() == [0, 7, 10, 16, 20]
+    with pytest.raises(ValueError, match="a text of 11 tokens does not fit into a row of 10"):
+        fit_into_rows(np.array([11]), 10)
+
+
+@pytest.mark.parametrize("mean", [40, 80, 120])
+def test_little_is_left_over(mean: float) -> None:
+    lengths = lengths_like(mean, 256, 1)
+    assert place_texts(lengths, 1, 256).rows * 256 / lengths.sum() < 1.05
+
+
+def test_slots_have_room() -> None:
+    """Where 8 slots take the place of the first token, a text needs 7 places more, and an empty one none."""
+    side = choose_row_shape([np.array([25, 25, 0, 10])], length=25, slots=8, bins=1, hidden_size=16)
+    placed = side.place(np.array([25, 25, 0, 10]), 1)
+    taken = {int(text): int(start) for text, start in zip(placed.order, placed.starts)}
+    starts = sorted(taken[text] for text in (0, 1, 3))
+    assert side.width >= 32
+    assert all(b - a >= 17 for a, b in itertools.pairwise(starts))
+
+
+def test_whatever_comes_has_a_size() -> None:
+    sample = [lengths_like(80, 64, seed) for seed in range(10)]
+    side = choose_row_shape(sample, 256, 1, 4, 768)
+    assert side.sizes[-1] == 16
+    assert sorted(side.sizes) == list(side.sizes)
+    packer = Packer(4, side, side)
+    longest = np.full(64, 256)
+    assert [placed.rows for placed in packer(sample[0], longest)] == [16, 16], "sizes go together"
+    assert packer(sample[0], sample[0])[0].rows < 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
+    tokenizer = TextTokenizer.load(write_encoder(tmp_path_factory.mktemp("encoder")), 10, 16)
+    return tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, imagine_queries=True)
+
+
+@pytest.mark.parametrize("bins", [1, 4])
+def test_a_packed_batch_has_the_texts_of_the_padded(bins: int, data: TrainingSet) -> None:
+    plan = replace(PLAN, pseudo_length=3)
+    packed = plan.with_packer(data, bins, (1, 1), 16)
+    for step in (3, 0):
+        expected, actual = plan.training_batch(data, step), packed.training_batch(data, step)
+        for name in ("positives", "document_ids", "known_positives"):
+            np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name))
+        for side in ("queries", "documents"):
+            padded, tokens = getattr(expected, side), getattr(actual, side)
+            rows = [row.tolist() for row in texts_of(padded)]
+            assert [rows[i] for i in tokens.rows] == [row.tolist() for row in texts_of(tokens)]
+        np.testing.assert_array_equal(actual.pseudo_queries, expected.pseudo_queries[actual.documents.rows])  # type: ignore[index]
+        assert actual.documents.rows is not None
+        assert actual.documents.rows.tolist() != sorted(actual.documents.rows), "control: another order"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_parts_of_all_processes_are_the_packed_batch(count: int, data: TrainingSet) -> None:
+    plan = replace(PLAN, pseudo_length=3).with_packer(data, 4, (1, 1), 16)
+    for step in range(3):
+        whole = plan.training_batch(data, step)
+        parts = [plan.training_batch(data, step, (index, count)) for index in range(count)]
+        joined: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+        jax.tree.map(np.testing.assert_array_equal, joined, whole)
+
+
+def test_validation_is_not_packed(data: TrainingSet) -> None:
+    batch = PLAN.with_packer(data, 1, (1, 1), 16).batch(data, np.arange(8), None)
+    assert batch.documents.packing is None
+
+
+def computed(batch: Batch, bins: int) -> tuple[int, int]:
+    """Tokens that the encoders compute for a batch, and how many of them are real."""
+    texts = batch.queries, batch.documents
+    packed = [t.packing for t in texts if t.packing is not None]
+    size = sum(bins * p.rows * p.width for p in packed) if packed else sum(t.ids.size for t in texts)
+    return size, sum(int(t.mask.sum()) for t in texts)
+
+
+SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), ("medquad", 1.45)])
+def test_real_lengths(name: str, before: float, data_dir: Path, minilm_dir: Path) -> None:
+    """Queries and passages of an epoch, 128 queries at a time on one device."""
+    tokenizer = TextTokenizer.load(minilm_dir, 256, 256)
+    examples = read_examples(data_dir / SOURCES[name], "train", Policy("skip"))
+    real_data = tokenize_examples(examples, tokenizer)
+    padded = BatchPlan(128, 0, length_multiple=32, max_query_length=256, max_passage_length=256)
+    packed = padded.with_packer(real_data, 1, (1, 1), 384)
+    ratios = []
+    for plan in (padded, packed):
+        batches = [plan.training_batch(real_data, step) for step in range(len(real_data) // 128)]
+        tokens, real = np.array([computed(batch, 1) for batch in batches]).sum(axis=0)
+        ratios.append(tokens / real)
+    programs = {
+        (jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))) for batch in batches
+    }  # of the packed ones: how many rows there are is part of the structure
+    assert len(programs) <= 4
+    assert ratios[1] <= 1.08
+    assert ratios[0] > before, "control: padded"
+
+
+def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
+    """Those of the batch with the most; then they are one stack."""
+    side = RowShape(length=16, slots=1, width=16, sizes=(2, 3, 4, 32))
+    plan = replace(PLAN, packer=Packer(1, replace(side, length=10), side))
+    batches = [plan.training_batch(data, step) for step in range(4)]
+    rows = [batch.documents.packing.rows for batch in batches if batch.documents.packing]
+    stacked = stack_batches(batches, data.pad_id)
+    assert stacked.documents.packing is not None
+    assert stacked.documents.packing.rows == max(rows)
+    assert stacked.documents.packing.starts.shape == (4, 32)
+    assert stacked.documents.computed_tokens(1) == 4 * max(rows) * 16

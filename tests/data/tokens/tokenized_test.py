@@ -1,0 +1,224 @@
+"""Tokens from a store are those that the tokenizer gives, and the text is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data import lines
+from jaxret.data.formats import (
+    Corpus,
+    DataError,
+    Policy,
+    example_files,
+    read_corpus,
+    read_examples,
+    scan_corpus,
+    write_dpr_examples,
+    write_run,
+)
+from jaxret.data.records import Passage
+from jaxret.data.tokens import tokenized
+from jaxret.data.tokens.batches import BatchPlan, TrainingSet, tokenize_examples
+from jaxret.data.tokens.tokenized import (
+    ExampleSource,
+    load_or_tokenize_corpus,
+    load_or_tokenize_examples,
+    load_tokenized_corpus,
+)
+from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
+from jaxret.training.examples import load_examples
+from jaxret.types import Ragged
+from tests.data.tokens.batches_test import same
+from tests.pipeline import PASSAGE_LENGTH, QUERY_LENGTH, contents, tiny_config, write_data, write_encoder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds encoder/, a BEIR folder data/, dpr.json, run.trec and imagined.jsonl."""
+    folder = tmp_path_factory.mktemp("tokenized")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    write_dpr_examples(folder / "dpr.json", read_examples(folder / "data", "train"))
+    write_run(folder / "run.trec", {f"q{i}": [(f"n{i + 1}", 2.0), (f"p{i}", 1.0)] for i in range(30)}, "tag")
+    rows = [f'{{"_id": "p{i}", "text": "music {i}"}}\n' for i in range(0, 30, 2)]
+    (folder / "imagined.jsonl").write_text("".join(rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(root: Path) -> TextTokenizer:
+    return TextTokenizer.load(root / "encoder", QUERY_LENGTH, PASSAGE_LENGTH)
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the text is read again")
+
+
+def equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Ragged):
+        return np.array_equal(one.flat, two.flat) and np.array_equal(one.offsets, two.offsets)
+    if isinstance(one, np.ndarray):
+        return one.dtype == two.dtype and np.array_equal(one, two)
+    return tuple(one) == tuple(two) if isinstance(one, tuple) else one == two
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
+)
+def test_a_training_set_is_that_of_the_text(
+    given: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths: dict[str, Any] = {"path": "data"} | given
+    places: dict[str, Any] = {key: str(root / name) for key, name in paths.items()}
+    source = ExampleSource(split="train", on_error="error", **places)
+    examples = read_examples(source.path, "train", negatives_run=source.negatives_run or None)
+    imagined = {f"p{i}": f"music {i}" for i in range(0, 30, 2)} if source.pseudo_queries else None
+    expected = tokenize_examples(examples, tokenizer, pseudo_queries=imagined)
+    made, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
+    monkeypatch.setattr(tokenized, "read_examples", refuse)
+    again, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
+    plan = BatchPlan(8, 1, 4, QUERY_LENGTH, PASSAGE_LENGTH, pseudo_length=4)
+    for actual in (made, again):
+        for field in fields(TrainingSet):
+            one, two = getattr(expected, field.name), getattr(actual, field.name)
+            assert equal(one, tuple(two) if field.name == "query_ids" else two), field.name
+        assert same(plan.training_batch(actual, 3), plan.training_batch(expected, 3))
+    other = tokenize_examples(examples[::-1], tokenizer, pseudo_queries=imagined)
+    assert not equal(other.queries, made.queries)  # control
+    assert other.digest != made.digest
+
+
+def test_queries_to_imagine_have_no_markers(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    source = ExampleSource(str(root / "data"), "train", "error")
+    data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
+    bare = [[id for id in query.tolist() if id not in tokenizer.marker_ids] for query in data.queries]
+    assert [query.tolist() for query in data.queries_without_markers] == bare
+    assert bare[0] != data.queries[0].tolist()  # control
+
+
+def test_all_that_was_said_is_said_again(
+    root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path / "data")
+    with open(tmp_path / "data" / "qrels" / "train.tsv", "a") as file:
+        file.write("nobody\tp1\t1\n")
+    config = tiny_config(
+        root / "encoder", tmp_path / "data", data__on_error="skip", data__store=str(tmp_path / "stores")
+    )
+    config.data.negatives = 2
+    short = replace(tokenizer, passage_length=8)
+    first: list[str] = []
+    load_examples(config, "train", short, False, first.append)
+    monkeypatch.setattr(tokenized, "read_examples", refuse)
+    second: list[str] = []
+    load_examples(config, "train", short, False, second.append)
+    assert second == first[1:]
+    assert first[0].startswith(f"tokens of data.train are kept in {tmp_path}/stores/data.train-")
+    message = "\n".join(second)
+    for part in (
+        "train: 48 examples",
+        "passages: ",
+        "fewer than 2 hard negatives",
+        "skipped 1 record: 1 unknown query id",
+    ):
+        assert part in message
+    assert " 0.0% cut" not in second[2]
+
+
+def test_as_many_threads_as_there_are_give_the_same_bytes(
+    root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ExampleSource(str(root / "data"), "train", "error")
+    actual = []
+    for threads in ("false", "true"):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", threads)
+        load_or_tokenize_examples(source, tokenizer, tmp_path / threads, False, quiet)
+        actual.append(contents(tmp_path / threads))
+    assert actual[0] == actual[1]
+
+
+def test_every_file_that_is_read_is_watched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a change in any of them is noticed: nothing else is opened by the readers."""
+    read, opened = lines.read_chunks, set()
+
+    def reading(path: Path, *rest: Any) -> Iterator[bytes]:
+        opened.add(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(lines, "read_chunks", reading)
+    for path, run in (("data", None), ("data", "run.trec"), ("dpr.json", None)):
+        opened.clear()
+        arguments: dict[str, Any] = {"negatives_run": None if run is None else root / run}
+        read_examples(root / path, "train", **arguments)
+        assert opened == set(example_files(root / path, "train", **arguments))
+    assert len(example_files(root / "data", "train")) == 4  # qrels, queries, corpus, answers
+
+
+def test_files_that_are_missing(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    source = ExampleSource(str(root / "data"), "train", "error")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"path": str(root / "nowhere")}, "nowhere: this file does not exist"),
+        ({"split": "nosplit"}, r"nosplit\.tsv \(nor its \.gz\)|nosplit\.tsv: this file"),
+        ({"negatives_run": str(root / "no.trec")}, r"no\.trec: this file does not exist"),
+        ({"pseudo_queries": str(root / "no.jsonl")}, r"no\.jsonl: this file does not exist"),
+    ]
+    for change, message in cases:
+        with pytest.raises(DataError, match=message):
+            load_or_tokenize_examples(replace(source, **change), tokenizer, tmp_path, False, quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corpus_is_that_of_the_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
+    lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
+    corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice
+    scan, cut = scan_corpus(corpus, policy), Truncation("passages", PASSAGE_LENGTH)
+    passages = list(read_corpus(corpus, Policy("skip")))
+    expected = tokenizer.passages(passages, truncation=cut)
+    assert load_tokenized_corpus(Corpus.open(corpus), policy, tokenizer, tmp_path / "stores") is None
+    made = load_or_tokenize_corpus(Corpus.open(corpus), scan, policy, tokenizer, tmp_path / "stores", False, quiet)
+    again = load_tokenized_corpus(Corpus.open(corpus), policy, tokenizer, tmp_path / "stores")
+    assert again is not None
+    for actual in (made, again):
+        assert equal(actual.passages, expected)
+        assert list(actual.ids) == [passage.id for passage in passages]
+        assert (actual.scan.passages, actual.scan.sha256, actual.scan.stat) == (len(passages), scan.sha256, scan.stat)
+        assert (actual.truncation, actual.report) == (cut, policy.report())
+    assert "skipped 2 records" in again.report
+    assert (
+        load_tokenized_corpus(Corpus.open(corpus), policy, replace(tokenizer, passage_length=8), tmp_path / "stores")
+        is None
+    )
+    assert (
+        load_tokenized_corpus(Corpus.open(corpus), policy, replace(tokenizer, query_length=8), tmp_path / "stores")
+        is not None
+    )
+    assert load_tokenized_corpus(Corpus.open(corpus), Policy(), tokenizer, tmp_path / "stores") is None
+
+
+def test_tokens_belong_to_their_tokenizer(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """Whatever makes other ids of the same text is in the recipe."""
+    other = TextTokenizer.load(write_encoder(tmp_path / "encoder"), QUERY_LENGTH, PASSAGE_LENGTH)
+    recipe = tokenizer.recipe("query", "passage")
+    assert other.recipe("query", "passage") == recipe
+    other.backend.add_tokens(["more"])
+    changes: dict[str, Any] = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
+    changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator"), "river ") | {"expand_queries": True}
+    for name, value in changes.items():
+        assert replace(tokenizer, **{name: value}).recipe("query", "passage") != recipe, name
+    assert tokenizer.recipe("passage") != replace(tokenizer, passage_length=9).recipe("passage")
+    assert tokenizer.recipe("passage") == replace(tokenizer, query_length=9).recipe("passage")
+    assert tokenizer.recipe("passage") != replace(tokenizer, title_separator=" ").recipe("passage")
+    assert tokenizer.recipe("passage") == replace(tokenizer, query_prompt="river ").recipe("passage")
+    assert not {"query_prompt", "passage_prompt", "title_separator"} & recipe.keys()  # tokens of before stay valid
+    assert tokenizer.passages([Passage("1", "river", "stone")])[0].tolist()  # it is still whole

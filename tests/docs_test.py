@@ -1,0 +1,141 @@
+"""The documentation: generated pages cover the code, and the examples print what the pages show."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jaxret.cli.verbs import VERBS
+from jaxret.configs import load_config
+from tests.pipeline import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """Return docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def key_paths(group: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key below a group of a config, in order."""
+    for name, value in group.items():
+        if hasattr(value, "items"):
+            yield from key_paths(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_the_page_of_config_keys_has_every_key(generate: ModuleType) -> None:
+    keys = [key.path for key in generate.read_keys() if key.default is not None]
+    assert sorted(keys) == sorted(key_paths(load_config("base")))
+
+
+def test_a_key_has_the_comments_above_it_and_behind_it(generate: ModuleType) -> None:
+    keys = {key.path: key for key in generate.read_keys()}
+    assert keys["optimizer.warmup_fraction"].default == "0.05"
+    assert keys["optimizer.warmup_fraction"].comment == "of all steps"
+    assert keys["optimizer.head_parameters"].default == 'r"^(\\w+_)?head/(?!vocabulary)"'
+    assert keys["head"].default is None
+    assert keys["head"].comment
+
+
+def test_markdown_is_escaped_outside_of_code(generate: ModuleType) -> None:
+    assert generate.escape("a_b `c_d` [CLS]") == r"a\_b `c_d` \[CLS\]"
+
+
+def test_the_page_of_modules_has_every_module(generate: ModuleType) -> None:
+    page = generate.modules()
+    modules = [path for path in (REPOSITORY / "jaxret").rglob("*.py") if path.name != "__init__.py"]
+    assert [path for path in modules if f"`{path.name}`" not in page] == []
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), re.MULTILINE))
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= listed
+
+
+PAGES = [*DOCS.glob("*.md"), DOCS / "reference" / "api.md", REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    paths = {
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(
+            r"`((?:jaxret|tests|bench|launch|evidence|lint|configs|docs)/[\w./-]+)`", page.read_text()
+        )
+        if "NAME" not in path
+    }
+    assert len(paths) > 30
+    assert [(page, path) for page, path in sorted(paths) if not (REPOSITORY / path).exists()] == []
+
+
+def test_every_verb_that_a_page_names_exists() -> None:
+    verbs = {verb.split()[0] for verb in VERBS}
+    commands = {(page.name, verb) for page in PAGES for verb in re.findall(r"`jaxret ([a-z]+)", page.read_text())}
+    assert len(commands) > 30
+    assert [(page, verb) for page, verb in sorted(commands) if verb not in verbs] == []
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    names = {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(r"\bjaxret(?:\.(?!json)[a-z_]\w*)+\b(?!\.)", page.read_text())
+    }
+    assert [(page, name) for page, name in sorted(names) if not resolves(name)] == []
+
+
+def resolves(name: str) -> bool:
+    """Return whether a dotted name is a module, or an attribute of one."""
+    parent, _, attribute = name.rpartition(".")
+    module = importlib.import_module(parent)
+    return hasattr(module, attribute) or (hasattr(module, "__path__") and importlib.util.find_spec(name) is not None)
+
+
+@pytest.mark.exhaustive
+def test_the_example_of_the_readme_prints_what_it_shows(minilm_dir: Path) -> None:
+    code = (REPOSITORY / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    output = re.findall(r"^# (.*)$", code, re.MULTILINE)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue().splitlines() == output
+
+
+@pytest.mark.exhaustive
+def test_the_example_of_the_quickstart_runs(minilm_dir: Path) -> None:
+    results = doctest.testfile(str(DOCS / "quickstart.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert results.attempted == 4
+    assert results.failed == 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", sorted(DOCS.glob("tutorials/*.ipynb")), ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(path.read_text())["cells"]
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+    assert names["after"] > names["before"]

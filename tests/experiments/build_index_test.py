@@ -1,0 +1,116 @@
+"""An approximate index from a run's corpus to results that say so."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import jaxret
+from jaxret.experiments.build_index import index_corpus
+from jaxret.experiments.compare_runs import compare_runs
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.update import delete_passages
+from jaxret.runs.run import Run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import IndexOptions, SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import read_json
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("index")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    opened = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    encode_corpus(opened, folder / "data", options=EncodeOptions(shard_rows=40), progress=False)
+    options = IndexOptions("IVF4,PQ4x4", "ivf", queries=str(folder / "data"), split="dev")
+    index_corpus(opened.workdir, options, run=opened, progress=False)
+    return opened
+
+
+def data(run: Run) -> str:
+    return str(run.workdir.path.parent / "data")
+
+
+@pytest.mark.exhaustive
+def test_a_search_says_that_it_is_approximate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """And is exact without the index: two searches, two files, which are not compared with each other."""
+    for options in (
+        SearchOptions(),
+        SearchOptions(index="ivf", index_parameters="nprobe=1"),
+        SearchOptions(index="ivf"),
+    ):
+        search_files(
+            run,
+            data(run),
+            data(run),
+            EvaluationOptions(split="dev", k=10),
+            options=options,
+            progress=False,
+        )
+    printed = capsys.readouterr().out
+    assert printed.count("exact search of 115 passages (") == 1
+    assert printed.count("approximate search of 115 passages (") == 2
+    assert "approximate: IVF4,PQ4x4, nprobe=1, 200 candidates scored exactly; recall of exact search @1 " in printed
+    exact, stored = (read_json(run.workdir.path / "eval" / f"data.dev{name}.json") for name in ("", ".ivf"))
+    assert (exact["provenance"]["search"]["exact"], "index" in exact["provenance"]["search"]) == (True, False)
+    made = stored["provenance"]["search"]
+    assert not made["exact"]
+    assert made["index"].keys() == {"factory", "parameters", "candidates", "recall"}
+    assert stored["mean"].keys() == exact["mean"].keys()
+    other = read_json(run.workdir.path / "eval" / "data.dev.ivf-nprobe1.json")
+    assert other["provenance"]["search"]["index"]["parameters"] == "nprobe=1" != made["index"]["parameters"]
+    with pytest.raises(ValueError, match="approximate"):
+        compare_runs([str(run.workdir.path / "eval" / f"data.dev{name}.json") for name in ("", ".ivf")])
+
+
+def test_one_question_and_python(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    options = SearchOptions(index="ivf", index_parameters="nprobe=3")
+    searcher = Searcher(run, corpus_folder(run.workdir), options)
+    show_answer(searcher, "silver river", 3, progress=False)
+    assert "(approximate search of 115 passages by FAISS " in capsys.readouterr().out.splitlines()[0]
+    assert searcher.index
+    line = searcher.index.describe(3)
+    assert line.startswith(
+        "IVF4,PQ4x4, nprobe=3, 200 candidates scored exactly; its recall with these settings was not"
+    )
+    retriever = jaxret.Retriever.open(run.workdir)
+    index = jaxret.Index.open(retriever, options=jaxret.SearchOptions(index="ivf"))
+    assert "IVF4,PQ4x4" in repr(index)
+    exact = jaxret.Index.open(retriever)
+    every = {hit.id: hit.score for hit in exact.search(["silver river"], k=115)[0]}
+    result = index.search(["silver river"], k=5)[0]
+    assert [every[hit.id] for hit in result] == [hit.score for hit in result]
+    assert "IVF4" not in repr(exact), "never a default"
+
+
+def test_it_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path) -> None:
+    folder = corpus_folder(run.workdir)
+    with pytest.raises(ValueError, match="--filter needs exact search"):
+        Searcher(run, folder, SearchOptions(index="ivf", filters=("kind:a",)))
+    with pytest.raises(ValueError, match="--backend and --precision are of exact search"):
+        jaxret.Index.open(jaxret.Retriever.open(run.workdir), options=jaxret.SearchOptions(backend="xla", index="ivf"))
+    with pytest.raises(ValueError, match="missing: this file does not exist"):
+        index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")), run=run, progress=False)
+    assert not (folder / "indexes" / "SQ8").exists(), "questions are read before anything is built"
+    with pytest.raises(ValueError, match="found by mean:3 or by the index ivf, not by both"):
+        Searcher(run, folder, SearchOptions(candidates="mean:3", index="ivf"))
+    shutil.copytree(run.workdir.path / "embeddings", tmp_path / "embeddings")
+    other = replace(run, workdir=Workdir(tmp_path))
+    (tmp_path / "ids.txt").write_text("p1\n")
+    folder = corpus_folder(other.workdir)
+    Searcher(other, folder, SearchOptions(index="ivf"))
+    delete_passages(folder, tmp_path / "ids.txt")
+    with pytest.raises(
+        ValueError, match=r"build it again with jaxret index --factory=IVF4,PQ4x4 --name=ivf, or search ex"
+    ):
+        Searcher(other, folder, SearchOptions(index="ivf"))
+    assert Searcher(other, folder).index is None

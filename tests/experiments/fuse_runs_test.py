@@ -1,0 +1,71 @@
+"""`jaxret fuse` as a process: runs in, a run and its evaluation out; bad input in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxret.data.formats import read_run, write_run
+from jaxret.evaluation.fusion import fuse
+from jaxret.storage.atomic import read_json
+from tests.pipeline import environment, write_data
+
+
+def jaxret(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jaxret", "fuse", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write_data(tmp_path / "data")
+    for name, offset in (("one", 0), ("two", 1)):
+        rankings = {f"q{i}": [(f"p{i + offset}", 2.0), (f"n{i}", 1.0 + offset / 2)] for i in range(0, 36, 3)}
+        write_run(tmp_path / f"{name}.trec", rankings, tag=name)
+    (tmp_path / "empty.trec").touch()
+    return tmp_path
+
+
+def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
+    done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec", "--queries=data", "--qrels=data", "--measures=RR@10")
+    assert done.returncode == 0, done.stderr
+    expected = fuse([read_run(runs / "one.trec"), read_run(runs / "two.trec")], "rrf")
+    assert {query: [p for p, _ in ranking] for query, ranking in read_run(runs / "both.trec").items()} == {
+        query: [p for p, _ in ranking] for query, ranking in expected.items()
+    }
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {line[0] for line in lines if line and line[0] in ("one", "two", "fused")} == {"one", "two", "fused"}
+    evaluation = read_json(runs / "both.eval.json")
+    assert evaluation["provenance"]["fused"]["method"] == "rrf"
+    assert evaluation["provenance"]["fused"]["weights"] == [1.0, 1.0]
+
+
+def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
+    tune = ["--tune=one.trec,two.trec", "--tune_qrels=data", "--tune_split=test", "--measures=RR@10"]
+    done = jaxret(runs, "one.trec", "two.trec", "--method=min_max", "--out=both.trec", *tune)
+    assert done.returncode == 0, done.stderr
+    assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("one.trec", "--out=o.trec"), "1 run is given; fusion takes two or more"),
+        (("one.trec", "two.trec", "--out=one.trec"), "a run that is fused"),
+        (("one.trec", "two.trec", "--out=o.trec", "--weights=1"), "--weights has 1 numbers for 2 runs"),
+        (("one.trec", "two.trec", "--out=o.trec", "--weights=a,b"), "--weights=a,b: these must be numbers"),
+        (("one.trec", "two.trec", "--out=o.trec", "--tune=one.trec"), "--tune needs a run for each run"),
+        (("one.trec", "two.trec", "--out=o.trec", "--qrels=data"), "--qrels needs --queries"),
+        (("one.trec", "none.trec", "--out=o.trec"), "none.trec"),
+        (("one.trec", "empty.trec", "--out=o.trec"), "empty.trec: it has no rankings"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, runs: Path) -> None:
+    done = jaxret(runs, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert not (runs / "o.trec").exists()

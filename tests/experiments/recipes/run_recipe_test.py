@@ -1,0 +1,556 @@
+"""The stages of a config: what they may say, what is done once, and what is done again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.configs import config_names, load_stages
+from jaxret.data.formats import read_examples
+from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
+from jaxret.experiments.recipes.ledger import Ledger
+from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
+from jaxret.experiments.recipes.stages import read_stages
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.parts_list import CorpusPart, write_parts
+from jaxret.index.shards import ShardError, ShardWriter
+from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.pools import require_encoded
+from jaxret.runs.mismatch import ContractError
+from jaxret.storage.atomic import read_json, read_with_digest
+from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.sentence_transformers import write_modules
+
+CONFIG = """from jaxret.configs.base import get_config, two_stages
+
+
+def stages():
+    return {stages}
+"""
+
+
+STAGES = """[
+    {"name": "stage1", "mine": {"pools": ["bm25"], "depth": 20, "keep": 4}},
+    {"name": "stage2", "mine": {"pools": ["stage1"], "depth": 20, "keep": 4}, "teacher": "stage1",
+     "config": {"loss.kl.weight": 1.0}},
+]"""
+
+
+class Steps:
+    """A step that writes a file, and how often it was done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.done, self.said = folder, 0, []  # type: ignore[var-annotated]
+        self.ledger = Ledger(folder, self.said.append)
+
+    def do(self, inputs: Any = 1, fails: bool = False, whole: bool = True) -> dict[str, str]:
+        def make() -> list[Path]:
+            self.done += 1
+            (self.folder / "made").write_text(f"{inputs}")
+            if fails:
+                raise OSError("full")
+            return [self.folder / "made"]
+
+        return self.ledger.run_step("step", inputs, make, lambda: whole)
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    first = steps.do()
+    assert first == steps.do() == Steps(tmp_path).do()
+    assert steps.done == 1
+    assert steps.said == ["== step", "== step: already done"]
+    assert set(first) == {"made"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "made").unlink(), "its files changed"),
+        (lambda folder: (folder / "made").write_text("other"), "its files changed"),
+        (lambda folder: (folder / "done/step.json").write_text("{"), "is damaged"),
+        (lambda folder: (folder / "done/step.json").write_text("{}"), "is damaged"),
+        (lambda folder: (folder / "done/step.json").unlink(), "== step"),
+    ],
+)
+def test_what_was_spoiled_is_done_again(spoil: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    first = steps.do()
+    spoil(tmp_path)
+    assert steps.do() == first
+    assert steps.done == 2
+    assert message in steps.said[-1]
+
+
+def test_other_inputs_and_a_step_that_failed(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    assert steps.do(1) != steps.do(2)
+    assert (steps.done, steps.said[-1]) == (2, "== step: again, because its inputs changed")
+    with pytest.raises(OSError, match="full"):
+        steps.do(3, fails=True)
+    steps.do(3)
+    assert steps.done == 4
+    steps.do(3, whole=False)
+    assert (steps.done, steps.said[-1]) == (5, "== step: again, because its files changed")
+
+
+def test_every_recipe_says_its_stages() -> None:
+    for name in config_names():
+        if name.startswith("recipes/"):
+            assert load_stages(name), name
+    assert [stage.name for stage in read_stages("recipes/mlr_beir", {})] == ["stage1"]
+    assert read_stages("recipes/mvr_open_qa:bert", {})[0].mining is None
+    first, second = read_stages("recipes/mlr_mined", {"train.batch_size": 32})
+    assert (first.mining, second.pools, second.concat) == (None, ("stage1",), ("data",))
+    assert (first.config.train.epochs, second.config.train.epochs) == (40.0, 20.0)
+    assert first.config.train.batch_size == second.config.train.batch_size == 32
+    assert second.mining == MiningSettings(depth=100, keep=50, draw="top", positives_from_retrieval=True)
+    _, both = read_stages("minilm:dual_encoder", {})
+    assert (both.pools, both.config.data.negatives, both.config.head.name) == (("bm25", "stage1"), 1, "dual_encoder")
+
+
+def test_stages_need_not_ask_which_system_they_are_of(tmp_path: Path) -> None:
+    written = "from jaxret.configs.minilm import get_config\ndef stages():\n    return [{'name': 'a'}]\n"
+    (tmp_path / "c.py").write_text(written)
+    (stage,) = read_stages(f"{tmp_path / 'c.py'}:me_bert", {})
+    assert stage.config.head.name == "me_bert"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("[{}]", r"stage 1: a stage has a unique name"),
+        ("[{'name': 'a'}, {'name': 'a'}]", r"stage 2: a stage has a unique name"),
+        ("[{'name': 'bm25'}]", r"stage 1: a stage has a unique name"),
+        ("[{'name': 'a/b'}]", r"stage 1: a stage has a unique name"),
+        ("['a']", "stage 1 is 'a'; a stage is a dict, and so are its mine and config"),
+        ("[{'name': 'a', 'mine': ['bm25']}]", r"a stage is a dict, and so are its mine and config"),
+        ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'depth': '9'}}]", "stage 1: mine: "),
+        ("two_stages(1, 2, 3, 4, 5)", r"c\.py: .*positional arguments"),
+        ("[{'name': 'a', 'train': 1}]", "and optionally suffix, base, mine, teacher, config"),
+        ("[{'name': 'a', 'mine': {'rank': 1}}]", "mine has no 'rank'; it has pools, concat, depth"),
+        ("[{'name': 'a', 'mine': {'pools': ['b']}}]", "'b' is neither bm25 nor an earlier stage that searches"),
+        (
+            "[{'name': 'a', 'mine': {'pools': ['bm25'], 'concat': ['bm25']}}]",
+            "concat 'bm25' is neither 'data' nor an earlier stage that mines",
+        ),
+        ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'keep': 0}}]", "keep is 0"),
+        ("[{'name': 'a', 'teacher': 'b'}]", "stage 1 has the teacher 'b', but no loss reads its scores: set loss.kl"),
+        (
+            "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0, 'data.teacher_run': 'c'}}]",
+            "has the teacher 'b', and data.teacher_run too",
+        ),
+        (
+            "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
+            "teacher of stage 'a' is 'b', which is no earlier stage",
+        ),
+        (
+            "[{'name': 'a', 'config': {'train.start_from': 'b'}}, {'name': 'b'}]",
+            "train.start_from of stage 'a' is 'b', which is no earlier stage",
+        ),
+        (
+            "[{'name': 'a', 'mine': {'pools': ['bm25']}, 'config': {'loss.margin_mse.weight': 1.0}}]",
+            "stage 1: loss.margin_mse.weight is set, but there is no teacher: .*; give the stage a teacher, or set",
+        ),
+        (
+            "[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]",
+            "suffix belongs to the recipe's own config; write base='mlr:S",
+        ),
+        ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
+        (
+            "[{'name': 'a', 'base': 'cross_encoder'}, {'name': 'b', 'mine': {'pools': ['a']}}]",
+            r"'a' is neither bm25 nor an earlier stage that searches; those are \[\]",
+        ),
+        ("[{'name': 'a', 'config': {'train.epoch': 1}}]", r"has no such key; did you mean train\.epochs"),
+    ],
+)
+def test_stages_that_mean_nothing(written: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=written))
+    with pytest.raises(ValueError, match=message):
+        read_stages(str(tmp_path / "c.py"), {})
+
+
+def test_a_stage_of_another_config_is_a_teacher(tmp_path: Path) -> None:
+    """Of the command line it takes data, devices and seeds, but what it says of them itself counts."""
+    taught = "{'name': 'b', 'teacher': 'a', 'config': {'loss.kl.weight': 1.0}, 'mine': {'pools': ['bm25']}}"
+    first = "{'name': 'a', 'base': 'cross_encoder:minilm', 'mine': {'pools': ['bm25']}, 'config': {'data.dev': ''}}"
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=f"[{first}, {taught}]"))
+    overrides = {"data.train": "X", "data.dev": "Y", "train.steps": 7, "seed.init": 3, "normalize": True}
+    overrides["loss.kl.weight"] = 2.0  # the command line counts more than a stage of the recipe's own config
+    cross, student = read_stages(str(tmp_path / "c.py"), overrides, "regex")
+    assert (cross.is_reranker, student.is_reranker, student.teacher) == (True, False, "a")
+    assert (cross.config.data.train, cross.config.data.dev, cross.config.seed.init) == ("X", "", 3)
+    assert (cross.config.train.steps, cross.config.normalize) == (-1, False)
+    assert (student.config.data.dev, student.config.train.steps, student.config.normalize) == ("Y", 7, True)
+    assert student.config.loss.kl.weight == 2.0
+    assert {stage.mining.match for stage in (cross, student) if stage.mining} == {"regex"}
+
+
+FIRST: dict[str, Any] = {"name": "a", "mine": {"pools": ["bm25"]}}
+SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a", "config": {"loss.kl.weight": 1.0}}
+
+
+def test_the_inputs_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its result depends on, and not where the files are."""
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    shutil.copytree(data, tmp_path / "elsewhere" / "data")
+    shutil.copytree(data, tmp_path / "renamed")
+
+    def steps(on: Path = data, keys: Any = None, made: Any = None, **setup: Any) -> dict[str, Any]:
+        (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST, SECOND]))
+        stages = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), **(keys or {})}, setup.get("match", ""))
+        evaluated = EvaluationSetup(str(on), str(on), str(on), **{"split": "test", "k": 10, **setup})
+        recipe = _Recipe(tmp_path, {stage.name: stage for stage in stages}, evaluated, Ledger(tmp_path), False)
+        recipe._outputs = {
+            f"{name}.{step}": {"x.jsonl": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")
+        }
+        recipe._outputs |= made or {}
+        second = stages[1]
+        encoding: list[Any] = []
+        monkeypatch.setattr(recipe, "_run_step", lambda step, inputs, *_: encoding.append([step, inputs]))
+        monkeypatch.setattr(recipe, "_write_lineage", lambda stage: None)
+        monkeypatch.setattr(recipe, "_result_path", lambda stage: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            recipe.run_stage(second)
+        return {step.partition(".")[2]: json.dumps(inputs) for step, inputs in encoding}
+
+    def differ(**changes: Any) -> set[str]:
+        now = steps(**changes)
+        return {step for step, inputs in steps().items() if inputs != now[step]}
+
+    every = {"mine", "score", "train", "encode", "search"}
+    assert set(steps()) == every
+    assert differ(on=tmp_path / "elsewhere" / "data") == set()
+    assert differ(on=tmp_path / "renamed") == {"encode", "search"}, "results and vectors have the folder's name"
+    assert differ(keys={"data.subset": 3}) == {"mine"}, "what is mined is the subset"
+    assert differ(keys={"seed.data": 3}) == {"mine", "train"}
+    assert differ(keys={"data.on_error": "skip"}) == {"mine", "score", "train"}
+    assert differ(match="regex") == {"mine", "search"}
+    assert differ(k=5) == differ(measures=("RR@5",)) == {"search"}
+    assert differ(keys={"encode.dtype": "float16"}) == {"encode", "train"}
+    assert differ(keys={"data.dev": str(data)}) == {"train"}
+    assert differ(keys={"normalize": False}) == {"train"}, "which the encoder's directory may not decide then"
+    start = {"encoder.checkpoint": str(write_encoder(tmp_path / "encoder"))}
+    before = steps(keys=start)
+    (tmp_path / "encoder" / "tokenizer.json").write_text("{}")
+    after = steps(keys=start)
+    assert {step for step in every if before[step] != after[step]} == {"train"}
+    assert differ(made={"a.mine": {"x.jsonl": "2"}}) == {"mine"}, "its file follows"
+    assert differ(made={"a.mine": {"x.jsonl": "1", "x.parents.json": "2"}}) == set()
+    assert differ(made={"a.encode": {"x": "2"}}) == {"mine", "score"}
+    assert differ(made={"a.train": {"x": "2"}}) == {"score"}
+    assert differ(made={"b.mine": {"x.jsonl": "2"}}) == {"score"}
+    assert differ(made={"b.score": {"x.jsonl": "2"}}) == {"train"}
+    assert differ(made={"b.train": {"x": "2"}}) == {"encode"}
+
+
+def test_what_seeds_of_a_stage_have_in_common(tmp_path: Path) -> None:
+    """Everything but seeds, and what models of other seeds made; not where files are."""
+    data, teacher = write_data(tmp_path / "data", train=4, dev=2), write_encoder(tmp_path / "teacher")
+    shutil.copytree(data, tmp_path / "elsewhere" / "data")
+    shutil.copytree(teacher, tmp_path / "elsewhere" / "teacher")
+    folder = tmp_path / "two" / "a"
+    folder.mkdir(parents=True)
+
+    def lineage(keys: dict[str, Any], teacher: Path = teacher) -> str:
+        stage = FIRST | {"teacher": str(teacher), "config": {"loss.kl.weight": 1.0}}
+        (tmp_path / "c.py").write_text(CONFIG.format(stages=[stage]))
+        (only_stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), "data.dev": str(data), **keys})
+        on = EvaluationSetup(str(data), str(data), str(data))
+        _Recipe(tmp_path / "two", {"a": only_stage}, on, Ledger(tmp_path), False)._write_lineage(only_stage)
+        return read_json(folder / "lineage.json")["sha256"]
+
+    first, moved = lineage({}), tmp_path / "elsewhere"
+    assert first == lineage({"seed.init": 3, "seed.data": 3})
+    assert first == lineage({"data.dev": str(moved / "data")}, moved / "teacher")
+    assert first != lineage({"train.batch_size": 7})
+    (moved / "teacher" / "tokenizer.json").write_text("{}")
+    assert first != lineage({}, moved / "teacher"), "another teacher"
+    (moved / "data" / "qrels" / "dev.tsv").write_text((data / "qrels" / "test.tsv").read_text())
+    assert first != lineage({"data.dev": str(moved / "data")}), "the best checkpoint was chosen by other queries"
+
+
+def test_a_config_without_stages() -> None:
+    with pytest.raises(ValueError, match=r"has no function stages\(\)"):
+        read_stages("mvr", {})
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Callable[..., list[Any]]:
+    """A recipe of two stages in miniature."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=STAGES))
+    flags = [flag.removeprefix("--config.").partition("=") for flag in train_arguments(encoder, data, tmp_path)[2:]]
+    flag_keys = {key: _value(value) for key, _, value in flags}
+    setup = EvaluationSetup(str(data), str(data), str(data), "test", 10, ("RR@10",))
+
+    def run(on: dict[str, Any] | None = None, **changes: Any) -> list[Any]:
+        keys = flag_keys | {key.replace("__", "."): value for key, value in changes.items()}
+        run_recipe(
+            read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", replace(setup, **(on or {})), progress=False
+        )
+        return sorted((tmp_path / "two" / "done").glob("*.json"))
+
+    return run
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("setup", "keys", "message"),
+    [
+        ({"measures": ("R@100",)}, {}, "R@100 needs --k=100 or more"),
+        (
+            {"qrels": "", "queries": "unanswered.jsonl"},
+            {},
+            "unanswered.jsonl has no answers, so stages cannot be measured",
+        ),
+        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, "answer '\\(a' is no regular expression"),
+        ({"split": "other"}, {}, r"qrels.*other"),
+        ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
+        ({}, {"teacher": "nobody"}, "teacher 'nobody' is no stage, no run, and no model"),
+    ],
+)
+def test_an_error_of_a_late_step_is_raised_first(
+    setup: dict[str, Any],
+    keys: dict[str, Any],
+    message: str,
+    two: Callable[..., list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unanswered.jsonl").write_text('{"_id": "q", "text": "which river"}\n')
+    (tmp_path / "broken.qa.csv").write_text("which river\t['(a']\n")
+    if teacher := keys.get("teacher"):
+        (tmp_path / "c.py").write_text(
+            (tmp_path / "c.py").read_text().replace('"teacher": "stage1"', f'"teacher": "{teacher}"')
+        )
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        two(setup, **{key: value for key, value in keys.items() if key != "teacher"})
+    assert not (tmp_path / "two").exists()
+
+
+CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (
+            {"name": "b", "config": {"train.start_from": "nowhere"}},
+            "stage 'b': train.start_from is 'nowhere', which is neither an earlier stage nor a run",
+        ),
+        (
+            {"name": "b", "config": {"train.start_from": "a", "normalize": True}},
+            "stage 'b': (.*\n)*.*normalize: (.*\n)*.*train.start_from must name a run with the same encoder",
+        ),
+        (
+            {"name": "b", "config": {"encoder.checkpoint": "no/such"}},
+            "stage 'b': encoder.checkpoint='no/such' is neither",
+        ),
+        (
+            CROSS | {"config": {"tokens.packing": True}},
+            "stage 'cross': tokens.packing is True, but pairs are not packed",
+        ),
+        (
+            {"name": "b", "config": {"loss.kl.weight": 1.0}},
+            "stage 'b': loss.kl.weight is set, but data has no teacher's scores .*: give the stage a teacher, or set",
+        ),
+        (
+            {"name": "b", "config": {"loss.kl.weight": 1.0, "data.teacher_run": "ranks.tsv"}},
+            "stage 'b': ranks.tsv: this is a ranking without scores .*, and a teacher's scores are wanted",
+        ),
+        (
+            {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "other"}},
+            "stage 'b': (.*\n)*.*sha256: (.*\n)*.*The teacher 'a' scores by ids: give the data's own corpus",
+        ),
+        ({"name": "b", "config": {"data.dev": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
+        ({"name": "b", "config": {"data.negatives_run": "gone.trec"}}, "stage 'b': gone.trec"),
+        ({"name": "b", "config": {"data.pseudo_queries": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
+    ],
+)
+def test_an_error_of_a_late_stage_is_raised_before_the_first(
+    stage: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
+    Path("ranks.tsv").write_text("".join(f"q0\tp{n}\t{n}\n" for n in range(1, 9)))
+    write_data(Path("other"), train=4, dev=2, seed=1)
+    small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
+    small |= {"data.train": str(data)}
+    first, late = (one | {"config": {**small, "data.negatives": 1, **one.get("config", {})}} for one in (FIRST, stage))
+    Path("c.py").write_text(CONFIG.format(stages=[first, late]))
+    stages = read_stages("c.py", {})
+    on = EvaluationSetup(str(data), str(data), str(data), k=10, measures=("RR@10",))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        check_recipe(stages, tmp_path / "two", on)
+    check_recipe(stages[:1], tmp_path / "two", on)
+
+
+def test_data_that_steps_accept_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions alone to mine from retrieval; records with texts of their own in a folder without a corpus; scores of
+    a positive that is not the first."""
+    monkeypatch.chdir(tmp_path)
+    encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
+    Path("questions").mkdir()
+    shutil.copy(data / "queries.jsonl", "questions")
+    Path("records").mkdir()
+    texts: list[dict[str, Any]] = [{"docid": name, "text": f"river {name}"} for name in "abc"]
+    sides = {"positive_passages": [texts[0], texts[1] | {"score": 1}], "negative_passages": [texts[2] | {"score": 0}]}
+    record = {"query_id": "q", "query": "river", **sides}
+    Path("records/train.jsonl").write_text(json.dumps(record) + "\n")
+    small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
+    small |= {"data.negatives": 1}
+    taught = small | {"data.train": "records", "loss.kl.weight": 1.0}
+    mined = {"pools": ["bm25"], "positives_from_retrieval": True}
+    written = [
+        {"name": "a", "mine": mined, "config": small | {"data.train": "questions"}},
+        {"name": "b", "teacher": "a", "config": taught},
+        {"name": "c", "config": taught},
+    ]
+    Path("c.py").write_text(CONFIG.format(stages=written))
+    stages = read_stages("c.py", {})
+    on = EvaluationSetup(str(data), str(data), str(data), k=10, measures=("RR@10",))
+    check_recipe(stages, tmp_path / "two", on)
+    recipe = _Recipe(tmp_path / "two", {stage.name: stage for stage in stages}, on, Ledger(tmp_path), False)
+    assert [name for name, _ in recipe._mining_inputs(stages[0])["data"]] == ["queries.jsonl"]
+    (tmp_path / "two" / "a").mkdir(parents=True)
+    recipe._write_lineage(stages[0])
+
+
+def test_what_killed_writers_left_is_swept_away(tmp_path: Path) -> None:
+    """Before the first stage; here there is none, and so no table."""
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    left = [tmp_path / "run" / part / ".one.json.0123456789abcdef.tmp" for part in ("mined", "done")]
+    for path in left:
+        path.parent.mkdir(parents=True)
+        path.write_text("half")
+    (tmp_path / "run" / "mined" / "one.jsonl").write_text("")
+    with pytest.raises(ValueError, match="there is no system to report"):
+        run_recipe([], tmp_path / "run", EvaluationSetup(str(data), str(data), str(data), k=10, measures=("RR@10",)))
+    assert not any(path.exists() for path in left)
+    assert (tmp_path / "run" / "mined" / "one.jsonl").exists()
+
+
+def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))
+    (stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})
+    recipe = _Recipe(tmp_path, {"a": stage}, EvaluationSetup(str(data), str(data), str(data)), Ledger(tmp_path), False)
+    folder = tmp_path / "a" / "embeddings" / "data"
+    writer = ShardWriter(folder, 4, 2, {"corpus": {"sha256": "ab", "passages": 4}})
+    for shard in writer.shards:
+        writer.write(shard, np.ones((2, 1, 3), np.float32), [f"p{shard.start}", f"p{shard.start + 1}"])
+    assert not recipe._is_encoded(stage)
+    writer.finish()
+    assert recipe._is_encoded(stage)
+    require_encoded(open_encoded(folder), "texts", "ab", "")
+    with pytest.raises(
+        ContractError, match=r"texts is not what .*data was encoded from: .* SHA-256 cd, .* encoded ab; x"
+    ):
+        require_encoded(open_encoded(folder), "texts", "cd", "x")
+    vectors = writer.shards[1].vectors(folder)
+    whole = vectors.read_bytes()
+    vectors.write_bytes(whole[:-1])
+    assert not recipe._is_encoded(stage)
+    vectors.unlink()
+    assert not recipe._is_encoded(stage)
+    vectors.write_bytes(whole)
+    assert recipe._is_encoded(stage)
+    write_parts(folder, [CorpusPart("", "0", 4).with_deleted([1])])
+    assert not recipe._is_encoded(stage), "search would see what is left"
+
+
+def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=4, dev=2)
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}, {"name": "b"}]))
+    stages = {one.name: one for one in read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})}
+    ledger = Ledger(tmp_path)
+    recipe = _Recipe(tmp_path, stages, EvaluationSetup(str(data), str(data), str(data)), ledger, False)
+    shards = {}
+    for name in stages:
+        folder = tmp_path / name / "embeddings" / "data"
+        writer = ShardWriter(folder, 2, 2, {"corpus": {"sha256": "ab", "passages": 2}})
+        writer.write(writer.shards[0], np.ones((2, 1, 3), np.float32), ["p0", "p1"])
+        writer.finish()
+        shards[name] = writer.shards[0].vectors(folder)
+        manifest = folder / "manifest.json"
+        recipe._run_step(f"{name}.encode", 1, partial(list, [manifest]))
+
+    def search() -> list[Path]:
+        for name in stages:
+            open_encoded(tmp_path / name / "embeddings" / "data", verify=True)
+        raise AssertionError
+
+    whole = shards["b"].read_bytes()
+    shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # by its size it is whole
+    with pytest.raises(
+        ShardError, match=r"damaged (.*\n)*Run the same command again: it encodes the damaged shards of b"
+    ):
+        recipe._run_step("b.search", 1, search)
+    assert (tmp_path / "done" / "a.encode.json").exists()
+    assert not (tmp_path / "done" / "b.encode.json").exists()
+
+
+def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(
+    two: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}]))
+    encoder = str(write_modules(tmp_path / "modules", normalize=True))
+    with pytest.raises(ValueError, match="normalize"):
+        two(encoder__checkpoint=encoder, normalize=False)
+
+
+@pytest.mark.exhaustive
+def test_two_stages_from_the_start_to_the_table(
+    two: Callable[..., list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a dev set: validation is of training, and tested there."""
+    keys = {"train__steps": 2, "data__dev": ""}
+    records = {path.stem: read_with_digest(path) for path in two(**keys)}
+    steps = ["mine", "train", "encode", "search"]
+    assert records.keys() == {"stage2.score", *(f"stage{n}.{step}" for n in (1, 2) for step in steps)}
+    table = (tmp_path / "two" / "results.md").read_text()
+    assert "| stage1 |" in table
+    assert "| stage2 |" in table
+    assert records["stage2.mine"]["inputs"]["pools"] == {"stage1": records["stage1.encode"]["files"]}
+    for number in (1, 2):
+        config = read_json(tmp_path / "two" / f"stage{number}" / "config.json")
+        ending = ".scored.jsonl" if number == 2 else ".jsonl"
+        assert config["data"]["train"] == str(tmp_path / "two" / "mined" / f"stage{number}{ending}")
+        assert config["train"]["start_from"] == "", "from the start again"
+        cost = read_json(tmp_path / "two" / f"stage{number}" / "eval" / "data.test.json")["cost"]
+        assert cost["bytes_per_passage"] > 0
+        assert {"encode_ms", "search_ms"} <= cost["latency"].keys()
+    mined = [read_examples(tmp_path / "two" / "mined" / f"stage{number}.jsonl") for number in (1, 2)]
+    assert [e.negatives for e in mined[0]] != [e.negatives for e in mined[1]]
+    scored = read_examples(tmp_path / "two" / "mined" / "stage2.scored.jsonl")
+    assert [(e.query.id, e.negatives) for e in scored] == [(e.query.id, e.negatives) for e in mined[1]]
+    own = {e.query.id: dict(zip((p.id for p in e.negatives), e.negative_scores)) for e in mined[1] if e.negative_scores}
+    assert own, "the pool is the teacher, so that its scores are known"
+    for e in scored:
+        assert dict(zip((p.id for p in e.negatives), e.negative_scores)) == own.get(e.query.id, {}) or not e.negatives
+    lineage = (tmp_path / "two" / "stage2" / "lineage.json").read_text()
+    assert json.loads(lineage)["sha256"] in (tmp_path / "two" / "stage2" / "eval" / "data.test.json").read_text()
+    capsys.readouterr()
+    two(**keys)
+    assert capsys.readouterr().out.count("already done") == 9
+    assert lineage == (tmp_path / "two" / "stage2" / "lineage.json").read_text()
+    with pytest.raises(
+        ContractError, match=r"learning_rate: (.*\n)*Delete the folder .*/stage1 to train this stage again"
+    ):
+        two(**keys, optimizer__learning_rate=0.5)

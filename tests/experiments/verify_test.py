@@ -1,0 +1,128 @@
+"""A whole folder passes verification, and a flipped byte of any file with a digest is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jaxret.experiments.verify import verify_folder
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.source import inspect_corpus
+from jaxret.index.update import append_corpus, delete_passages
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_with_digest, with_digest, write_json
+from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a corpus that was appended to, deleted from, filtered and shown."""
+    root = tmp_path_factory.mktemp("verify")
+    write_encoder(root / "encoder")
+    write_data(root / "data")
+    opened = untrained_run(root / "run", root / "encoder", root / "data", head__token="mean", normalize=True)
+    for name in "ab":
+        records = [{"_id": f"{name}{n}", "text": word, "metadata": {"kind": name}} for n, word in enumerate(WORDS)]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = encode_corpus(opened, root / "a.jsonl", "corpus", EncodeOptions(shard_rows=10), progress=False).folder
+    inspect_corpus(opened, root / "b.jsonl", "error", str(root / "store"), print).tokenized(opened, False, print)
+    append_corpus(opened, root / "b.jsonl", folder, EncodeOptions(store=str(root / "store")), progress=False)
+    (root / "ids.txt").write_text("a3\n")
+    delete_passages(folder, root / "ids.txt")
+    Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",))).passages(["b1", "a1"])
+    return root / "run"
+
+
+def problems(folder: Path) -> list[str]:
+    return [one.problem for one in verify_folder(folder) if one.problem]
+
+
+def flipped(path: Path) -> bytes:
+    """Flips a byte in the middle; what was there."""
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2] + bytes([good[len(good) // 2] ^ 1]) + good[len(good) // 2 + 1 :])
+    return good
+
+
+def test_what_is_wrong_is_named(run: Path) -> None:
+    everything = list(verify_folder(run))
+    assert [one for one in everything if one.problem] == []
+    assert len({one.name for one in everything}) == len(everything) > 20
+    folder = run / "embeddings" / "corpus"
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        good = flipped(path)
+        named = path.name.replace("passages.json", "passages.")
+        assert any(named in problem for problem in problems(folder)), path
+        path.write_bytes(good)
+    arrays = max((run / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    for path, named in {run / "config.json": "config.json", arrays: "checkpoints/0"}.items():
+        good = flipped(path)
+        assert any(named in problem for problem in problems(run)), path
+        path.write_bytes(good)
+    for name in ("manifest.json", "corpus.json", "shard-00000-of-00002.json", "ids-00001-of-00002.txt"):
+        (folder / name).rename(folder / "away")
+        assert any(name in problem for problem in problems(folder)), name
+        (folder / "away").rename(folder / name)
+    assert problems(run) == []
+
+
+def test_a_corpus_without_sidecars_is_a_corpus(run: Path, tmp_path: Path) -> None:
+    """Search needs none; what its manifest says is compared all the same."""
+    shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
+    part = next((tmp_path / "corpus").glob("part-*"))
+    for path in part.glob("shard-*.json"):
+        path.unlink()
+    (part / "vectors-00000-of-00001.npy").unlink()
+    damages = problems(part)
+    for name in ("vectors-00000-of-00001.npy", "shard-00000-of-00001.json"):
+        assert any(name in problem for problem in damages), name
+
+
+def test_each_of_several_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
+    wrong = sorted((tmp_path / "corpus").glob("*-of-00002.*"))[:3]
+    for path in wrong:
+        flipped(path)
+    damages = problems(tmp_path / "corpus")
+    assert len(damages) == 3
+    assert all(any(str(path) in problem for problem in damages) for path in wrong)
+
+
+def test_a_run_that_mixes_models(run: Path, tmp_path: Path) -> None:
+    """Another corpus by another checkpoint is an warning; a shard by another in the same folder is wrong."""
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "embeddings" / "corpus"
+    assert not [one.warning for one in verify_folder(tmp_path / "run") if "mixes models" in one.warning]
+    shutil.copytree(folder, folder.with_name("again"))
+    assert not [one.warning for one in verify_folder(tmp_path / "run") if "mixes models" in one.warning]
+    for path in [folder / "shard-00001-of-00002.json", folder / "manifest.json"]:
+        entry = read_with_digest(path)
+        entry["fingerprint"]["checkpoint"] = {"step": 9, "digest": "0123"}
+        write_json(path, with_digest(entry))
+        if path.name != "manifest.json":
+            assert problems(folder) == [
+                f"{path}: made from something else than the manifest says; run encode again",
+            ]
+    warnings = [one.warning for one in verify_folder(tmp_path / "run") if "mixes models" in one.warning]
+    assert len(warnings) == 1
+    assert "by step 9 (0123)" in warnings[0]
+
+
+def test_a_store_of_tokens(run: Path) -> None:
+    folder = next((run.parent / "store").iterdir())
+    assert problems(folder) == []
+    good = flipped(folder / "ids.flat.npy")
+    assert problems(folder) == [
+        f"{folder}/ids.flat.npy: damaged (its SHA-256 differs from the manifest's); it is made again when needed"
+    ]
+    (folder / "ids.flat.npy").write_bytes(good)
+
+
+def test_what_cannot_be_verified_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no run, no encoded corpus, no index and no store"):
+        list(verify_folder(tmp_path))

@@ -1,0 +1,162 @@
+"""A model as it comes, as a run: its vectors are the original's, and it encodes, searches and starts other runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxret.data.records import Passage
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import search_files
+from jaxret.export.compare_original import compare_with_original, sample_texts
+from jaxret.export.import_model import import_model
+from jaxret.index.encode import encode_corpus
+from jaxret.models.heads.head import Side
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.training.loop import train
+from jaxret.types import Ragged
+from tests.pipeline import GOLDENS, tiny_config, write_data, write_t5
+from tests.sentence_transformers import write_bert, write_modules
+
+STOCK: dict[str, dict[str, Any]] = {
+    "mean": {"normalize": True},
+    "cls": {"pooling": {"pooling_mode": "cls"}, "similarity": "dot"},
+    "prompts": {"prompts": {"query": "river: ", "passage": "stone: "}, "similarity": "dot"},
+}
+
+
+def test_the_texts_are_real_ones() -> None:
+    lengths = [len(text.split()) for text in sample_texts()]
+    assert len(lengths) == len(set(sample_texts())) == 64
+    assert min(lengths) < 12 < 100 < max(lengths)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "mean" else [pytest.mark.exhaustive]) for name in STOCK]
+)
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
+    """Stored ones, of encode_query and encode_document: tests/goldens/make_sentence_transformers.py."""
+    folder = write_modules(tmp_path / "model", **STOCK[name])
+    import_model(str(folder), tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    stored = np.load(GOLDENS / "sentence_transformers.npz")
+    texts = stored["texts"].tolist()
+    passages = run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)])
+    sides: dict[Side, Ragged] = {"query": run.tokenizer.queries(texts), "passage": passages}
+    for side, tokens in sides.items():
+        vectors = run.embedder()(tokens, side).stacked()[:, 0]
+        np.testing.assert_allclose(vectors, stored[f"{name}/{side}"], atol=1e-5)
+        assert np.abs(vectors - stored[f"{'cls' if name != 'cls' else 'mean'}/{side}"]).max() > 0.1, "control"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("token", "normalize"), [("", None), ("mean", True)])
+def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, normalize: bool | None) -> None:
+    pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
+    folder = write_bert(tmp_path / "encoder")
+    sentence = import_model(str(folder), tmp_path / "run", token, normalize=normalize)
+    assert "64 texts as queries and as passages: the largest difference from transformers is " in sentence
+    assert float(sentence.split()[-1]) < 1e-5
+    run = open_run(tmp_path / "run")
+    assert (run.config.head.token, run.config.normalize) == (token or "cls", bool(normalize))
+
+    tensors = load_file(folder / "model.safetensors")  # control: the original is another model now
+    tensors["encoder.layer.1.output.dense.bias"][0] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"this is another model"):
+        compare_with_original(run, folder)
+
+
+@pytest.mark.exhaustive
+def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_modules(tmp_path / "model")
+
+    def differs(run: Run, directory: Path) -> str:
+        raise ValueError("this is another model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.export.import_model.compare_with_original", differs)
+        with pytest.raises(ValueError, match=r"this is another model"):
+            import_model(str(folder), tmp_path / "run")
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "compared")
+    assert [import_model(str(folder), tmp_path / "run") for _ in range(2)] == [
+        "compared",
+        "compared",
+    ]  # the second finds it
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(FileExistsError, match=r"other is there already"):
+        import_model(str(folder), tmp_path / "other")
+
+
+def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    folder = write_modules(tmp_path / "model")
+    assert import_model(str(folder), tmp_path / "run").startswith("not compared with the original: ")
+
+
+@pytest.mark.exhaustive
+def test_it_encodes_searches_and_starts_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, data = write_modules(tmp_path / "model"), write_data(tmp_path / "data")
+    monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
+    import_model(str(folder), tmp_path / "run")
+
+    run = open_run(tmp_path / "run")
+    assert run.config.encoder.tied
+    assert run.config.normalize
+    assert run.config.head.token == "mean"
+    assert (run.tokenizer.query_length, run.tokenizer.passage_length) == (16, 16)
+    encode_corpus(run, data, progress=False)
+    assert (
+        search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False) is not None
+    )
+
+    started = {"train__start_from": str(tmp_path / "run"), "train__steps": 0, "data__dev": ""}
+    lengths = {"tokens__query_length": 16, "tokens__passage_length": 16}
+    train(tiny_config(folder, data, **started, **lengths), tmp_path / "tuned", progress=False)
+    assert open_run(tmp_path / "tuned").checkpoint["digest"] == run.checkpoint["digest"]
+    with pytest.raises(ContractError, match=r"query_length: 16 in .*, 12 in this run"):
+        train(tiny_config(folder, data, **started, **lengths | {"tokens__query_length": 12}), tmp_path / "o", False)
+
+
+def test_a_run_remembers_what_its_directory_stated(tmp_path: Path) -> None:
+    """A config continues after its directory is gone; stated.json is sealed like all other files."""
+    folder = write_modules(tmp_path / "model")
+    none = {"train__steps": 0, "data__dev": "", "tokens__query_length": 256, "tokens__passage_length": 256}
+    config = tiny_config(folder, "", **none)
+    train(config, tmp_path / "run", progress=False)
+    folder.rename(tmp_path / "elsewhere")
+    train(config, tmp_path / "run", progress=False)
+    run = open_run(tmp_path / "run")
+    assert (run.config.head.token, run.config.normalize, run.tokenizer.query_length) == ("mean", True, 16)
+    path = tmp_path / "run" / "encoder" / "stated.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalize": False}))
+    with pytest.raises(ContractError, match=r"stated.json is damaged or was edited"):
+        train(config, tmp_path / "run", progress=False)
+
+
+def test_an_encoder_without_cls_needs_the_mean(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"set head.token='mean'"):
+        import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "corpus.jsonl").write_text("{}\n")
+    with pytest.raises(FileNotFoundError, match=r"data has no config.json \(it has corpus.jsonl\); a Hugging Face"):
+        import_model(str(tmp_path / "data"), tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match=r"encoder.download=True \(of jaxret open: --download\) fetches it"):
+        import_model("nobody/knows", tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_a_token_that_the_modules_contradict(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
+        import_model(str(write_modules(tmp_path / "model")), tmp_path / "run", token="cls")

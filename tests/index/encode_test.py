@@ -1,0 +1,756 @@
+"""A checkpoint and a corpus -> shards: the vectors of RetrieverModel.encode, interrupted or not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus
+from jaxret.data.records import Passage
+from jaxret.index import encode, worker
+from jaxret.index.encode import corpus_name, encode_corpus, vector_dtype
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.shard_set import open_shards
+from jaxret.index.shards import ShardError, ShardWriter, read_shard_json
+from jaxret.index.source import inspect_corpus
+from jaxret.index.token_reader import TextReader, open_token_reader
+from jaxret.index.worker import EncodeWorker
+from jaxret.parallel.mesh import make_mesh, replicated_sharding
+from jaxret.runs.embedder import Embedder
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.leases import Lease, Leases, _numbers, this_process
+from jaxret.types import Tokens
+from tests.pipeline import PASSAGE_LENGTH, contents, untrained_run, write_data, write_encoder
+
+READ, SCAN = Corpus.read, Corpus.scan  # as they are without a monkeypatch
+ROWS = 50  # passages per shard; the corpus has more than two shards of them
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encode")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__name="mlr", head__mlr__chosen=(1, 3))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> Run:
+    return open_run(root / "run")
+
+
+@pytest.fixture(scope="module")
+def encoded(root: Path, run: Run) -> Path:
+    """The folder of the corpus, encoded without interruption."""
+    result = encode_corpus(run, root / "data", progress=False)
+    assert (result.shards, result.shards_written) == (3, 3)
+    return result.folder
+
+
+@pytest.mark.exhaustive
+def test_a_run_of_another_version_names_the_missing_key(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    config = read_json(tmp_path / "run" / "config.json")
+    del config["encoder"]["layers"]
+    write_json(tmp_path / "run" / "config.json", config)
+    Workdir(tmp_path / "run").seal.unlink()
+    with pytest.raises(ContractError, match=r"config\.json has no key 'layers': another version"):
+        open_run(tmp_path / "run")
+
+
+def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
+    """A run, opened in another folder."""
+    return replace(run, workdir=Workdir(workdir), **changes)
+
+
+def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
+    passages = list(read_corpus(root / "data"))
+    shards = open_shards(encoded)
+    assert encoded == root / "run" / "embeddings" / "data"
+    assert (shards.total_rows, shards.vectors_per_row, shards.dimension) == (len(passages), 2, 32)
+    assert shards.ids(range(len(passages))) == [passage.id for passage in passages]
+    ids, mask = run.tokenizer.passages(passages).padded(np.arange(len(passages)), PASSAGE_LENGTH, run.tokenizer.pad_id)
+    expected = run.model.encode(run.params, Tokens(jnp.asarray(ids), jnp.asarray(mask)), "passage").vectors
+    stored = shards.rows(range(len(passages)))
+    np.testing.assert_allclose(stored, expected, atol=1e-5, rtol=0)
+    assert not np.allclose(stored[1:], expected[:-1], atol=1e-2)  # control: one row off
+
+
+def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
+    made_by = open_shards(encoded).fingerprint
+    assert made_by["contract"] == run.contract
+    assert made_by["checkpoint"] == run.checkpoint
+    assert made_by["corpus"]["passages"] == open_shards(encoded).total_rows
+    assert made_by["encode"]["shard_rows"] == ROWS
+    file = (root / "data" / "corpus.jsonl").stat()
+    written = {"path": str(root / "data"), "bytes": file.st_size, "modified": file.st_mtime_ns}
+    assert read_shard_json(encoded / "corpus.json") == written
+
+
+def test_what_is_cut_is_said_of_the_first_passages_before_they_are_encoded_and_of_all(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jaxret.index.source.tqdm.write", said.append)
+    before: list[list[str]] = []  # what was said when each shard was written
+    write = ShardWriter.write
+
+    def writing(self: ShardWriter, *rest: Any) -> None:
+        before.append(list(said))
+        write(self, *rest)
+
+    monkeypatch.setattr(ShardWriter, "write", writing)
+    encode_corpus(with_run(run, tmp_path), root / "data")
+    total = open_shards(tmp_path / "embeddings" / "data").total_rows
+    printed = [line.partition(": ")[0] for line in said if " cut at " in line]
+    assert printed == [f"{ROWS} passages", f"{total} passages"]
+    assert any(line.startswith(f"{ROWS} passages: ") for line in before[0])
+
+
+def test_the_name_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beir" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "beir")
+    assert [corpus_name(path) for path in (".", "inside/..", "../beir", "psgs.tsv.gz")] == ["beir"] * 3 + ["psgs"]
+
+
+def test_interrupted_between_shards_and_resumed(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ShardWriter.write
+    written: list[int] = []
+
+    def dying(self: ShardWriter, shard: Any, *rest: Any) -> None:
+        if len(written) == 1:
+            raise KeyboardInterrupt  # in the thread that writes: that which computes must hear of it
+        written.append(shard.index)
+        write(self, shard, *rest)
+
+    other = with_run(run, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", dying)
+        with pytest.raises(KeyboardInterrupt):
+            encode_corpus(other, root / "data", progress=False)
+    folder = tmp_path / "embeddings" / "data"
+    assert not (folder / "manifest.json").exists()
+    # What a process killed while it wrote the second shard leaves behind.
+    (folder / "vectors-00001-of-00003.npy").write_bytes(b"half")
+    result = encode_corpus(other, root / "data", progress=False)
+    assert (result.shards, result.shards_written) == (3, 2)
+    assert contents(folder) == contents(encoded)
+    before = contents(folder)
+    assert encode_corpus(other, root / "data", progress=False).shards_written == 0
+    assert contents(folder) == before
+
+
+def test_a_corpus_that_changes_while_it_is_encoded(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path / "data")
+
+    def scan(*arguments: Any) -> CorpusScan:
+        result = SCAN(*arguments)
+        write_data(tmp_path / "data", seed=1)
+        return result
+
+    monkeypatch.setattr("jaxret.data.formats.Corpus.scan", scan)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: .* encode it again"):
+        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
+
+
+def test_a_corpus_that_was_tokenised_before_is_not_read_again(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards have the same bytes."""
+    store = str(tmp_path / "stores")
+    inspect_corpus(run, root / "data", "error", store, print).tokenized(run, False, print)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("the corpus is read again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.data.formats.Corpus.scan", refused)
+        patch.setattr("jaxret.data.formats.Corpus.read", refused)
+        folder = encode_corpus(
+            with_run(run, tmp_path), root / "data", options=EncodeOptions(store=store), progress=False
+        ).folder
+        with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
+            encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False)
+    assert contents(folder) == contents(encoded)
+
+
+def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread of its own, which has begun with it when those before go to the device."""
+    starts = range(0, 120, 20)
+    begun = {start: threading.Event() for start in starts}
+    part, read = TextReader.part, EncodeWorker.read
+
+    def reading(self: TextReader, start: int, *rest: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        begun[start].set()
+        return part(self, start, *rest)
+
+    def giving(self: EncodeWorker, *rest: Any) -> Any:
+        for shard, lease, result in read(self, *rest):
+            assert shard.stop not in begun or begun[shard.stop].wait(30), "nobody reads the next one"
+            yield shard, lease, result
+
+    monkeypatch.setattr(TextReader, "part", reading)
+    monkeypatch.setattr(EncodeWorker, "read", giving)
+    assert encode_corpus(
+        with_run(run, tmp_path), root / "data", options=EncodeOptions(shard_rows=20), progress=False
+    ).shards == len(starts)
+
+
+def test_what_goes_wrong_does_not_wait_for_a_text_that_nobody_needs(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shard is being read when computing the first fails: reading ends, and the error is told."""
+    read, failed = 0, threading.Event()
+
+    def slow(*rest: Any) -> Any:
+        nonlocal read
+        for passage in READ(*rest):
+            read += 1
+            if read > ROWS + 1:
+                assert failed.wait(30)
+                time.sleep(0.05)
+            yield passage
+
+    def failing(*_: Any) -> Any:
+        while read < ROWS + 2:
+            time.sleep(0.01)
+        failed.set()
+        raise ArithmeticError("the device is broken")
+
+    monkeypatch.setattr("jaxret.data.formats.Corpus.read", slow)
+    monkeypatch.setattr(Embedder, "_batches", failing)
+    with pytest.raises(ArithmeticError, match="the device is broken"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert read < 2 * ROWS - 10
+
+
+def test_no_job_idles_while_another_has_a_shard_that_it_has_not_begun(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
+    wishes for, and then that."""
+    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    folder = tmp_path / "embeddings" / "data"
+    results: list[encode.EncodeResult] = []
+    job = threading.Thread(
+        target=lambda: results.append(encode_corpus(with_run(run, tmp_path), root / "data", progress=False))
+    )
+    times: list[int] = []  # when the second shard was written, and the third
+    read = EncodeWorker.read
+
+    def slow(self: EncodeWorker, *rest: Any) -> Any:
+        for each in read(self, *rest):
+            if threading.current_thread() is not job and not job.ident:
+                job.start()
+                end = time.monotonic() + 30
+                paths = [shard.sidecar(folder) for shard in self.writer.shards]
+                while not all(path.exists() for path in paths[1:]):
+                    assert time.monotonic() < end, "the other job waits for a shard that nobody has begun"
+                    time.sleep(0.01)
+                times.extend(path.stat().st_mtime_ns for path in paths[1:])
+            yield each
+
+    monkeypatch.setattr(EncodeWorker, "read", slow)
+    try:
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    finally:
+        job.join()
+    assert (result.shards_written, results[0].shards_written) == (1, 2)
+    assert times[0] > times[1]
+    assert contents(folder) == contents(encoded)
+
+
+def test_a_shard_that_its_own_job_begins_is_not_read_on_by_another(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shards are another's wish. This job reads the first, until that job begins it, and computes the others."""
+    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    folder, part = tmp_path / "embeddings" / "data", TextReader.part
+    ended: list[int] = []
+
+    def noting(self: TextReader, start: int, *rest: Any) -> Any:
+        try:
+            return part(self, start, *rest)
+        except CancelledError:
+            ended.append(start)
+            raise
+
+    monkeypatch.setattr(TextReader, "part", noting)
+    with Leases(folder) as others:
+        assert all(others.claim(f"next-0000{number}-of-00003") for number in range(3))
+        begun: list[Lease] = []
+
+        def slow(*rest: Any) -> Any:
+            for number, passage in enumerate(READ(*rest)):
+                if number == 10 and not begun:
+                    lease = others.claim("00000-of-00003")
+                    assert lease
+                    begun.append(lease)
+                if begun and number < ROWS and not ended:
+                    time.sleep(0.05)
+                yield passage
+
+        def sleep(_: float) -> None:
+            assert len(list(folder.glob("shard-*.json"))) == 2
+            others.release(begun[0])
+
+        monkeypatch.setattr("jaxret.data.formats.Corpus.read", slow)
+        monkeypatch.setattr("jaxret.index.worker.time", SimpleNamespace(sleep=sleep))
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert (result.shards_written, ended) == (3, [0])
+    assert contents(folder) == contents(encoded)
+
+
+@pytest.mark.parametrize("kind", ["text", "store"])
+def test_parts_that_are_asked_for_out_of_order_are_those_of_one_pass(
+    kind: str, root: Path, run: Run, tmp_path: Path
+) -> None:
+    """Shards of a dead job are, and damaged ones: before what was read last, text is read from its beginning."""
+    source = inspect_corpus(run, root / "data", "error", str(tmp_path), print)
+    expected = run.tokenizer.passages(read_corpus(root / "data"))
+    ids = [passage.id for passage in read_corpus(root / "data")]
+    if kind == "store":
+        source.tokenized(run, False, print)
+    texts = open_token_reader(source, run.tokenizer)
+    assert isinstance(texts, TextReader) == (kind == "text")
+    for start, stop in ((50, 100), (0, 50), (20, 40), (100, len(ids)), (30, 31), (31, 40)):
+        part = texts.part(start, stop)
+        assert list(part.ids) == ids[start:stop]
+        np.testing.assert_array_equal(part.passages.flat, expected.part(start, stop).flat)
+        np.testing.assert_array_equal(part.passages.lengths, expected.lengths[start:stop])
+
+
+def test_a_part_goes_on_after_one_that_was_not_wanted_any_more(root: Path, run: Run) -> None:
+    source, unwanted = inspect_corpus(run, root / "data", "error", "", print), threading.Event()
+    texts = TextReader(source, run.tokenizer)
+    unwanted.set()
+    with pytest.raises(CancelledError):
+        texts.part(0, 50, unwanted)
+    assert list(texts.part(1, 3).ids) == [passage.id for passage in read_corpus(root / "data")][1:3]
+    assert list(texts.part(0, 1).ids) == [next(read_corpus(root / "data")).id]
+
+
+def test_shards_of_a_corpus_that_was_another_meanwhile_are_taken_away(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size and time; only the digest of all of it tells, when some shards are there. When it is again what
+    it was, the folder has no passage of the other text."""
+    corpus = write_data(tmp_path / "data") / "corpus.jsonl"
+    before, time_of = corpus.read_bytes(), corpus.stat().st_mtime_ns
+    lines = before.splitlines(keepends=True)
+    record = json.loads(lines[1])
+    lines[1] = lines[1].replace(record["text"].encode(), record["text"][::-1].encode())
+
+    def put(content: bytes) -> None:
+        corpus.write_bytes(content)
+        os.utime(corpus, ns=(time_of, time_of))
+
+    def scan(*arguments: Any) -> CorpusScan:
+        result = SCAN(*arguments)
+        put(b"".join(lines))
+        return result
+
+    folder = tmp_path / "embeddings" / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxret.data.formats.Corpus.scan", scan)
+        with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: its SHA-256"):
+            encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    put(before)
+    encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    written, expected = contents(folder), contents(encoded)
+    assert {name for name in expected if written[name] != expected[name]} == {
+        "corpus.json"
+    }  # it says where the text is
+
+
+def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(tmp_path / "data")
+    part = TextReader.part
+
+    def changing(self: TextReader, *rest: Any) -> Any:
+        result = part(self, *rest)
+        os.utime(tmp_path / "data" / "corpus.jsonl", (1, 1))  # its bytes were not all read again yet
+        return result
+
+    monkeypatch.setattr(TextReader, "part", changing)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: the file changed while it was encoded; .* encode it again"):
+        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
+
+
+def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path: Path) -> None:
+    rows = [{"_id": f"p{i}", "text": "" if i % 2 else f"river {i}"} for i in range(7)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="passage 'p1' is empty"):
+        encode_corpus(with_run(run, tmp_path), tmp_path, progress=False)
+    folder = encode_corpus(
+        with_run(run, tmp_path), tmp_path, "kept", EncodeOptions(on_error="keep"), progress=False
+    ).folder
+    shards = open_shards(folder)
+    assert shards.ids(range(shards.total_rows)) == [row["_id"] for row in rows]
+    vectors = shards.rows(range(7))
+    np.testing.assert_allclose(vectors[1], vectors[3], atol=1e-6)  # of the markers alone
+    assert not np.allclose(vectors[1], vectors[0], atol=1e-3)
+    searcher = Searcher(with_run(run, tmp_path), folder)
+    assert searcher.passages({"p0", "p1"}) == {"p0": Passage("p0", "river 0"), "p1": Passage("p1", "")}
+
+
+def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "data", seed=1)
+    written = contents(encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False).folder)
+    expected = contents(encoded)
+    assert {name for name in expected if written[name] == expected[name]} <= {
+        name for name in expected if name.startswith("ids-")
+    }
+
+
+def test_shards_of_another_kind_are_not_mixed(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    other_data = write_data(tmp_path / "other", seed=1)
+    shutil.copytree(root / "run", tmp_path / "run")
+    checkpoint = {"step": 9, "digest": "0123456789abcdef"}
+    contract = {**run.contract, "normalize": True}
+    cases = [
+        (root / "data", {"checkpoint": checkpoint}, r"checkpoint\.digest: '0123456789abcdef' in .*'[0-9a-f]{16}' in"),
+        (root / "data", {"contract": contract}, r"contract\.normalize: True in .* False in"),
+        (other_data, {}, r"corpus\.sha256: '[0-9a-f]{64}' in what is to be encoded now, '[0-9a-f]{64}' in"),
+    ]
+    before = contents(tmp_path / "run" / "embeddings" / "data")
+    for corpus, changes, message in cases:
+        changed = with_run(run, tmp_path / "run", **changes)
+        with pytest.raises(ContractError, match=message):
+            encode_corpus(changed, corpus, name="data", progress=False)
+    assert contents(tmp_path / "run" / "embeddings" / "data") == before
+
+
+def test_float16(root: Path, encoded: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
+    for name in ("contract.json", "data.json", "env.json"):
+        shutil.copyfile(root / "run" / name, tmp_path / "run" / name)
+    shutil.copytree(root / "run" / "encoder", tmp_path / "run" / "encoder")
+    config = read_json(root / "run" / "config.json")
+    config["encode"]["dtype"] = "float16"
+    write_json(tmp_path / "run" / "config.json", config)
+    half = open_shards(encode_corpus(open_run(tmp_path / "run"), root / "data", progress=False).folder)
+    whole = open_shards(encoded)
+    rows = range(whole.total_rows)
+    assert half.manifest.dtype == "float16"
+    np.testing.assert_array_equal(half.rows(rows), whole.rows(rows).astype(np.float16))
+    with pytest.raises(ValueError, match=r"encode\.dtype is 'bfloat16'; .*float32, float16"):
+        vector_dtype("bfloat16")
+
+
+def test_bad_records_stop_or_are_counted(
+    root: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (root / "data" / "corpus.jsonl").read_text().splitlines()[:20]
+    lines[3] = "{broken"
+    lines[7] = json.dumps({"_id": "two words", "text": "river"})
+    corpus = tmp_path / "bad.jsonl"
+    corpus.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"bad\.jsonl:4: this is not JSON"):
+        encode_corpus(with_run(run, tmp_path), corpus, progress=False)
+    assert not (tmp_path / "embeddings").exists()
+    result = encode_corpus(with_run(run, tmp_path), corpus, options=EncodeOptions(on_error="skip"), progress=True)
+    assert result.passages == 18
+    assert "skipped 2 records" in capsys.readouterr().out
+    kept = [json.loads(line)["_id"] for i, line in enumerate(lines) if i not in (3, 7)]
+    assert open_shards(tmp_path / "embeddings" / "bad").ids(range(18)) == kept
+
+
+def test_a_finished_folder_is_not_written_to(
+    root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be read-only."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    before = {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()}
+    for name in ("fsync", "replace", "unlink"):
+        monkeypatch.setattr(f"os.{name}", refused)
+    again = encode_corpus(run, root / "data", progress=False)
+    assert again.shards_written == 0
+    assert {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("lost", "half"),
+    [
+        (
+            "ids-00001-of-00003.txt",
+            ".lease-00001-of-00003/0123456789abcdef/.ids-00001-of-00003.txt.0123456789abcdef.tmp",
+        ),
+        (
+            "manifest.json",
+            ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef.tmp",
+        ),  # every shard is there
+        ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),  # about to be a lease
+        ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),
+    ],
+)
+def test_what_a_killed_writer_left_is_cleared(
+    lost: str, half: str, root: Path, run: Run, encoded: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    if lost:
+        (tmp_path / "embeddings" / "data" / lost).unlink()
+    half_written = tmp_path / "embeddings" / "data" / half
+    half_written.parent.mkdir(parents=True, exist_ok=True)
+    half_written.write_bytes(b"half")
+    if half.startswith(".lease-"):  # by a process of this host, which is gone
+        (half_written.parent / "owner.json").write_text(
+            json.dumps({**this_process(), "numbers": _numbers(), "started": "before"})
+        )
+    os.utime(half_written, (0, 0))
+    encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
+
+
+def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
+    """Its sizes are right, so that digests alone tell."""
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    path = tmp_path / "embeddings" / "data" / "vectors-00001-of-00003.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert encode_corpus(with_run(run, tmp_path), root / "data", progress=False).shards_written == 1
+    assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
+
+
+def test_shards_of_other_jobs_are_waited_for(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
+    afterwards is nothing."""
+    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    folder = tmp_path / "embeddings" / "data"
+    with Leases(folder) as others:
+        lease = others.claim("00000-of-00003")
+        assert lease
+        owner, slept = lease.work / "owner.json", []
+        owner.write_text(json.dumps(this_process() | {"host": "another-host"}))
+
+        def sleep(_: float) -> None:
+            slept.append(len(list(folder.glob("shard-*.json"))))
+            os.utime(owner, (0, 0))
+
+        monkeypatch.setattr("jaxret.index.worker.time.sleep", sleep)
+        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        assert not lease.publishes(lambda: pytest.fail("it is not asked to"))
+    assert (slept[0], result.shards_written) == (2, 3)
+    assert contents(folder) == contents(encoded)
+
+
+def test_two_jobs_that_are_asked_for_different_things(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds an empty folder; who is first says what it is of, and the other writes nothing."""
+    other = with_run(run, tmp_path, checkpoint={"step": 9, "digest": "0123456789abcdef"})
+    begin, results = worker.announce, []
+
+    def second(writer: ShardWriter, leases: Leases) -> None:
+        monkeypatch.setattr(worker, "announce", begin)
+        results.append(encode_corpus(other, root / "data", progress=False))
+        begin(writer, leases)
+
+    monkeypatch.setattr(worker, "announce", second)
+    with pytest.raises(ContractError, match=r"checkpoint\.digest: '[0-9a-f]{16}' in what .* '0123456789abcdef' in"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert open_shards(results[0].folder).fingerprint["checkpoint"]["step"] == 9
+
+
+def test_a_job_that_fails_at_once_leaves_nothing(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardWriter, "write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    assert not (tmp_path / "embeddings" / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
+def test_a_name_that_leaves_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the name of a corpus is"):
+        encode_corpus(with_run(run, tmp_path), root / "data", name, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_passage_without_finite_vectors_is_named_with_its_line(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = json.loads((root / "data" / "corpus.jsonl").read_text().splitlines()[2])["_id"]
+    embed = Embedder.encode_stream
+
+    def broken(self: Embedder, *rest: Any, **more: Any) -> Any:
+        for vectors in embed(self, *rest, **more):
+            vectors.flat[2 * 2 + 1, 5] = np.nan  # two vectors a passage
+            yield vectors
+
+    monkeypatch.setattr(Embedder, "encode_stream", broken)
+    with pytest.raises(ValueError, match=rf"corpus\.jsonl:3: passage '{third}' \(row 2\) has a NaN"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+
+
+def test_what_is_taken_away_while_it_is_written_is_an_error(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ShardWriter.write
+
+    def taken(self: ShardWriter, shard: Any, *rest: Any) -> None:
+        write(self, shard, *rest)
+        if shard.index == 1:
+            shard.sidecar(self.folder).unlink()
+
+    monkeypatch.setattr(ShardWriter, "write", taken)
+    with pytest.raises(ShardError, match=r"1 of 3 shards, from rows 50 to 99 on, were changed.*Run encode again"):
+        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+
+
+def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
+    other = with_run(run, tmp_path)
+    monkeypatch.setattr(encode, "SHARD_ROWS", 40)
+    assert encode_corpus(other, root / "data", "asked", EncodeOptions(shard_rows=100), progress=False).shards == 2
+    assert encode_corpus(other, root / "data", "asked", progress=False).shards_written == 0
+    manifest = open_shards(encode_corpus(other, root / "data", "limited", progress=False).folder).manifest
+    assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
+    monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
+    assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
+
+
+@pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])
+def test_a_shard_of_fewer_than_no_passages_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is -1; it must be at least 0"):
+        encode_corpus(with_run(run, tmp_path), root / "data", options=EncodeOptions(**{name: -1}), progress=False)  # type: ignore[arg-type]
+    assert not (tmp_path / "embeddings").exists()
+
+
+@pytest.mark.parametrize("head", ["mlr", "colbert"])
+def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path) -> None:
+    """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""
+    chosen = {"head__mlr__chosen": (1, 3)} if head == "mlr" else {}
+    config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
+    run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
+    source = inspect_corpus(run, root / "data", "error", "", print)
+    vector = run.model.dimension * 4
+    counts = run.model.vector_counts(source.tokenized(run, False, print).passages, "passage")
+    assert encode.rows_per_shard(run, source, EncodeOptions()) == 50
+    for limit in (1, 3 * vector, 30 * vector, 300 * vector):
+        rows = encode.rows_within(counts, 50, limit // vector)
+        sums = [counts[start : start + rows].sum() * vector for start in range(0, len(counts), rows)]
+        assert rows == 1 or max(sums) <= limit
+        twice = [counts[start : start + 2 * rows].sum() * vector for start in range(0, len(counts), 2 * rows)]
+        assert rows == 50 or max(twice) > limit  # no smaller than it needs to be
+
+
+def test_the_size_of_a_shard_is_the_lesser_of_rows_and_bytes(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a folder that has shards keeps their size, also one that is begun with rows that are too many now."""
+    other = with_run(run, tmp_path)
+    row = 2 * run.model.dimension * 4
+    assert encode_corpus(other, root / "data", "old", EncodeOptions(shard_rows=100), progress=False).shards == 2
+    real = encode.rows_per_shard
+    monkeypatch.setattr(encode, "MB", row * 7)  # 7 passages
+    for options, expected in (
+        (EncodeOptions(), 7),
+        (EncodeOptions(shard_mb=2), 14),
+        (EncodeOptions(shard_mb=2, shard_rows=9), 9),
+        (EncodeOptions(shard_mb=99), 50),
+    ):
+        source = inspect_corpus(run, root / "data", "error", "", print)
+        with other.config.unlocked():
+            other.config.encode.shard_mb = 1
+        assert real(other, source, options) == expected
+    assert real(other, source, EncodeOptions(dtype="float16", shard_mb=1)) == 14
+    assert encode_corpus(other, root / "data", "old", EncodeOptions(shard_rows=100), progress=False).shards_written == 0
+    assert encode_corpus(other, root / "data", "old", progress=False).shards_written == 0
+    assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards == 17
+    assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards_written == 0
+    with pytest.raises(ContractError, match="rows_per_shard: 14 in what is to be encoded now, 7 in"):
+        encode_corpus(other, root / "data", "new", EncodeOptions(shard_mb=2), progress=False)
+
+
+def test_the_bar_is_that_of_the_whole_job(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Any] = []
+
+    class Bar(worker.tqdm):  # type: ignore[misc, type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"file": io.StringIO()})
+            self.began = self.n
+            bars.append(self)
+
+    other = with_run(run, tmp_path)
+    result = encode_corpus(other, root / "data", progress=False)
+    next(result.folder.glob("ids-00001*")).unlink()
+    monkeypatch.setattr(worker, "tqdm", Bar)
+    encode_corpus(other, root / "data")
+    bar = bars[-1]
+    assert (bar.began, bar.n, bar.total) == (result.passages - ROWS, result.passages, result.passages)
+
+
+def test_shards_made_on_other_devices_are_told(
+    root: Path, run: Run, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(encoded, tmp_path / "embeddings" / "data")
+    (tmp_path / "embeddings" / "data" / "ids-00001-of-00003.txt").unlink()
+    mesh = make_mesh(devices=jax.devices()[:4])
+    params = jax.device_put(jax.tree.map(np.asarray, run.params), replicated_sharding(mesh))
+    fewer = with_run(run, tmp_path, mesh=mesh, params=params, compiled={})
+    encode_corpus(fewer, root / "data")
+    made_on = [entry["made_on"]["devices"] for entry in open_shards(tmp_path / "embeddings" / "data").manifest.shards]
+    assert made_on == [8, 4, 8]
+    assert "their last digits differ by rounding" in capsys.readouterr().out
+
+
+def test_names(tmp_path: Path) -> None:
+    (tmp_path / "nfcorpus.v1").mkdir()
+    assert corpus_name(tmp_path / "nfcorpus.v1") == "nfcorpus.v1"
+    assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"
+
+
+def test_vectors_that_have_collapsed_are_told(
+    root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for limit, expected in ((1.1, False), (-1.1, True)):
+        monkeypatch.setattr("jaxret.index.collapse.LIMIT", limit)
+        encode_corpus(run, root / "data")
+        assert ("alarm: " in capsys.readouterr().out) == expected
+
+
+def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(ValueError, match=r"corpus\.jsonl has no passage to encode"):
+        encode_corpus(run, tmp_path / "corpus.jsonl", progress=False)

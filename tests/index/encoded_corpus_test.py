@@ -1,0 +1,187 @@
+"""Parts, deleted rows and filters: a search is that of a corpus which holds what is left and nothing else."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
+from jaxret.index.shards import ShardError, ShardWriter
+from jaxret.search.backends.select import select_backend
+from jaxret.search.backends.top_k import few_sizes
+from jaxret.search.exact import search
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.types import Ragged
+
+SIZES = (75, 40, 33)  # rows of the parts
+SHARDS = (20, 40, 7)  # rows of their shards
+TOTAL = sum(SIZES)
+CASES = [
+    ("fixed", 1, "faiss-cpu"),
+    ("fixed", 1, "xla"),
+    ("fixed", 3, "faiss-cpu"),
+    ("fixed", 3, "xla"),
+    ("ragged", 0, "xla"),
+]
+DELETED = {"none": [], "some": [0, 5, 19, 76, 80, 114, 147], "a shard and a part": [*range(20, 40), *range(75, 115)]}
+
+
+def vectors(layout: str, width: int) -> tuple[Any, Any]:
+    """(queries, documents) of small whole numbers, so that there are many ties."""
+    random = np.random.default_rng(1)
+    if layout == "fixed":
+        return tuple(random.integers(-2, 3, shape).astype(np.float32) for shape in ((4, 8), (TOTAL, width, 8)))  # type: ignore[return-value]
+    counts = random.integers(1, 6, TOTAL)
+    flat = random.integers(-2, 3, (int(counts.sum()), 8)).astype(np.float32)
+    queries = Ragged(random.integers(-2, 3, (9, 8)).astype(np.float32), np.array([0, 2, 5, 9]))
+    return queries, Ragged(flat, np.concatenate([[0], np.cumsum(counts)]))
+
+
+def rows_of(documents: Any, rows: np.ndarray) -> Any:
+    return documents.take(rows) if isinstance(documents, Ragged) else documents[rows]
+
+
+def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
+    """The documents as three parts of shards."""
+    parts, first = [], 0
+    for number, (size, rows) in enumerate(zip(SIZES, SHARDS, strict=True)):
+        sha256 = f"{number}" * 64
+        name = part_name(number, sha256) if number else ""
+        writer = ShardWriter(folder / name, size, rows, {"corpus": {"sha256": sha256, "passages": size}})
+        for shard in writer.pending():
+            candidate_rows = np.arange(first + shard.start, first + shard.stop)
+            writer.write(shard, rows_of(documents, candidate_rows), [f"d{row}" for row in candidate_rows])
+        writer.finish()
+        own = [row - first for row in deleted if first <= row < first + size]
+        parts.append(CorpusPart(name, sha256, size).with_deleted(own))
+        first += size
+    write_parts(folder, parts)
+    return folder
+
+
+@pytest.mark.parametrize("deleted", DELETED.values(), ids=DELETED)
+@pytest.mark.parametrize(("layout", "width", "backend"), CASES)
+def test_a_search_is_that_of_what_is_left(
+    layout: str, width: int, backend: str, deleted: list[int], tmp_path: Path
+) -> None:
+    queries, documents = vectors(layout, width)
+    chosen = select_backend(backend)
+    best = search(queries, [documents], 3, chosen).rows
+    deleted = sorted({*deleted, *(best.ravel().tolist() if deleted else [])})  # those that would come first, too
+    corpus = open_encoded(written(tmp_path, documents, deleted))
+    left = np.setdiff1d(np.arange(TOTAL), deleted)
+    for kept, actual in ((left, corpus), (left[3::2], corpus.select(np.arange(TOTAL)[left[3::2]]))):
+        for k in (1, 10, len(kept), TOTAL + 5):
+            expected = search(queries, [rows_of(documents, kept)], k, chosen)
+            result = search(queries, actual, k, chosen)
+            np.testing.assert_array_equal(result.rows, expected.rows)
+            np.testing.assert_array_equal(result.scores.view(np.int32), expected.scores.view(np.int32))
+        assert actual.total_rows == len(kept)
+        assert actual.ids(np.arange(len(kept))) == [f"d{row}" for row in kept]
+        assert actual.missing_ids({"d0", "d147", "x"}) == {"d0", "d147", "x"} - {f"d{row}" for row in kept}
+    assert corpus.corpus["passages"] == len(left)
+
+
+def test_control_what_was_deleted_would_be_found(tmp_path: Path) -> None:
+    queries, documents = vectors("fixed", 1)
+    best = search(queries, [documents], 3, select_backend("xla")).rows.ravel().tolist()
+    folder = written(tmp_path, documents, best)
+    result = search(queries, open_encoded(folder), 3, select_backend("xla"))
+    whole = search(queries, open_encoded(written(tmp_path / "whole", documents, [])), 3, select_backend("xla"))
+    assert (result.scores < whole.scores).any()
+
+
+def test_all_shards_may_be_mapped_at_a_time(tmp_path: Path) -> None:
+    """A descriptor each; MS MARCO has more than many systems allow."""
+    writer = ShardWriter(tmp_path, 100, 1, {"corpus": {"sha256": "0" * 64, "passages": 100}})
+    for shard in writer.pending():
+        writer.write(shard, np.ones((1, 1, 4), np.float32), [f"d{shard.start}"])
+    writer.finish()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = set(map(int, os.listdir("/dev/fd")))
+    free = [number for number in range(4000) if number not in taken]
+    low = (free[60], before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, low)
+        corpus = open_encoded(tmp_path)
+        assert len(list(corpus)) == 100
+        resource.setrlimit(resource.RLIMIT_NOFILE, low)
+        with pytest.raises(OSError, match=r"vectors-000.*this process may not have more files open; raise the limit"):
+            list(corpus)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_digests_change_with_what_is_there(tmp_path: Path) -> None:
+    _, documents = vectors("fixed", 1)
+    result = [open_encoded(written(tmp_path / str(n), documents, gone)).corpus for n, gone in enumerate(([], [1], [2]))]
+    assert len({one["sha256"] for one in result}) == 3
+    assert [one["passages"] for one in result] == [TOTAL, TOTAL - 1, TOTAL - 1]
+    (tmp_path / "0" / "parts.json").unlink()
+    assert open_encoded(tmp_path / "0").corpus == {"sha256": "0" * 64, "passages": SIZES[0]}
+
+
+def test_rows_are_deleted_once_and_kept_as_ranges() -> None:
+    part = CorpusPart("", "a" * 64, 10).with_deleted([3, 4, 5, 9]).with_deleted([5, 6, 0])
+    assert part.deleted.tolist() == [[0, 1], [3, 7], [9, 10]]
+    assert np.flatnonzero(part.present).tolist() == [1, 2, 7, 8]
+    assert part.with_deleted([]).deleted.tolist() == part.deleted.tolist()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        None,
+        [{}],
+        [{"name": "part-00001-0123456789ab", "sha256": "0", "rows": 75, "deleted": []}],
+        [{"name": "", "sha256": "0", "rows": 75, "deleted": [[3, 3]]}],
+        [{"name": "", "sha256": "0", "rows": 75, "deleted": [[5, 7], [6, 8]]}],
+        [{"name": "", "sha256": "0", "rows": 75, "deleted": [[70, 76]]}],
+        [{"name": "", "sha256": "0", "rows": 75, "deleted": [[-1, 3]]}],
+        [{"name": "", "sha256": "0", "rows": True, "deleted": []}],
+        [{"name": "", "sha256": "0", "rows": 75, "deleted": []}] * 2,
+        [
+            {"name": "", "sha256": "0", "rows": 75, "deleted": []},
+            {"name": "../x", "sha256": "0", "rows": 1, "deleted": []},
+        ],
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(parts: Any, tmp_path: Path) -> None:
+    write_json(tmp_path / "parts.json", {"parts": parts})
+    with pytest.raises(ShardError, match=r"parts\.json: .* restore it"):
+        read_parts(tmp_path)
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    _, documents = vectors("fixed", 1)
+    folder = written(tmp_path, documents, [1])
+    path = folder / "parts.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"1,", b"2,", 1))
+    with pytest.raises(ShardError, match=r"parts\.json: damaged"):
+        open_encoded(folder)
+    stored = read_json(path)
+    path.write_bytes(good)
+    open_encoded(folder)
+    parts = [CorpusPart(part["name"], part["sha256"], part["rows"]) for part in stored["parts"]]
+    write_parts(folder, [parts[0], CorpusPart(parts[1].name, "f" * 64, SIZES[1])])
+    with pytest.raises(ShardError, match=r"its vectors are of other texts than .*parts\.json"):
+        open_encoded(folder)
+    write_parts(folder, parts)
+    next((folder / parts[2].name).glob("ids-00001*")).unlink()
+    with pytest.raises(ShardError, match=r"part-00002-2{12}/ids-00001-of-00005\.txt .* does not exist"):
+        open_encoded(folder)
+
+
+def test_blocks_of_many_sizes_are_few_programs() -> None:
+    assert [few_sizes(n) for n in (1, 2, 15, 16, 17, 37, 8100, 8192, 8193, 21845)] == [
+        1, 2, 15, 16, 18, 40, 8192, 8192, 9216, 22528,
+    ]  # fmt: skip
+    assert len({few_sizes(n) for n in range(8193, 16385)}) <= 16

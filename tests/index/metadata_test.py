@@ -1,0 +1,227 @@
+"""Filters by metadata: before the search, exact, and what they may name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.records import Query
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import search_files
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.metadata import matching_rows
+from jaxret.index.update import append_corpus, delete_passages
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json, read_with_digest, with_digest, write_json
+from tests.pipeline import WORDS, untrained_run, write_data, write_encoder
+
+COLOURS = ("red", "green", "a:b")
+
+
+def record(i: int) -> dict[str, Any]:
+    """Some of each kind; every seventh says nothing, and every eleventh is no passage."""
+    fields: dict[str, Any] = {"_id": f"p{i}", "title": WORDS[i % 7], "text": f"{WORDS[i % 18]} {WORDS[(i * 5) % 18]}"}
+    if i % 7:
+        own = {"colour": COLOURS[i % 3], "year": 2000 + i % 2, "tags": ["x", f"t{i % 4}"], "deep": {"er": i % 5 == 0}}
+        fields |= {"metadata": own | {"none": None, "": "", "long": "y" * 300, "a:b": "c"}, "source": f"s{i % 2}"}
+    return fields if i % 11 else fields | {"text": 3}
+
+
+RECORDS = [record(i) for i in range(1, 90)]
+KEPT = [one for one in RECORDS if one["text"] != 3]
+
+
+def having(test: Any) -> list[str]:
+    return [one["_id"] for one in KEPT if "metadata" in one and test(one["metadata"])]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("metadata")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [*RECORDS, RECORDS[4]]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> Run:
+    return open_run(root / "run")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path, run: Run) -> Path:
+    return encode_corpus(
+        run, root / "corpus.jsonl", options=EncodeOptions(on_error="skip", shard_rows=20), progress=False
+    ).folder
+
+
+@pytest.mark.parametrize(
+    ("filters", "test"),
+    [
+        (["colour:red"], lambda m: m["colour"] == "red"),
+        (["colour:a:b"], lambda m: m["colour"] == "a:b"),
+        (["a:b:c"], lambda m: True),
+        (["colour:red", "colour:green"], lambda m: m["colour"] in ("red", "green")),
+        (["colour:red", "year:2001"], lambda m: m["colour"] == "red" and m["year"] == 2001),
+        (["tags:t3", "tags:t1", "deep.er:true"], lambda m: m["tags"][1] in ("t1", "t3") and m["deep"]["er"]),
+        (["source:s1", "year:2000"], None),
+    ],
+)
+def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path) -> None:
+    """The result is that of a corpus of the matching passages alone, to the last one."""
+    if test is None:
+        with pytest.raises(ValueError, match=r"has no passage to search: none has source:s1 year:2000"):
+            Searcher(run, folder, SearchOptions("xla", filters=tuple(filters)))
+        return
+    ids = having(test)
+    corpus = open_encoded(folder)
+    rows = matching_rows(corpus, filters)
+    assert corpus.ids(rows) == ids
+    whole = Searcher(run, folder, SearchOptions("xla")).search([Query("0", "river stone")], len(KEPT)).rankings["0"]
+    expected = [(key, score) for key, score in whole if key in ids]
+    for k in (3, len(KEPT)):
+        assert (
+            Searcher(run, folder, SearchOptions("xla", filters=tuple(filters)))
+            .search([Query("0", "river stone")], k)
+            .rankings["0"]
+            == expected[:k]
+        )
+    assert expected[:3] != whole[:3]  # control: they are not the best of all
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colour", "FIELD:VALUE is expected"),
+        ("size:3", "no passage has a field 'size'; the fields are a:b, colour, deep.er, source, tags, year"),
+        ("title:river", "no passage has a field 'title'; the fields are"),
+        ("none:x", "no passage has a field 'none'"),
+        ("long:" + "y" * 300, "no passage has a field 'long'"),
+        (
+            "colour:blue",
+            r"no passage has that value; colour is '(red|green|a:b)', '(red|green|a:b)', '(red|green|a:b)'$",
+        ),
+        ("tags:t9", r"tags is 'x', 't"),
+    ],
+)
+def test_what_no_passage_has_is_an_error_that_names_what_there_is(
+    text: str, message: str, run: Run, folder: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Searcher(run, folder, SearchOptions("xla", filters=(text,)))
+
+
+def test_made_once_and_again_where_it_is_damaged(root: Path, run: Run, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "data")
+    shutil.copyfile(root / "corpus.jsonl", tmp_path / "corpus.jsonl")
+    expected = matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist()
+    column = tmp_path / "data" / "metadata" / "1.rows.flat.npy"
+    good, made = column.read_bytes(), column.stat().st_mtime_ns
+    assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    assert column.stat().st_mtime_ns == made
+    column.write_bytes(good[:-8] + b"\1" + good[-7:])
+    assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    assert column.read_bytes() == good
+    manifest = tmp_path / "data" / "metadata" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("colour", "column"))
+    assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    written = read_with_digest(manifest)
+    others = {"corpus": "f" * 64, "fields": written["fields"][::-1]}
+    write_json(manifest, with_digest(written | others))  # of other texts
+    assert matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist() == expected
+    assert read_with_digest(manifest) == written
+
+
+def test_the_corpus_is_needed_once(root: Path, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    shutil.copyfile(root / "corpus.jsonl", path)
+    folder = encode_corpus(run, path, "once", EncodeOptions(on_error="skip"), progress=False).folder
+    path.rename(tmp_path / "away.jsonl")
+    with pytest.raises(FileNotFoundError, match="no longer at"):
+        Searcher(run, folder, SearchOptions("xla", filters=("colour:red",)))
+    path.write_text('{"_id": "p1", "text": "another"}\n')
+    with pytest.raises(ContractError):
+        Searcher(run, folder, SearchOptions("xla", filters=("colour:red",)))
+    (tmp_path / "away.jsonl").rename(path)
+    rows = matching_rows(open_encoded(folder), ["colour:red"]).tolist()
+    path.unlink()
+    assert matching_rows(open_encoded(folder), ["colour:red"]).tolist() == rows
+
+
+def test_parts_and_deleted_passages(root: Path, run: Run, tmp_path: Path) -> None:
+    for name, part in {"x": RECORDS[:40], "y": RECORDS[40:]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in part))
+    folder = encode_corpus(run, tmp_path / "x.jsonl", options=EncodeOptions(on_error="skip"), progress=False).folder
+    append_corpus(run, tmp_path / "y.jsonl", folder, EncodeOptions(on_error="skip"), progress=False)
+    expected = having(lambda m: m["colour"] == "red")
+    (tmp_path / "ids.txt").write_text(f"{expected[0]}\n{expected[-1]}\n")
+    delete_passages(folder, tmp_path / "ids.txt")
+    result = (
+        Searcher(run, folder, SearchOptions("xla", filters=("colour:red",)))
+        .search([Query("0", "river stone")], 99)
+        .rankings["0"]
+    )
+    assert {key for key, _ in result} == set(expected[1:-1])
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "corpus.csv", "collection.tsv"])
+def test_other_formats(name: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name.endswith(".json"):
+        path.write_text(json.dumps([{key: one[key] for key in one if key != "metadata"} for one in KEPT]))
+    elif name.endswith(".csv"):
+        with open(path, "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["_id", "title", "text", "source"])
+            table.writerows([one["_id"], one["title"], one["text"], one.get("source", "")] for one in KEPT)
+    else:
+        path.write_text("".join(f"{n}\t{one['text']}\n" for n, one in enumerate(KEPT)))
+    folder = encode_corpus(run, path, name.replace(".", "-"), progress=False).folder
+    if name.endswith(".tsv"):
+        with pytest.raises(ValueError, match=r"have no metadata, but id, title and text alone"):
+            matching_rows(open_encoded(folder), ["source:s1"])
+        return
+    corpus = open_encoded(folder)
+    assert corpus.ids(matching_rows(corpus, ["source:s1"])) == [one["_id"] for one in KEPT if one.get("source") == "s1"]
+    with pytest.raises(ValueError, match=r"the fields are source$"):
+        matching_rows(corpus, ["colour:red"])
+
+
+def test_results_of_a_filter_replace_no_others_and_say_so(
+    root: Path, run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries, qrels = tmp_path / "queries.jsonl", tmp_path / "test.tsv"
+    queries.write_text('{"_id": "1", "text": "river"}\n')
+    qrels.write_text("query-id\tcorpus-id\tscore\n1\tp3\t1\n")
+    for filters in ((), ("colour:red",)):
+        search_files(
+            run,
+            str(queries),
+            str(qrels),
+            EvaluationOptions(k=5, measures=("RR@5",)),
+            options=SearchOptions(filters=tuple(filters)),
+            corpus="corpus",
+            progress=False,
+        )
+    name = tmp_path.name
+    plain, filtered = (run.workdir.evaluation(f"{name}.test{end}") for end in ("", ".filtered"))
+    assert read_json(filtered)["provenance"]["search"]["filter"] == ["colour:red"]
+    assert "filter" not in read_json(plain)["provenance"]["search"]
+    red = having(lambda m: m["colour"] == "red")
+    assert f"exact search of {len(red)} of {len(KEPT)} passages, those with colour:red" in capsys.readouterr().out
+    lines = run.workdir.rankings(f"{name}.test.filtered").read_text().splitlines()
+    assert {line.split()[2] for line in lines} <= set(red)
+    assert np.unique([line.split()[2] for line in lines]).size == 5

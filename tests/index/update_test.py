@@ -1,0 +1,304 @@
+"""Appending to an encoded corpus and deleting from it: the search of a fresh encode, and all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.records import Passage, Query
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.shards import ShardError
+from jaxret.index.source import inspect_corpus
+from jaxret.index.update import append_corpus, delete_passages
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.exact import search
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder, provenance
+from jaxret.types import Ragged
+from tests.pipeline import contents, untrained_run, write_data, write_encoder
+
+KINDS: dict[str, dict[str, Any]] = {
+    "one vector": {"head__token": "mean", "normalize": True},
+    "two vectors": {"head__name": "mlr", "head__mlr__chosen": (1, 3)},
+    "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6},
+}
+CASES = [
+    ("one vector", "faiss-cpu"),
+    pytest.param("one vector", "xla", marks=pytest.mark.exhaustive),
+    pytest.param("two vectors", "faiss-cpu", marks=pytest.mark.exhaustive),
+    pytest.param("two vectors", "xla", marks=pytest.mark.exhaustive),
+    pytest.param("late", "xla", marks=pytest.mark.exhaustive),
+]
+ROWS = 10  # of a shard
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus whole, and in three files, the first two of which end where a shard does."""
+    folder = tmp_path_factory.mktemp("change")
+    write_encoder(folder / "encoder")
+    lines = (write_data(folder / "data") / "corpus.jsonl").read_text().splitlines(keepends=True)
+    for name, part in {"whole": lines, "a": lines[:40], "b": lines[40:60], "c": lines[60:]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(part))
+    return folder
+
+
+class Runs(dict[str, Run]):
+    """A run of each kind, made when it is asked for, with `whole` encoded at once, and `a` as the corpus to change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __missing__(self, kind: str) -> Run:
+        root = self.root
+        self[kind] = run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
+        for name in ("whole", "a"):
+            encode_corpus(run, root / f"{name}.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False)
+        return run
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> Runs:
+    return Runs(root)
+
+
+def changed(run: Run, to: Path) -> tuple[Run, Path]:
+    """A copy of a run, and the folder of its corpus `a` in it."""
+    shutil.copytree(run.workdir.path / "embeddings", to / "embeddings", ignore=shutil.ignore_patterns("whole"))
+    other = replace(run, workdir=Workdir(to))
+    return other, corpus_folder(other.workdir)
+
+
+def rankings(root: Path, run: Run, folder: Path, k: int, backend: str = "xla") -> dict[str, list[tuple[str, float]]]:
+    return Searcher(run, folder, SearchOptions(backend)).search(read_queries(root / "data")[:8], k).rankings
+
+
+def write_ids(path: Path, ids: list[str]) -> Path:
+    path.write_text("".join(f"{key}\n" for key in ids))
+    return path
+
+
+@pytest.mark.parametrize(("kind", "backend"), CASES)
+def test_a_search_is_that_of_a_fresh_encode(kind: str, backend: str, root: Path, runs: Runs, tmp_path: Path) -> None:
+    """Appended twice, and what came first deleted: the same as the same passages encoded at once. The vectors of a
+    text depend, in the last digit, on those that it is encoded with; so what is left is compared with its own vectors
+    bit for bit, and with those of a fresh encode in order, and to 1e-5."""
+    run, folder = changed(runs[kind], tmp_path / "run")
+    whole = runs[kind].workdir.embeddings("whole")
+    for name in "bc":
+        append_corpus(run, root / f"{name}.jsonl", folder, EncodeOptions(shard_rows=ROWS), progress=False)
+    total = open_encoded(whole).total_rows
+    for k in (5, total + 3):
+        assert rankings(root, run, folder, k, backend) == rankings(root, runs[kind], whole, k, backend)
+    best = rankings(root, run, folder, 2, backend)
+    gone = list(dict.fromkeys(key for ranking in best.values() for key, _ in ranking))
+    assert delete_passages(folder, write_ids(tmp_path / "ids.txt", gone)) == (len(gone), total - len(gone))
+    left = [passage for passage in read_corpus(root / "data") if passage.id not in gone]
+    lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in left]
+    (tmp_path / "left.jsonl").write_text("".join(lines))
+    fresh = encode_corpus(run, tmp_path / "left.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False).folder
+
+    searcher = Searcher(run, folder, SearchOptions(backend))
+    kept = [row for row, key in enumerate(open_encoded(whole).ids(np.arange(total))) if key not in gone]
+    blocks = [block for _, block in open_encoded(whole)]
+    stacked = concatenated(blocks)
+    queries = run.embedder()(run.tokenizer.queries(q.text for q in read_queries(root / "data")[:8]), "query")
+    for k in (5, len(kept) + 3):
+        result = search(
+            queries,
+            [stacked.take(np.array(kept)) if isinstance(stacked, Ragged) else stacked[kept]],
+            k,
+            searcher.backend,
+        )
+        actual = rankings(root, run, folder, k, backend)
+        assert [[key for key, _ in ranking] for ranking in actual.values()] == [
+            [left[row].id for row in ranked] for ranked in result.rows
+        ]
+        assert [[score for _, score in ranking] for ranking in actual.values()] == result.scores.tolist()
+        again = rankings(root, run, fresh, k, backend)
+        for one, other in zip(actual.values(), again.values(), strict=True):
+            np.testing.assert_allclose([s for _, s in one], [s for _, s in other], atol=1e-5)
+        assert {key: {p for p, _ in ranking} for key, ranking in actual.items()} == {
+            key: {p for p, _ in ranking} for key, ranking in again.items()
+        }
+
+
+def concatenated(blocks: list[Any]) -> Any:
+    if isinstance(blocks[0], Ragged):
+        lengths = np.concatenate([block.lengths for block in blocks])
+        return Ragged(np.concatenate([b.flat for b in blocks]), np.concatenate([[0], np.cumsum(lengths)]))
+    return np.concatenate(blocks)
+
+
+def test_the_shards_of_what_is_appended_are_those_of_a_corpus_of_its_own(
+    root: Path, runs: Runs, tmp_path: Path
+) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    before = contents(folder)
+    result = append_corpus(run, root / "b.jsonl", folder, progress=False)
+    alone = encode_corpus(run, root / "b.jsonl", options=EncodeOptions(shard_rows=50), progress=False).folder
+    assert (result.passages, result.shards) == (20, 1)
+    assert contents(result.folder) == contents(alone)
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert "parts.json" in after
+
+
+def test_texts_of_all_parts_are_found(root: Path, runs: Runs, tmp_path: Path) -> None:
+    """Also of a passage that was deleted and came again with another text."""
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    append_corpus(run, root / "b.jsonl", folder, progress=False)
+    delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
+    path = tmp_path / "again.jsonl"
+    path.write_text('{"_id": "p3", "text": "silver river"}\n{"_id": "n3", "text": "x"}\n')
+    with pytest.raises(ValueError, match=r"again\.jsonl:2: passage 'n3' is in .*/a already, row 7; leave it out"):
+        append_corpus(run, path, folder, progress=False)
+    path = tmp_path / "new.jsonl"
+    path.write_text('{"_id": "p3", "text": "silver river"}\n')
+    append_corpus(run, path, folder, progress=False)
+    searcher = Searcher(run, folder)
+    everything = {p.id: p for name in "ab" for p in read_corpus(root / f"{name}.jsonl")}
+    everything["p3"] = Passage("p3", "silver river")
+    assert searcher.passages(everything) == everything
+    assert searcher.shards.total_rows == len(everything)
+    assert searcher.search([Query("0", "silver river")], 100).corpus["passages"] == len(everything)
+
+
+def test_the_same_again_changes_nothing(root: Path, runs: Runs, tmp_path: Path, capsys: Any) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    append_corpus(run, root / "b.jsonl", folder, progress=False)
+    ids = write_ids(tmp_path / "ids.txt", ["p3", "", "p25", "p3"])
+    assert delete_passages(folder, ids) == (2, 58)
+    before = contents(folder)
+    assert delete_passages(folder, ids) == (0, 58)
+    assert append_corpus(run, root / "b.jsonl", folder).shards_written == 0
+    assert "was appended before; 1 of its passages were deleted since" in capsys.readouterr().out
+    assert contents(folder) == before
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: passage 'p0' is in .* already, row 0 \(38 more like it\)"):
+        append_corpus(run, root / "a.jsonl", folder, progress=False)
+    next((folder / open_encoded(folder).parts[1].name).glob("ids-*")).unlink()  # damage is made good
+    with pytest.raises(ShardError, match="does not exist"):
+        Searcher(run, folder)
+    assert append_corpus(run, root / "b.jsonl", folder, progress=False).shards_written == 1
+    assert contents(folder) == before
+
+
+def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: Runs, tmp_path: Path) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    before = contents(folder)
+    other = replace(run, checkpoint={"step": 7, "digest": "ab"})
+    with pytest.raises(ContractError, match=r"checkpoint\.step: 0 in .*manifest\.json, 7 in"):
+        append_corpus(other, root / "b.jsonl", folder, progress=False)
+    short = open_run(runs["one vector"].workdir, passage_length=8)
+    with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in"):
+        append_corpus(short, root / "b.jsonl", folder, progress=False)
+    with pytest.raises(ValueError, match=r"the vectors are float32; what is appended must be too, not float16"):
+        append_corpus(run, root / "b.jsonl", folder, EncodeOptions(dtype="float16"), progress=False)
+    ids = write_ids(tmp_path / "ids.txt", ["p1", "x7", "p2", "x8", "x9", "y"])
+    with pytest.raises(ValueError, match=r"ids\.txt:2: 4 of 6 ids are of no passage in .*: 'x7', 'x8', 'x9', \.\.\.;"):
+        delete_passages(folder, ids)
+    with pytest.raises(ValueError, match=r"ids\.txt:1: 'two words' has white space in it"):
+        delete_passages(folder, write_ids(tmp_path / "ids.txt", ["two words"]))
+    with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has a"):
+        corpus_folder(run.workdir, "wiki", "--name")
+    assert contents(folder) == before
+    everything = write_ids(tmp_path / "all.txt", open_encoded(folder).ids(np.arange(40)))
+    assert delete_passages(folder, everything) == (40, 0)
+    with pytest.raises(ValueError, match=r"/a has no passage to search: all were deleted"):
+        Searcher(run, folder)
+    append_corpus(run, root / "a.jsonl", folder, EncodeOptions(shard_rows=ROWS), progress=False)  # all of it again
+    assert rankings(root, run, folder, 40) == rankings(
+        root, runs["one vector"], runs["one vector"].workdir.embeddings("a"), 40
+    )
+
+
+def test_results_record_what_was_searched(root: Path, runs: Runs, tmp_path: Path) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    result = [Searcher(run, folder).shards.corpus]
+    append_corpus(run, root / "b.jsonl", folder, progress=False)
+    result.append(Searcher(run, folder).shards.corpus)
+    delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
+    retrieved = Searcher(run, folder).search([Query("0", "river")], 3)
+    result.append(provenance(runs["one vector"], retrieved, 3)["corpus"])
+    assert [one["passages"] for one in result] == [40, 60, 59]
+    assert len({one["sha256"] for one in result}) == 3
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
+def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
+    job: str, root: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every file that is put in its place, before and after; then the same command again."""
+    ids = write_ids(tmp_path / "ids.txt", ["p3", "p5"])
+    store = str(tmp_path / "store")
+
+    def act(run: Run, folder: Path) -> None:
+        if job == "append":
+            append_corpus(run, root / "b.jsonl", folder, EncodeOptions(shard_rows=ROWS, store=store), progress=False)
+        else:
+            delete_passages(folder, ids)
+
+    run, folder = changed(runs["one vector"], tmp_path / "undisturbed")
+    old = rankings(root, run, folder, 5)
+    act(run, folder)
+    new, expected = rankings(root, run, folder, 5), contents(folder)
+    put, ended, states = os.replace, 0, []
+    for number in range(1, 99):
+        run, folder = changed(runs["one vector"], tmp_path / str(number))
+        count = 0
+
+        def counted(*paths: Any, at: int = number) -> None:
+            nonlocal count
+            count += 1
+            if count == (at + 1) // 2 and at % 2:
+                raise Killed
+            put(*paths)
+            if count == (at + 1) // 2:
+                raise Killed
+
+        monkeypatch.setattr(os, "replace", counted)
+        try:
+            act(run, folder)
+            ended += 1
+        except Killed:
+            pass
+        monkeypatch.setattr(os, "replace", put)
+        states.append([old, new].index(rankings(root, run, folder, 5)))
+        act(run, folder)
+        assert contents(folder) == expected
+        if ended:
+            break
+    assert ended
+    assert states == sorted(states)
+    assert states[-2] == 1  # after the last file
+    assert states.count(0) == len(states) - 2  # before it, as it was
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_id_that_is_there_is_found_behind_repeated_ones(kept: bool, runs: Runs, tmp_path: Path) -> None:
+    """Also where a store has the tokens, whose scan does not name what was repeated."""
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    ids = ["z1", "z2", "z1", "z2", "z3", "p0"]
+    rows = "".join(json.dumps({"_id": key, "text": f"river {key}"}) + "\n" for key in ids)
+    (tmp_path / "new.jsonl").write_text(rows)
+    store = str(tmp_path / "stores")
+    if kept:
+        inspect_corpus(run, tmp_path / "new.jsonl", "skip", store, print).tokenized(run, False, print)
+    with pytest.raises(ValueError, match=r"new\.jsonl:6: passage 'p0' is in .* already, row 0; leave it out"):
+        append_corpus(run, tmp_path / "new.jsonl", folder, EncodeOptions(on_error="skip", store=store), progress=False)

@@ -1,0 +1,548 @@
+"""Mining from files to files, against a plain reading of the same files, and training on the output."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.errors import DataError, Policy
+from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
+from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
+from jaxret.data.formats.dpr_results import write_retrieval_results
+from jaxret.data.formats.example_writers import make_tevatron_record, write_tevatron_examples
+from jaxret.data.records import Example, Passage, Query
+from jaxret.experiments.teachers import check_teacher, open_teacher
+from jaxret.index.encode import encode_corpus
+from jaxret.mining import mining_job, training_queries
+from jaxret.mining.mining_audit import audit_mined_file
+from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
+from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.pools import RankingFilePool, RunPool
+from jaxret.mining.training_queries import read_training_queries, stream_mined_examples
+from jaxret.runs.mismatch import ContractError
+from jaxret.storage.atomic import read_with_digest, sha256_file
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+TOP = MiningSettings(depth=20, keep=5, draw="top", answers=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set, and a run file of its training queries."""
+    folder = tmp_path_factory.mktemp("mining")
+    write_data(folder / "data")
+    random, passages = np.random.default_rng(0), [p.id for p in read_corpus(folder / "data")]
+    queries = dict.fromkeys(j.query_id for j in read_judgements(folder / "data", "train"))
+    rankings = {}
+    for query in reversed(queries):  # not in the order of the queries
+        ids = random.choice(passages, 30, replace=False)
+        rankings[query] = list(zip(ids.tolist(), np.sort(random.random(30))[::-1].tolist()))
+    write_run(folder / "run.trec", rankings, "test")
+    return folder
+
+
+def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> MiningJob:
+    data = str(root / "data")
+    return MiningJob(data, pools or (str(root / "run.trec"),), str(out), corpus=data, settings=settings)
+
+
+def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
+    """Query -> its first passages of the run file that are not judged relevant and have another text."""
+    texts = {p.id: " ".join(p.text.lower().split()) for p in read_corpus(root / "data")}
+    relevant: dict[str, set[str]] = {}
+    for one in read_judgements(root / "data", "train"):
+        if one.relevance > 0:
+            relevant.setdefault(one.query_id, set()).add(one.passage_id)
+    negatives = {}
+    for query, ranking in read_run(root / "run.trec").items():
+        relevant_texts = {texts[key] for key in relevant[query]}
+        left = [
+            key
+            for key, _ in ranking[: settings.depth]
+            if key not in relevant[query] and texts[key] not in relevant_texts
+        ]
+        negatives[query] = left[: settings.keep]
+    return negatives
+
+
+def test_a_run_file_gives_what_a_plain_reading_gives(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, of parts each
+    monkeypatch.setattr(mining_job, "TEXT_BLOCK", 5)
+    done = mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl", targets=False)
+    assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
+    assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
+    assert [e.query.id for e in examples] == [
+        one.query.id for one in read_training_queries(str(root / "data"), "train", Policy()).queries
+    ]
+    assert done.tally.selected == sum(len(e.negatives) for e in examples)
+    monkeypatch.undo()
+    mine_negatives(job(root, tmp_path / "b.jsonl"), progress=False)
+    assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
+
+
+def test_scores_are_those_of_the_run(root: Path, tmp_path: Path) -> None:
+    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    run = read_run(root / "run.trec")
+    scored = [e for e in read_examples(tmp_path / "a.jsonl", targets=False) if e.negative_scores]
+    assert scored, "some positives are among the 30"
+    for example in scored:
+        scores = dict(run[example.query.id])
+        assert list(example.negative_scores) == [scores[p.id] for p in example.negatives]
+        np.testing.assert_array_equal(example.positive_scores, [scores.get(p.id, np.nan) for p in example.positives])
+
+
+def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path: Path) -> None:
+    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    texts = {p.id: p for p in read_corpus(root / "data")}
+    for example in stream_mined_examples(tmp_path / "a.jsonl", Policy()):
+        assert all(texts[p.id] == p for p in (*example.positives, *example.negatives))
+        assert example.query.answers
+    parents = read_with_digest(parents_path(tmp_path / "a.jsonl"))
+    assert parents["file"] == {"name": "a.jsonl", "sha256": sha256_file(tmp_path / "a.jsonl")}
+    assert parents["pools"][0]["files"] == {str(root / "run.trec"): sha256_file(root / "run.trec")}
+    assert parents["corpus"]["sha256"] == sha256_file(root / "data" / "corpus.jsonl")
+    assert parents["settings"]["keep"] == 5
+    assert parents["queries"]["count"] == 40
+
+
+def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
+    names = [parents_path(tmp_path / name).name for name in ("nq.stage1.jsonl", "nq.stage2.jsonl.gz", "a.json", "b")]
+    assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
+    (tmp_path / "a.jsonl").touch()
+    out = tmp_path / "a.jsonl"
+    with pytest.raises(ValueError, match=r"a file that follows \(tevatron.examples:.*a.jsonl\), which would be lost"):
+        mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
+
+
+def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Path) -> None:
+    scores = {}
+    for depth in (1, 1000):
+        mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)), progress=False)
+        examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
+        scores[depth] = {e.query.id: e.positive_scores for e in examples}
+    assert scores[1] == scores[1000]
+    assert (
+        {len(e.positives) for e in examples}
+        == {len(positive_scores) for positive_scores in scores[1].values()}
+        == {1, 2}
+    )
+    assert sum(len(e.negatives) for e in examples) > 100
+
+
+def test_a_margin_in_scores_without_a_bound_is_said(root: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, margin=2.0)), False, lines.append)
+    text = "\n".join(lines)
+    assert "margin 2 is in scores of bm25, which have no bound" in text
+    scores = [e.positive_scores for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())]
+    low, middle, high = np.quantile([min(row) for row in scores], (0.05, 0.5, 0.95))
+    assert f"positives score {middle:.4g} in the middle, nine of ten from {low:.4g} to {high:.4g}" in text
+
+
+def test_negatives_that_the_data_have_are_passed_over(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
+    monkeypatch.setattr(training_queries, "read_examples", None)  # it would hold them all
+    again, first = (read_training_queries(str(tmp_path / "a.jsonl"), "train", Policy()) for _ in range(2))
+    monkeypatch.undo()
+    whole = read_training_queries(str(root / "data"), "train", Policy())
+    assert again.queries == first.queries == whole.queries
+    assert len({id(p) for one in again.queries for p in one.positives}) == len(
+        {p.id for one in again.queries for p in one.positives}
+    )
+
+
+def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_path: Path) -> None:
+    rankings = {
+        query: sorted(((key, float(i)) for i, (key, _) in enumerate(ranking)), key=lambda pair: -pair[1])
+        for query, ranking in read_run(root / "run.trec").items()
+    }  # the other way round
+    write_run(tmp_path / "teacher.trec", rankings, "test")
+    settings = replace(TOP, margin=1.0)
+    with_teacher = replace(job(root, tmp_path / "a.jsonl", settings=settings), teacher=str(tmp_path / "teacher.trec"))
+    mine_negatives(with_teacher, progress=False)
+    examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
+    assert any(e.negatives for e in examples)
+    for example in examples:
+        scores = dict(rankings[example.query.id])
+        assert all(scores[n.id] < min(scores[p.id] for p in example.positives) - 1.0 for n in example.negatives)
+        if example.negatives:
+            assert list(example.negative_scores) == [scores[n.id] for n in example.negatives]
+
+
+def test_a_teacher_that_scored_some_passages_teaches_by_these(root: Path, tmp_path: Path) -> None:
+    some = {query: ranking[:10] for query, ranking in read_run(root / "run.trec").items()}
+    write_run(tmp_path / "teacher.trec", some, "test")
+    mine_negatives(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")), progress=False)
+    every = [
+        s
+        for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())
+        for s in (*e.positive_scores, *e.negative_scores)
+    ]
+    assert 0 < np.isnan(every).sum() < len(every)
+    for e in stream_mined_examples(tmp_path / "a.jsonl", Policy()):
+        scores = dict(some[e.query.id])
+        np.testing.assert_array_equal(e.negative_scores, [scores.get(p.id, np.nan) for p in e.negatives])
+
+
+def test_records_that_follow_have_scores_of_the_same_teacher_or_none(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BM25's scores say nothing beside a run's."""
+    mine_negatives(job(root, tmp_path / "bm25.jsonl", "bm25"), progress=False)
+    assert any(e.score_count for e in stream_mined_examples(tmp_path / "bm25.jsonl", Policy()))
+    both = replace(job(root, tmp_path / "a.jsonl"), concat=(str(tmp_path / "bm25.jsonl"),))
+    mine_negatives(both, progress=False)
+    text = "scores of two pools, or files, are not comparable: none are in the file"
+    assert text in capsys.readouterr().out
+    assert not any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy()))
+    queries = [one.query for one in read_training_queries(str(root / "data"), "train", Policy()).queries]
+    ids = [p.id for p in read_corpus(root / "data")]
+    scores = {query.id: [(key, 100.0 - n) for n, key in enumerate(ids)] for query in queries[1:]}
+    write_run(tmp_path / "teacher.trec", scores, "test")
+    *_, last = stream_mined_examples(
+        tmp_path / "bm25.jsonl", Policy()
+    )  # and its passages, of another question of its id
+    other = replace(last, query=replace(last.query, text="another question"))
+    with open(tmp_path / "bm25.jsonl", "a") as file:
+        file.write(json.dumps(make_tevatron_record(other)) + "\n")
+    mine_negatives(replace(both, teacher=str(tmp_path / "teacher.trec")), progress=False)
+    *mined, another = stream_mined_examples(tmp_path / "a.jsonl", Policy())
+    assert (another.query.text, another.score_count) == ("another question", 0)
+    assert len(mined) == 80
+    for e in mined:
+        teacher_scores = dict(scores.get(e.query.id, ()))
+        assert e.negative_scores == tuple(teacher_scores[p.id] for p in e.negatives if teacher_scores)
+    text = capsys.readouterr().out
+    assert "2 queries of --concat have no score of the teacher" in text
+    assert "not comparable" not in text
+
+
+def test_ranks_alone_are_a_pool_whose_file_has_no_scores(root: Path, tmp_path: Path) -> None:
+    """MS MARCO's run format; and an error where scores are needed."""
+    ranks = tmp_path / "run.tsv"
+    ranked = read_run(root / "run.trec").items()
+    ranks.write_text("".join(f"{q}\t{key}\t{n}\n" for q, ranking in ranked for n, (key, _) in enumerate(ranking, 1)))
+    here = job(root, tmp_path / "a.jsonl", str(ranks))
+    mine_negatives(here, progress=False)
+    examples = list(stream_mined_examples(tmp_path / "a.jsonl", Policy()))
+    assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
+    assert not any(e.score_count for e in examples)
+    refused: list[tuple[MiningJob, str]] = [
+        (replace(here, settings=replace(TOP, margin=0.1)), r"scores to compare \(--margin\) are wanted"),
+        (replace(here, settings=replace(TOP, min_score=0.1)), r"scores to compare \(--min_score\) are wanted"),
+        (replace(here, teacher=str(ranks)), "the scores of a teacher are wanted"),
+    ]
+    for bad_job, message in refused:
+        with pytest.raises(
+            DataError, match=rf"run\.tsv: this is a ranking without scores \(MS MARCO run.*{message}; give"
+        ):
+            mine_negatives(bad_job, progress=False)
+    scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
+    mine_negatives(scored, progress=False)
+    assert any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy())), "the teacher's"
+
+
+@pytest.mark.parametrize("read", ["run.trec", "teacher.trec", "data/corpus.jsonl", "train.json"])
+def test_a_file_that_is_read_is_not_written(read: str, root: Path, tmp_path: Path) -> None:
+    """Under whatever name, and before anything is read: none of these is whole."""
+    (tmp_path / "data").mkdir()
+    for name, line in {
+        "run.trec": "q Q0 p 1 1.0 x",
+        "teacher.trec": "q Q0 p 1 1.0 x",
+        "data/corpus.jsonl": '{"_id": "p", "text": "x"}',
+        "train.json": '{"query_id": "q", "query": "x", "positive_passages": []}',
+    }.items():
+        (tmp_path / name).write_text(f"{line}\nbroken\n")
+    (tmp_path / "link").symlink_to(tmp_path / read)
+    here = MiningJob(
+        data=str(tmp_path / "train.json"),
+        pools=(str(tmp_path / "run.trec"),),
+        out=str(tmp_path / "link"),
+        corpus=str(tmp_path / "data"),
+        teacher=str(tmp_path / "teacher.trec"),
+    )
+    with pytest.raises(ValueError, match=r"--out=.*link is .* \(.*\), which would be lost; give another name"):
+        mine_negatives(here, progress=False)
+    with pytest.raises(DataError):
+        mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
+
+
+def test_the_corpus_that_a_pool_encoded_is_not_written(root: Path, tmp_path: Path) -> None:
+    """A run knows it, and without --corpus reads texts from it."""
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data", train=4, dev=2)
+    run = untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data")
+    corpus = tmp_path / "data" / "corpus.jsonl"
+    whole = corpus.read_bytes()
+    job_of_run = MiningJob(str(root / "data"), (str(run.workdir.path),), str(corpus))
+    with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
+        mine_negatives(job_of_run, progress=False)
+    encode_corpus(run, tmp_path / "data", progress=False)
+    with pytest.raises(ValueError, match=r"corpus.jsonl is the corpus that a pool encoded \(.*run\), which would"):
+        mine_negatives(job_of_run, progress=False)
+    assert corpus.read_bytes() == whole
+    encode_corpus(run, tmp_path / "data", name="again", progress=False)
+    with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --encoded"):
+        mine_negatives(job_of_run, progress=False)
+
+
+def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -> None:
+    """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
+    mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)
+    first = list(stream_mined_examples(tmp_path / "first.jsonl", Policy()))
+    settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
+    concat = f"tevatron.examples:{tmp_path / 'first.jsonl'}"
+    concatenated = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(concat,))
+    mine_negatives(concatenated, progress=False)
+    (followed_by,) = read_with_digest(parents_path(tmp_path / "a.jsonl"))["concat"]
+    assert followed_by == {"source": concat, "sha256": sha256_file(tmp_path / "first.jsonl")}
+    examples = read_examples(tmp_path / "a.jsonl")
+    targets = sum(len(e.positives) for e in first)
+    mined, followed = examples[:-targets], examples[-targets:]
+    assert {(e.query.id, e.positives[0].id) for e in followed} == {
+        (e.query.id, p.id) for e in first for p in e.positives
+    }
+    assert max(len(e.negatives) for e in followed) == 5
+    run = read_run(root / "run.trec")
+    for example in mined:
+        (answer,) = example.query.answers
+        ranks = [key for key, _ in run[example.query.id][:4]]
+        assert all(answer in p.text.split() for p in example.positives)
+        assert [p.id for p in example.positives] == sorted((p.id for p in example.positives), key=ranks.index)
+        assert not any(answer in p.text.split() for p in example.negatives)
+    assert 0 < len({e.query.id for e in mined}) == len(mined) < 40, "one example a query, not one a positive"
+    assert any(len(e.positives) > 1 for e in mined)
+
+
+def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path) -> None:
+    queries = read_queries(root / "data")[:7]
+    write_dpr_queries(tmp_path / "train.qa.csv", queries)
+    settings = MiningSettings(depth=20, positives_from_retrieval=True)
+    questions_alone = MiningJob(
+        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(root / "data")
+    )
+    mine_negatives(replace(questions_alone, settings=settings), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl")
+    assert {e.query.id for e in examples} == {str(i) for i in range(7)}
+    assert read_examples(tmp_path / "a.jsonl", targets=False) == examples
+
+
+def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_read(tmp_path: Path) -> None:
+    write_dpr_queries(tmp_path / "train.qa.csv", [Query("0", "which river", ("(a",))])
+    settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
+    bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus="nowhere")
+    with pytest.raises(ValueError, match=r"the answer '\(a' is no regular expression"):
+        mine_negatives(replace(bad_answer, settings=settings), progress=False)
+    with pytest.raises(DataError, match="nowhere"):
+        mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
+
+
+def test_questions_that_share_a_row_number_get_ids_of_their_own(root: Path, tmp_path: Path) -> None:
+    """DPR's files have no ids: each counts from 0."""
+    originals = read_examples(root / "data", "train", targets=False)
+    for name, some in (("a", originals[:3]), ("b", originals[10:13])):
+        write_dpr_examples(tmp_path / f"{name}.json", some)
+    both = replace(
+        job(root, tmp_path / "both.jsonl", "bm25"), data=str(tmp_path / "a.json"), concat=(str(tmp_path / "b.json"),)
+    )
+    mine_negatives(both, progress=False)
+    mined = read_examples(tmp_path / "both.jsonl")
+    assert {e.query.text for e in mined} == {e.query.text for e in (*originals[:3], *originals[10:13])}
+    assert len({e.query.id for e in mined}) == len({e.query.text for e in mined})
+    again = replace(both, data=str(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl"))
+    mine_negatives(again, progress=False)
+    assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in mined]
+
+
+def test_a_positive_is_written_as_the_corpus_has_it(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DPR's positives are not always, to the letter, what its passages are; a file has one text for an id."""
+    originals = read_examples(root / "data", "train", targets=False)
+    edited = [
+        replace(one, positives=tuple(replace(p, text=p.text + " .") for p in one.positives)) for one in originals[:2]
+    ]
+    write_dpr_examples(tmp_path / "train.json", [*edited, *originals[2:]])
+    mine_negatives(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    assert [e.positives for e in read_examples(tmp_path / "a.jsonl")] == [e.positives for e in originals]
+    assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
+
+
+def test_two_questions_of_one_id_are_refused(root: Path, tmp_path: Path) -> None:
+    first, second, *_ = read_examples(root / "data", "train", targets=False)
+    twice = replace(second, query=replace(second.query, id=first.query.id))
+    write_tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
+    with pytest.raises(ValueError, match=rf"query '{first.query.id}' is .* and .*; give each an id of its own"):
+        mine_negatives(
+            replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "twice.jsonl")), progress=False
+        )
+
+
+def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> None:
+    """Rows of results without ids are numbers too."""
+    originals = read_examples(root / "data", "train", targets=False)[:4]
+    write_dpr_examples(tmp_path / "train.json", originals)
+    results = [(one.query, [(one.positives[0], 2.0, True)]) for one in originals]
+    write_retrieval_results(tmp_path / "same.json", results)
+    write_retrieval_results(tmp_path / "turned.json", reversed(results))
+    here = replace(job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=str(tmp_path / "train.json"))
+    mine_negatives(here, progress=False)
+    with pytest.raises(ValueError, match=r"its query 0 is '.*', but that of .* is '.*': both count their rows"):
+        mine_negatives(replace(here, pools=(str(tmp_path / "turned.json"),)), progress=False)
+    (tmp_path / "other.trec").write_text("nobody Q0 p1 1 2.0 x\n")
+    with pytest.raises(ValueError, match=r"ranks none of the 4 queries of "):
+        mine_negatives(replace(here, pools=(str(tmp_path / "other.trec"),)), progress=False)
+
+
+def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
+    originals = read_examples(root / "data", "train", targets=False)
+    write_dpr_examples(tmp_path / "train.json", originals)
+    mine_negatives(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    examples = read_examples(tmp_path / "a.jsonl")
+    assert [e.positives for e in examples] == [e.positives for e in originals]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda j: replace(j, pools=()), "there is no pool to mine"),
+        (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, pools=(j.data,), corpus=""), "data' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, corpus=""), r"give the corpus \(--corpus\)"),
+        (lambda j: replace(j, pools=("bm25",), settings=MiningSettings(share=0.95)), "scores of bm25 have no bound"),
+        (
+            lambda j: replace(j, pools=("bm25", *j.pools), settings=MiningSettings(positives_from_retrieval=True)),
+            "takes the positives of one pool",
+        ),
+        (lambda j: replace(j, concat=(j.data,)), "is no file; give one of training records"),
+        (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
+    ],
+)
+def test_what_means_nothing(change: Callable[[MiningJob], MiningJob], message: str, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        mine_negatives(change(job(root, tmp_path / "a.jsonl")), progress=False)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "other", train=2, dev=1)
+    corpus = (tmp_path / "other" / "corpus.jsonl").read_text()
+    (tmp_path / "other" / "corpus.jsonl").write_text(re.sub(r'"_id": "', '"_id": "x', corpus))
+    with pytest.raises(ValueError, match="nothing that was retrieved is in the corpus"):
+        mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=str(tmp_path / "other")), progress=False)
+
+
+def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
+    lines = ["q1 Q0 a 1 3.0 t", "q2 Q0 a 1 3.0 t", "q1 Q0 b 2 2.0 t"]
+    (tmp_path / "a.trec").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"a\.trec:3: the lines of query 'q1' are not together; sort them by query"):
+        RankingFilePool(str(tmp_path / "a.trec"), Policy())
+    (tmp_path / "a.trec").write_text("\n".join([*lines[::2], lines[1]]) + "\n")
+    pool = RankingFilePool(str(tmp_path / "a.trec"), Policy())
+    assert pool.ranking("q1") == [("a", 3.0), ("b", 2.0)]
+    assert pool.ranking("q3") == []
+
+
+def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> None:
+    queries = read_training_queries(str(root / "data"), "train", Policy()).queries
+    one, other = queries[1], queries[2]
+    positive = one.positives[0]
+    words = positive.text.split()
+    rows = [
+        {"docid": positive.id, "text": "as it was before", "score": 3.0},  # again, by its id
+        {"docid": "copy", "text": positive.text.upper(), "score": 1.0},  # again, by its text
+        {"docid": other.positives[0].id, "text": other.positives[0].text, "score": 0.5},  # another's
+        {"docid": "nearly", "text": " ".join([*dict.fromkeys(words), "extra"])},  # and no score
+        {"docid": "else", "text": "nothing alike", "score": 2.5},
+    ]
+    record = {
+        "query_id": one.query.id,
+        "query": one.query.text,
+        "answers": ["alike"],
+        "positive_passages": [{"docid": "first", "text": "a passage", "score": 2.0}],
+        "negative_passages": rows,
+    }
+    record["positive_passages"].append({"docid": "second", "text": positive.text, "score": 9.0})  # type: ignore[attr-defined]
+    empty = {"query_id": "x", "query": "x", "positive_passages": [{"docid": "y", "text": "y"}], "negative_passages": []}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [record, empty])) + "\n")
+    counts = audit_mined_file(tmp_path / "a.jsonl", queries)
+    near = len(set(words)) / (len(set(words)) + 1) >= 0.8
+    assert (counts.records, counts.without_negatives, counts.negatives) == (2, 1, 5)
+    assert (counts.repeats_positive, counts.positive_of_other_query, counts.near_positive) == (2, 1, int(near))
+    assert (counts.with_answer, counts.answerable, counts.above_target, counts.scored) == (1, 5, 2, 4)
+    assert "2 of 5  the positive again" in str(counts)
+
+
+@pytest.mark.exhaustive
+def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negatives and scores equal those from the run file of a search; positives are scored by the model too."""
+    write_encoder(tmp_path / "encoder")
+    run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)
+    encode_corpus(run, root / "data", progress=False)
+    training_queries = read_training_queries(str(root / "data"), "train", Policy()).queries
+    positives = [[p.id for p in one.positives] for one in training_queries]
+    pool = RunPool(str(tmp_path / "run"), "", {key for ids in positives for key in ids})
+    every = pool.rank([one.query for one in training_queries], positives, 1000)
+    for result, ids in zip(every, positives, strict=True):
+        whole = dict(result.ranking)
+        assert result.positives == {key: whole[key] for key in ids}, "as search scores them"
+    assert pool.scores([one.query for one in training_queries], positives) == [result.positives for result in every]
+    write_run(tmp_path / "own.trec", {one.query.id: f.ranking for one, f in zip(training_queries, every)}, "own")
+    settings = replace(TOP, share=0.999)
+
+    def negatives(name: str, mining: MiningJob) -> dict[str, list[str]]:
+        mine_negatives(replace(mining, out=str(tmp_path / name), settings=settings), progress=False)
+        examples: list[Example] = list(stream_mined_examples(tmp_path / name, Policy()))
+        assert all(s < 0.999 * min(e.positive_scores) for e in examples for s in e.negative_scores)
+        return {e.query.id: [p.id for p in e.negatives] for e in examples}
+
+    own = negatives("own.jsonl", MiningJob(str(root / "data"), (str(tmp_path / "run"),), ""))
+    assert own == negatives("file.jsonl", job(root, tmp_path / "x", str(tmp_path / "own.trec")))
+    assert any(own.values())
+    assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
+    parents = read_with_digest(tmp_path / "own.parents.json")
+    assert parents["pools"][0]["checkpoint"] == run.checkpoint
+    examples = read_examples(root / "data", "train", targets=False)[:3]
+    elsewhere = [replace(examples[0], positives=(Passage("elsewhere", "no passage of the corpus"),)), *examples[1:]]
+    write_tevatron_examples(tmp_path / "some.jsonl", elsewhere)
+    mine_negatives(
+        MiningJob(str(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")), progress=False
+    )
+    assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
+    lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]) + "\n")
+    turned = MiningJob(
+        str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
+    )
+    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
+        mine_negatives(turned, progress=False)
+    check_teacher(str(tmp_path / "run"), "", str(root / "data"))
+    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
+        check_teacher(str(tmp_path / "run"), "", turned.corpus)
+    queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}
+    with pytest.raises(ValueError, match="cannot score passage 'gone', one of 2 that are not in the corpus"):
+        open_teacher(str(tmp_path / "run"), "").over(queries, passages)
+
+    class Raw(RunPool):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.bounded = False  # as of a run without normalize
+
+    monkeypatch.setattr(mining_job, "RunPool", Raw)
+    with pytest.raises(ValueError, match="scores of run have no bound"):
+        mine_negatives(
+            MiningJob(str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "z"), settings=settings),
+            progress=False,
+        )

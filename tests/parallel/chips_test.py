@@ -1,0 +1,53 @@
+"""Names of topologies, and the table of chips."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxret.parallel.chips import CHIPS, GIB, PRECISIONS, parse_topology
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"), [("v5e:4x4", 16), ("v5e:1x1", 1), ("v5p:2x2x4", 16), ("v6e:8x16", 128), ("h100:8", 8)]
+)
+def test_a_topology_has_so_many_devices(text: str, devices: int) -> None:
+    actual = parse_topology(text)
+    assert actual.devices == devices
+    assert str(actual) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v3:2x2", "'v3' is no chip that is known here; there are v4, v5e, v5p, v6e, h100, h200"),
+        ("v5e", "after the colon v5e needs 2 number(s), as in v5e:4x4"),
+        ("v5e:16", "after the colon v5e needs 2 number(s)"),
+        ("v5p:4x4", "after the colon v5p needs 3 number(s), as in v5p:2x2x1"),
+        ("h100:0", "after the colon h100 needs 1 number(s), as in h100:8"),
+        ("h200:12", "above 8 GPUs there must be whole machines of 8"),
+    ],
+)
+def test_a_mistake_says_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 -- the message is compared below
+        parse_topology(text)
+    assert str(error.value).startswith(f"--topology={text}: ")
+    assert message in str(error.value)
+
+
+def test_what_jax_is_asked_for() -> None:
+    assert parse_topology("v5e:4x4").description() == {"platform": "tpu", "topology_name": "v5e:4x4"}
+    assert parse_topology("v5e:1x1").description()["chips_per_host_bounds"] == (1, 1, 1)
+    assert parse_topology("v4:2x2x1").description()["chip_config_name"] == "megacore"
+    assert parse_topology("h100:8").description()["topology"] == "1x1x8"
+    assert parse_topology("h100:16").description()["topology"] == "1x2x8"
+    assert "device_memory_size: 84942979072" in parse_topology("h100:1").description()["target_config"]
+
+
+def test_every_chip_is_complete() -> None:
+    for chip in CHIPS.values():
+        assert set(chip.rates) == set(PRECISIONS)
+        assert chip.rates["bfloat16"] >= chip.rates["float32"] > chip.rates["float32 exact"]
+        assert 10 * GIB < chip.memory < 200 * GIB
+        assert chip.link < chip.bandwidth < chip.rates["bfloat16"]
+    # Six passes of bfloat16 are an exact float32 product on a TPU.
+    assert CHIPS["v5e"].rates["float32 exact"] * 6 == pytest.approx(197e12)

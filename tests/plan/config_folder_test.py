@@ -1,0 +1,156 @@
+"""Every config that is shipped fits the chips that it is for, at its own settings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxret.configs import NOT_CONFIGS
+from jaxret.configs.base import get_config
+from jaxret.models.retriever import RetrieverModel, encoder_config
+from jaxret.parallel.chips import GIB, parse_topology
+from jaxret.plan.advice import with_changes
+from jaxret.plan.compilation import missing_compiler
+from jaxret.plan.config_folder import config_table, for_accelerators, program_key, read_configs
+from jaxret.plan.estimates import parameter_counts
+from jaxret.plan.programs import encoder_directory, longest_batch, retriever_of
+from jaxret.training.losses.grad_cache import count_chunks
+from tests.pipeline import REPOSITORY, run_script
+
+CONFIGS = REPOSITORY / "configs"
+SCALE = REPOSITORY / "docs" / "scale.md"
+
+
+def test_every_variant_of_every_file_is_read() -> None:
+    """A config that takes something says what."""
+    names = [name for name, _ in read_configs(CONFIGS)]
+    assert len(set(names)) == len(names)
+    for path in sorted(set(CONFIGS.rglob("*.py")) - {CONFIGS / name for name in NOT_CONFIGS}):
+        name = path.relative_to(CONFIGS).with_suffix("").as_posix()
+        module = importlib.import_module(f"jaxret.configs.{name.replace('/', '.')}")
+        takes = bool(inspect.signature(module.get_config).parameters)
+        variants = [n for n in names if n.partition(":")[0] == name]
+        assert variants == ([f"{name}:{suffix}" for suffix in module.SUFFIXES] if takes else [name])
+    left_out = {name.partition(":")[0] for name in set(names) - {name for name, _ in for_accelerators(CONFIGS)}}
+    assert {name for name in left_out if not name.startswith("pretraining/")} == {"cross_encoder", "demo", "minilm"}
+
+
+def test_programs_are_alike_that_differ_in_constants() -> None:
+    base = get_config()
+    same = {
+        "optimizer.learning_rate": 1e-3,
+        "seed.init": 1,
+        "train.epochs": 1.0,
+        "encoder.checkpoint": "Shitao/RetroMAE",
+    }
+    assert program_key(with_changes(base, same)) == program_key(base)
+    for change in ({"loss.local_weight": 0.1}, {"data.negatives": 2}, {"train.chunk_size": 8}, {"encoder.tied": True}):
+        assert program_key(with_changes(base, change)) != program_key(base)
+    assert program_key(with_changes(base, {"encoder.checkpoint": "distilbert-base-uncased"})) != program_key(base)
+
+
+def test_the_documentation_has_every_config() -> None:
+    lines = SCALE.read_text().partition("| config |")[2].splitlines()
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if " GiB, " in line}
+    assert list(rows) == [name for name, _ in for_accelerators(CONFIGS)]
+    assert not [line for line in rows.values() if "does not fit" in line]
+
+
+def test_a_table_says_what_fits() -> None:
+    def values(total: int, fits: bool) -> dict[str, Any]:
+        return {"memory": {"total": total, "fits": fits}, "lower_bound": {"seconds": 0.0204}}
+
+    chips = [parse_topology("h100:1"), parse_topology("v5e:4x4")]
+    plans: list[tuple[str, list[dict[str, Any]]]] = [
+        ("a", [values(2**30, True), values(2**29, True)]),
+        ("b", [values(2**31, False), values(0, True)]),
+    ]
+    assert list(config_table(chips, iter(plans))) == [
+        "| config | h100:1 | v5e:4x4 |",
+        "|:--|--:|--:|",
+        "| a | 1.00 GiB, 20 ms | 0.50 GiB, 20 ms |",
+        "| b | 2.00 GiB, does not fit, 20 ms | 0.00 GiB, 20 ms |",
+    ]
+
+
+LIMITS = {"h100:1": 59.0, "v5e:4x4": 14.0}  # GiB of a device
+# Compiled: every head and architecture, and the largest. Of the others a bound is looked at that holds for these too.
+COMPILED = {
+    "h100:1": (
+        "base",
+        "recipes/aggretriever_msmarco:distilbert",
+        "recipes/i3_msmarco:retromae",
+        "recipes/mlr_msmarco",
+    ),
+    "v5e:4x4": (
+        "aggretriever",
+        "base",
+        "colbert:single",
+        "i3",
+        "me_bert:t5",
+        "mlr",
+        "modernbert",
+        "mvr",
+        "xlm_roberta",
+    ),
+}
+BYTES = {"bfloat16": 40, "float32": 56}  # of activations, for each number of the hidden states of a chunk, at most
+
+
+def bound(config: ConfigDict, devices: int) -> float:
+    """GiB of a device at most: parameters, moments and gradients; the activations of a chunk; 1 for all the rest."""
+    directory, _ = encoder_directory(config.encoder.checkpoint)
+    retriever, encoder = retriever_of(config, directory), encoder_config(config, directory)
+    shapes = longest_batch(config, retriever, devices)
+    tokens = shapes.computed(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
+    states = tokens * encoder.num_layers * encoder.hidden_size
+    return (4 * 4 * numbers(program_key(config), retriever) + BYTES[config.encoder.dtype] * states) / GIB + 1
+
+
+KNOWN: dict[str, int] = {}
+
+
+def numbers(kind: str, retriever: RetrieverModel) -> int:
+    """Of parameters, counted once for configs of one program."""
+    if kind not in KNOWN:
+        KNOWN[kind] = parameter_counts(retriever)["total"]
+    return KNOWN[kind]
+
+
+@pytest.mark.exhaustive
+def test_every_config_is_bounded() -> None:
+    above = {}
+    for name, config in for_accelerators(CONFIGS):
+        for chips, most in LIMITS.items():
+            devices = parse_topology(chips).devices
+            if bound(config, devices) > most:
+                above[name, chips] = bound(config, devices)
+    assert above == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("chips", "name"), [(chips, name) for chips, names in COMPILED.items() for name in names])
+def test_a_config_fits(chips: str, name: str) -> None:
+    topology = parse_topology(chips)
+    if problem := missing_compiler(topology):
+        pytest.skip(problem)
+    file, _, suffix = name.partition(":")
+    config = dict(for_accelerators(CONFIGS))[name]
+    flag = f"--config=configs/{file}.py" + (f":{suffix}" if suffix else "")
+    done = run_script("-m", "jaxret", "plan", flag, f"--topology={chips}", "--json", "--advice=false")
+    assert done.returncode == 0, done.stderr
+    (values,) = json.loads(done.stdout)
+    assert values["memory"]["total"] / GIB < min(LIMITS[chips], bound(config, topology.devices))
+    assert values["warnings"] == []
+
+
+@pytest.mark.parametrize("arguments", [("--configs=nowhere", "--topology=h100:1"), ("--configs=configs",)])
+def test_a_table_of_nothing_is_an_error(arguments: tuple[str, ...]) -> None:
+    done = run_script("-m", "jaxret", "plan", "table", *arguments)
+    assert done.returncode == 1
+    assert "must be a folder, and --topology must name" in done.stderr

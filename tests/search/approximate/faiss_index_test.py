@@ -1,0 +1,294 @@
+"""Approximate indexes: candidates are scored as exact search scores them, recall is what a brute force says, what an
+index was not built of is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.experiments.build_index import index_corpus
+from jaxret.experiments.verify import verify_folder
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.parts_list import CorpusPart, part_name, write_parts
+from jaxret.index.shards import ShardError, ShardWriter
+from jaxret.runs.workdir import Workdir
+from jaxret.search.approximate.faiss_build import RecallQueries, measure_recall, take_rows
+from jaxret.search.approximate.faiss_factory import effort_of, make_index, parse_parameters
+from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
+from jaxret.search.backends.select import select_backend
+from jaxret.search.exact import search
+from jaxret.search.proof import SearchResult, recall_at
+from jaxret.search.search_options import IndexOptions
+from jaxret.storage.atomic import read_json
+from jaxret.types import Ragged
+
+ROWS, D = 900, 16
+GONE = (3, 250)  # rows that are deleted
+
+
+def vectors(width: int) -> np.ndarray:
+    """[ROWS,V,D], clustered, of different norms, some of them twice."""
+    random = np.random.default_rng(5)
+    centers = random.standard_normal((30, D))
+    numbers = centers[random.integers(30, size=(ROWS, width))] + 0.3 * random.standard_normal((ROWS, width, D))
+    numbers[ROWS - 50 :] = numbers[:50]
+    return numbers.astype(np.float32)
+
+
+def written(folder: Path, documents: Any, deleted: tuple[int, ...] = GONE) -> Path:
+    """Two parts of shards of 200 rows, some of them deleted."""
+    parts, first = [], 0
+    for number, size in enumerate((700, ROWS - 700)):
+        sha256 = f"{number}" * 64
+        name = part_name(number, sha256) if number else ""
+        made_from = {"corpus": {"sha256": sha256, "passages": size}, "contract": {}, "checkpoint": {"step": 1}}
+        writer = ShardWriter(folder / name, size, 200, made_from)
+        for shard in writer.pending():
+            rows = np.arange(first + shard.start, first + shard.stop)
+            part = documents.take(rows) if isinstance(documents, Ragged) else documents[rows]
+            writer.write(shard, part, [f"d{row}" for row in rows])
+        writer.finish()
+        parts.append(
+            CorpusPart(name, sha256, size).with_deleted(row - first for row in deleted if first <= row < first + size)
+        )
+        first += size
+    write_parts(folder, parts)
+    return folder
+
+
+@pytest.fixture(params=[1, 3], ids=["one vector", "three vectors"])
+def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCorpus:
+    return open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(request.param)))
+
+
+def built(corpus: EncodedCorpus, factory: str, sample: int = 60, **options: Any) -> Path:
+    workdir = Workdir(corpus.folder.parent.parent)
+    return index_corpus(workdir, IndexOptions(factory, sample=sample, **options), progress=False)
+
+
+def by_hand(corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
+    """Scores of all rows that are there, float64 [Q,N]."""
+    rows = take_rows(corpus, np.arange(corpus.total_rows)).astype(np.float64)
+    result: np.ndarray = np.einsum("qd,nvd->qnv", queries.astype(np.float64), rows).max(axis=2)
+    return result
+
+
+@pytest.mark.parametrize("factory", ["IVF8,PQ8x4", "HNSW8", "SQ8", "OPQ4_16,IVF8,Flat", "IVF8,SQ4"])
+def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, corpus: EncodedCorpus) -> None:
+    folder = built(corpus, factory)
+    index = open_faiss_index(corpus, folder.name)
+    queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
+    exact = search(queries, corpus, corpus.total_rows, select_backend("faiss-cpu"))
+    for k in (1, 10, 300):
+        result = index.search(queries, MappedCorpus(corpus), k)
+        for query in range(len(queries)):
+            scores = dict(zip(exact.rows[query].tolist(), exact.scores[query].tolist(), strict=True))
+            rows = result.rows[query].tolist()
+            assert len(set(rows)) == k
+            assert [scores[row] for row in rows] == result.scores[query].tolist()
+            assert rows == sorted(rows, key=lambda row: (-scores[row], row))
+    assert corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
+
+
+def test_with_everything_as_a_candidate_it_is_exact_search(corpus: EncodedCorpus) -> None:
+    built(corpus, "IVF8,PQ4x4")
+    queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
+    exact = search(queries, corpus, 20, select_backend("faiss-cpu"))
+
+    def searched(parameters: str) -> SearchResult:
+        return open_faiss_index(corpus, "IVF8,PQ4x4", parameters).search(queries, MappedCorpus(corpus), 20)
+
+    result = searched(f"nprobe=8,k_factor_rf={corpus.total_rows}")
+    assert (result.rows == exact.rows).all()
+    assert (result.scores == exact.scores).all()
+    few = searched("nprobe=1,k_factor_rf=1")
+    assert (few.rows != exact.rows).any(), "control: with few it is not"
+    assert few.rows.shape == exact.rows.shape, "and has as many passages all the same"
+
+
+def test_recall_is_that_of_a_brute_force(corpus: EncodedCorpus) -> None:
+    """In the manifest; the oracle counts in float64 and leaves each passage itself out."""
+    parameters = ("nprobe=1,k_factor_rf=3", "nprobe=2,k_factor_rf=3", "nprobe=8,k_factor_rf=3")
+    folder = built(corpus, "IVF8,PQ2x4", parameters=parameters)
+    manifest = read_json(folder / "manifest.json")
+    assert tuple(row["parameters"] for row in manifest["recall"]["measured"]) == parameters
+    assert manifest["recall"]["questions"]["count"] == 60
+    queries = np.random.default_rng(2).standard_normal((40, D)).astype(np.float32)
+    recall = measure_recall(corpus, folder, RecallQueries(queries, "drawn"), parameters[::2], False)
+    scores = by_hand(corpus, queries).astype(np.float32)
+    for row in recall["measured"]:
+        index = open_faiss_index(corpus, folder.name, row["parameters"])
+        for k in (1, 10, 100):
+            rows = index.search(queries, MappedCorpus(corpus), k).rows
+            kth = np.sort(scores, axis=1)[:, -k]
+            hits = np.mean([scores[q, rows[q]] >= kth[q] - 1e-6 for q in range(len(queries))])
+            assert row["recall"][str(k)] == pytest.approx(hits, abs=1e-4)
+    assert recall["measured"][0]["recall"]["10"] < recall["measured"][1]["recall"]["10"], "control"
+    assert index.recall(30) == recall["measured"][1]["recall"]
+    entry = {"factory": "IVF8,PQ2x4", "parameters": parameters[2], "candidates": 93}
+    assert index.to_json(31) == {**entry, "recall": index.recall(31)}
+    assert open_faiss_index(corpus, folder.name, "nprobe=3").recall(30) is None
+
+
+def test_parameters_travel_with_the_call(corpus: EncodedCorpus) -> None:
+    """Threads that search one index of FAISS with other parameters and another k have their own results."""
+    queries = np.random.default_rng(1).standard_normal((200, D)).astype(np.float32)
+    for factory, name in (("IVF8,PQ4x4", "nprobe"), ("PCA8,IVF8,Flat", "nprobe"), ("HNSW4", "efSearch")):
+        folder, mapped = built(corpus, factory), MappedCorpus(corpus)
+        shared = open_faiss_index(corpus, folder.name)
+        searches = [(f"{name}={value},k_factor_rf=1", k) for value in (1, 2, 8) for k in (1, 30)]
+
+        def rows(search: tuple[str, int], index: FaissIndex, mapped: MappedCorpus = mapped) -> np.ndarray:
+            return replace(index, parameters=search[0]).search(queries, mapped, search[1]).rows
+
+        alone = [rows(search, open_faiss_index(corpus, folder.name)) for search in searches]
+        with ThreadPoolExecutor(6) as threads:
+            together = list(threads.map(lambda search: rows(search, shared), 5 * searches))  # noqa: B023
+        assert all((a == b).all() for a, b in zip(5 * alone, together, strict=True))
+        assert any((alone[0] != alone[4]).flat), "control: parameters matter"
+
+
+def test_parameters_that_an_index_does_not_have(corpus: EncodedCorpus) -> None:
+    folder = built(corpus, "IVF8,Flat")
+    index = open_faiss_index(corpus, folder.name).index
+    assert parse_parameters(index, "nprobe=4,max_codes=9,k_factor_rf=1.5") == {
+        "nprobe": 4,
+        "max_codes": 9,
+        "k_factor_rf": 1.5,
+    }
+    for text, message in {
+        "efSearch=9": "has no parameter 'efSearch'; it has nprobe, max_codes, k_factor_rf",
+        "nprobe": "nprobe=NUMBER is expected, a number from 1, not 'nprobe'",
+        "nprobe=0": "a number from 1, not 'nprobe=0'",
+        "nprobe=1.5": "not 'nprobe=1.5'",
+        "nprobe=4;max_codes=3": "not 'nprobe=4;max_codes=3'",
+    }.items():
+        with pytest.raises(ValueError, match=f"^--index_parameters={text}: .*{message}"):
+            open_faiss_index(corpus, folder.name, text)
+    with pytest.raises(ValueError, match=r"^--parameters=efSearch=9: this index has no parameter"):
+        built(corpus, "IVF8,Flat", parameters=("efSearch=9",))
+
+
+def test_recall_at() -> None:
+    best = np.array([[5.0, 4, 4, 3], [9, 8, 7, 6]], np.float32)
+    assert recall_at(best, best, 4) == 1
+    assert recall_at(np.array([[5.0, 4, 3, 3], [9, 7, 6, 5]], np.float32), best, 2) == 0.75
+    assert recall_at(np.array([[4.0, 4, 3, 3], [8, 7, 6, 5]], np.float32), best, 1) == 0
+
+
+def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
+    corpus = open_encoded(written(folder, documents))
+    place = built(corpus, "SQ8", name="mine")
+    open_faiss_index(corpus, "mine")
+    assert [one.problem for one in verify_folder(folder) if "corpus.json" not in one.problem and one.problem] == []
+    before = place.joinpath("index.faiss").stat().st_mtime_ns
+    assert built(corpus, "SQ8", name="mine", sample=50) == place
+    assert place.joinpath("index.faiss").stat().st_mtime_ns == before, "measured again, not built again"
+    assert "was built already" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="is an index SQ8; choose another --name"):
+        built(corpus, "SQ4", name="mine")
+    written(folder, documents, (*GONE, 9))
+    changed = open_encoded(folder)
+    with pytest.raises(
+        ValueError, match=r"of other vectors \(898 passages\) than the corpus has now \(897; .*=SQ8 --name"
+    ):
+        open_faiss_index(changed, "mine")
+    assert any("index of other vectors" in one.problem for one in verify_folder(folder))
+    built(changed, "SQ8", name="mine")
+    assert open_faiss_index(changed, "mine").index.ntotal == 897
+    with pytest.raises(FileNotFoundError, match="has no index 'SQ4'; it has mine"):
+        open_faiss_index(changed, "SQ4")
+    with pytest.raises(ValueError, match="the name of an index is"):
+        open_faiss_index(changed, "../mine")
+    with pytest.raises(
+        ValueError, match=r"--index_parameters=nprobe=4: this index has no parameter 'nprobe'; it has k_"
+    ):
+        open_faiss_index(changed, "mine", "nprobe=4")
+
+
+def test_a_flipped_byte_and_a_kill_are_noticed(tmp_path: Path) -> None:
+    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    place = built(corpus, "IVF8,Flat")
+    path = place / "index.faiss"
+    good = path.read_bytes()
+    path.write_bytes(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
+    with pytest.raises(ShardError, match=r"index.faiss: damaged .*; build it again"):
+        open_faiss_index(corpus, place.name)
+    for folder in (corpus.folder, place):
+        assert any("index.faiss: damaged" in one.problem for one in verify_folder(folder))
+    path.unlink()
+    with pytest.raises(ShardError, match="does not exist"):
+        open_faiss_index(corpus, place.name)
+    (place / "manifest.json").unlink()
+    path.write_bytes(good[: len(good) // 2])  # as if a job was killed before its manifest was there
+    with pytest.raises(FileNotFoundError, match="has no index"):
+        open_faiss_index(corpus, place.name)
+    built(corpus, "IVF8,Flat")
+    index = open_faiss_index(corpus, place.name)
+    assert index.index.ntotal == corpus.total_rows
+    assert not [one.problem for one in verify_folder(place) if one.problem]
+    with pytest.raises(ValueError, match="query 1 has a NaN"):
+        index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), MappedCorpus(corpus), 1)
+
+
+def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
+    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    bytes_of = [
+        (built(corpus, "IVF8,PQ4x4", name=f"i{seed}{n}", seed=seed, train_vectors=300) / "index.faiss").read_bytes()
+        for seed, n in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert bytes_of[0] == bytes_of[1] != bytes_of[2]
+
+
+def test_lists_of_vectors_have_none(tmp_path: Path) -> None:
+    flat = np.random.default_rng(0).standard_normal((2 * ROWS, D)).astype(np.float32)
+    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", Ragged(flat, np.arange(ROWS + 1) * 2)))
+    with pytest.raises(ValueError, match=r"another number of vectors for each passage .*; search exactly"):
+        built(corpus, "SQ8")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("foo", r"makes no index of it for inner products of 16 numbers \(could not parse index string foo\); strings"),
+        ("IVF4,PQ7", "should be a multiple of the number of subquantizers"),
+        ("HNSW8_PQ4", "FAISS has no IndexHNSWPQ for inner products"),
+        ("NSG16", "an IndexNSGFlat is not taken here"),
+        ("IVF4,SQ8,RFlat", "an IndexRefineFlat is not taken"),
+        ("IVF0,Flat", "IVF0 must be from IVF1 to IVF16777216"),
+        ("IVF99999999999999,Flat", "must be from IVF1"),
+        ("IVF64M,Flat", "IVF64M must be from"),
+        ("HNSW100000", "must be from HNSW1 to HNSW512"),
+        ("", "makes no index"),
+    ],
+)
+def test_a_factory_string_that_is_not_taken(factory: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        make_index(factory, D)
+    assert "\n" not in str(error.value)
+
+
+def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
+    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    with pytest.raises(
+        ValueError, match=r"cannot be trained on 898 vectors \(.*number of clusters \(1024\).*: take fewer"
+    ):
+        built(corpus, "IVF1024,Flat")
+    with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise --train_vectors"):
+        built(corpus, "IVF8,PQ4", train_vectors=100)
+    assert not (corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
+    single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
+    with pytest.raises(ValueError, match=r"c has 1 of its passages left: an index needs two at least"):
+        built(open_encoded(single), "SQ8")
+
+
+def test_what_decides_how_much_a_search_looks_at() -> None:
+    assert effort_of(make_index("PCA8,IVF4,Flat", D)) == ("nprobe", 4)
+    assert effort_of(make_index("HNSW8", D)) == ("efSearch", 1)
+    assert effort_of(make_index("SQ8", D)) == ("", 0)

@@ -1,0 +1,318 @@
+"""A corpus on eight devices, in every precision: the results of FAISS, to the last bit; and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import faiss
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from jaxret.search import streaming
+from jaxret.search.backends import accelerators, cpu, precision
+from jaxret.search.backends.accelerators import (
+    CellLayout,
+    DeviceVectors,
+    local_mesh,
+    plan_cells,
+    put_on_devices,
+    search_cells,
+)
+from jaxret.search.backends.precision import FLOAT32, PRECISIONS, Compressed, compress
+from jaxret.search.backends.select import select_backend
+from jaxret.search.backends.top_k import best, share
+from jaxret.search.backends.xla_backend import Xla
+from jaxret.search.exact import BlockCorpus, search
+from jaxret.search.in_memory import InMemoryCorpus
+from jaxret.search.proof import SearchResult
+from jaxret.search.self_check import self_check
+from jaxret.search.streaming import ahead
+
+K = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    """Cells of 32 vectors, chunks of a few rows, pieces of 400 rows or fewer."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerators, "CELL", 32)
+        patch.setattr(accelerators, "CHUNK_BYTES", 2**15)
+        patch.setattr(streaming, "HOST_BYTES", 400 * 16 * 4)
+        yield
+    faiss.omp_set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def texts() -> tuple[np.ndarray, np.ndarray]:
+    """Queries, and documents of which many are near a query, one after the other, and some twice."""
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((9, 16), dtype=np.float32)
+    documents = random.standard_normal((1500, 1, 16), dtype=np.float32)
+    documents[300:500, 0] = queries[2] + 0.3 * documents[300:500, 0]
+    documents[900:960] = documents[300]
+    nearly = 1 + 1e-3 * random.standard_normal((140, 1), dtype=np.float32)
+    documents[1000:1140, 0] = nearly * queries[4]  # bfloat16 has three digits
+    return queries, documents
+
+
+@pytest.fixture(scope="module")
+def expected(texts: tuple[np.ndarray, np.ndarray]) -> SearchResult:
+    queries, documents = texts
+    return search(queries, [documents], K, select_backend("faiss-cpu"))
+
+
+class Named(BlockCorpus):
+    """A corpus with ids, as those on disk."""
+
+    def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        return [f"p{row}" for row in indices]
+
+
+def assert_same_bits(result: SearchResult, expected: SearchResult) -> None:
+    np.testing.assert_array_equal(result.rows, expected.rows)
+    np.testing.assert_array_equal(result.scores.view(np.int32), expected.scores.view(np.int32))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_results_of_faiss_in_every_precision(
+    name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult
+) -> None:
+    queries, documents = texts
+    backend = select_backend("xla", precision=name)
+    result = search(queries, [documents[:333], documents[333:]], K, backend)
+    assert_same_bits(result, expected)
+    assert len(queries) * K <= result.scored < sum(result.rounds) * 6 * K
+    assert ("candidates in" in result.backend) == (name != "float32")
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_control_without_what_was_lost_results_are_wrong(
+    name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
+    queries, documents = texts
+    monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
+    backend = select_backend("xla", precision=name)
+    eager = replace(backend, precision=replace(PRECISIONS[name], more=0.0))  # type: ignore[type-var]
+    assert_same_bits(search(queries, [documents], K, eager), expected)
+
+    def lossless(vectors: np.ndarray, of: precision.Precision) -> precision.Compressed:
+        compressed = compress(vectors, of)
+        return compressed._replace(error=np.zeros_like(compressed.error))
+
+    monkeypatch.setattr(accelerators, "compress", lossless)
+    assert (search(queries, [documents], K, eager).rows != expected.rows).any()
+
+
+def test_several_vectors_a_document(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    queries, documents = texts
+    several = documents.reshape(500, 3, 16)
+    one = search(queries, [several], 7, select_backend("faiss-cpu"))
+    assert_same_bits(search(queries, [several], 7, select_backend("xla", precision="int8")), one)
+
+
+@pytest.mark.parametrize("scores", [2**28, 1])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_one_device_finds_what_eight_find(
+    name: str,
+    scores: int,
+    texts: tuple[np.ndarray, np.ndarray],
+    expected: SearchResult,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cells at the same time, or one after another where their scores are many."""
+    queries, documents = texts
+    first = jax.local_devices()[:1]
+    monkeypatch.setattr(accelerators.jax, "local_devices", lambda: first)
+    monkeypatch.setattr(cpu, "SCORES", scores)
+    backend = select_backend("xla", precision=name)
+    assert isinstance(backend, Xla)
+    assert backend.mesh.size == 1
+    assert_same_bits(search(queries, [documents], K, backend), expected)
+    several = documents.reshape(500, 3, 16)
+    one = search(queries, [several], 7, select_backend("faiss-cpu"))
+    assert_same_bits(search(queries, [several], 7, backend), one)
+
+
+def test_one_device_finds_the_same_by_the_program_of_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    """`cpu.search_cells` beside `accelerators.search_cells`, of the same vectors: scores, places and bounds."""
+    queries, documents = texts
+    layout = plan_cells(len(documents), (1, 16), FLOAT32, 1, "cpu")
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (accelerators.ROWS,), axis_types=(AxisType.Auto,))
+    step = layout.chunk(16) * layout.cells
+    held = put_on_devices((documents[start : start + step] for start in range(0, 1500, step)), layout, FLOAT32, mesh)
+    assert isinstance(held, DeviceVectors)
+    query_vectors = compress(queries, FLOAT32)
+    result = cpu.search_cells_on_cpu(query_vectors, held.vectors, held.rows, layout.size, K)
+    for ours, theirs in zip(result, search_cells(query_vectors, held.vectors, held.rows, layout, K, mesh), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_self_check_passes(name: str) -> None:
+    self_check(select_backend("xla", precision=name))
+
+
+def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def products(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
+        return jnp.where(exists, (queries.numbers @ vectors.numbers.T).astype(jnp.float32), -jnp.inf)
+
+    monkeypatch.setattr("jaxret.search.backends.top_k.upper_bounds", products)
+    jax.clear_caches()
+    with pytest.raises(RuntimeError, match=r"candidates in bfloat16 .* is less exact than bfloat16"):
+        self_check(select_backend("xla", precision="bfloat16"))
+    jax.clear_caches()
+
+
+def test_every_row_lies_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 rows of two vectors in 16 cells, in chunks of two places."""
+    rows = np.arange(200, dtype=np.float32).reshape(100, 2, 1) * np.ones(4, np.float32)
+    layout = CellLayout(cells=16, size=8, width=2)
+    monkeypatch.setattr(accelerators, "CHUNK_BYTES", 2 * 16 * 2 * 4 * 4)
+    step = layout.chunk(4) * layout.cells
+    assert step == 32
+    held = put_on_devices(
+        (rows[start : start + step] for start in range(0, 100, step)), layout, PRECISIONS["float32"], local_mesh()
+    )
+    numbers = np.asarray(held.vectors.numbers).reshape(16, 8, 2, 4)
+    candidate_rows = np.stack([numbers[row % 16, row // 16] for row in range(100)])
+    np.testing.assert_array_equal(candidate_rows, rows)
+    assert held.rows == 100
+    assert {len(part.data) for part in held.vectors.numbers.addressable_shards} == {2}
+
+
+def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
+    for rows in (1, 9, 255, 257, 10_000, 123_456):
+        for width in (1, 3):
+            layout = plan_cells(rows, (width, 16), FLOAT32, 8, "cpu")
+            assert layout.cells % 8 == 0
+            assert layout.size * width <= 32 + 2 * width
+            assert rows <= layout.cells * layout.size
+            assert layout.size % layout.chunk(16) == 0
+
+
+def test_a_share_is_enough_for_all_and_for_the_best_wherever_they_are() -> None:
+    layout = plan_cells(3000, (1, 16), FLOAT32, 8, "cpu")
+    assert share(3000, layout.cells, layout.size) == layout.size
+    for k in (1, 40, 1000):
+        assert share(k, layout.cells, layout.size) * layout.cells >= k
+    random = np.random.default_rng(0)
+    worst = max(np.bincount(random.permutation(3000)[:40] % layout.cells).max() for _ in range(200))
+    assert worst <= share(40, layout.cells, layout.size) < 40
+
+
+@pytest.mark.parametrize(("n", "count"), [(300, 3), (301, 7), (40, 40), (64, 20)])
+def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> None:
+    scores = np.random.default_rng(n).integers(0, 50, (5, n)).astype(np.float32)
+    top, places, bound = (np.asarray(x) for x in best(jnp.asarray(scores), count))
+    np.testing.assert_array_equal(top, -np.sort(-scores, axis=1)[:, :count])
+    np.testing.assert_array_equal(np.take_along_axis(scores, places, axis=1), top)
+    assert all(len(set(row)) == count for row in places.tolist())
+    np.testing.assert_array_equal(bound, top[:, -1] if count < n else np.full(5, -np.inf))
+
+
+def test_no_row_is_sorted_where_there_is_a_faster_way(
+    texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA on a CPU has a TopK, and takes it for `top_k` unless it sees that only a part of the result is used."""
+    queries, documents = texts
+    monkeypatch.setattr(accelerators, "CELL", 1500)
+    held = select_backend("xla").load(np.concatenate([documents] * 24))
+    assert isinstance(held, DeviceVectors)
+    lowered = search_cells.lower(compress(queries, held.precision), held.vectors, held.rows, held.layout, K, held.mesh)
+    program = str(lowered.compile().as_text())
+    assert program.count('custom_call_target="TopK"') == 4, "groups, what is in them, cells, devices"
+    assert " sort(" not in program
+
+
+def test_what_is_too_large_comes_in_pieces_alike(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    _, documents = texts
+    backend = select_backend("xla")
+    assert isinstance(backend, Xla)
+    corpus = BlockCorpus([documents[:400], documents[400:]])
+    blocks = list(streaming.stream_blocks(corpus, backend))
+    assert [len(block.rows) for block in blocks] == [375, 375, 375, 375]
+    assert np.concatenate([block.rows for block in blocks]).tolist() == list(range(1500))
+    assert len({block.top.layout for block in blocks}) == 1, "one program for all"  # type: ignore[attr-defined]
+    documents = documents.copy()
+    documents[1234, 0, 3] = np.nan
+    with pytest.raises(ValueError, match=r"document row 1234 has a NaN"):
+        list(streaming.stream_blocks(BlockCorpus([documents]), backend))
+
+
+def test_what_fits_is_kept_on_the_devices_without_a_copy(
+    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices with a memory of their own, which have room for 1,700 rows in int8, and for fewer in float32."""
+    queries, documents = texts
+    backend = select_backend("xla", precision="int8")
+    monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # a sixteenth of it may stay empty
+    stored = Named([documents[:400], documents[400:]])
+    assert streaming.fits_devices(stored, backend)
+    assert not streaming.fits_devices(stored, select_backend("xla"))
+    assert not streaming.fits_devices(stored, select_backend("faiss-cpu"))
+    kept = InMemoryCorpus(stored, None)
+    for _ in range(2):
+        assert_same_bits(search(queries, kept, K, backend), expected)
+    ((block,),) = kept.blocks.values()
+    assert block.top.vectors.numbers.dtype == jnp.int8  # type: ignore[attr-defined]
+
+
+def test_what_does_not_fit_on_the_devices_at_once_does_not_stay_there(
+    texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus that is in memory, and devices with room for 700 of its rows, or for 1,700."""
+    queries, documents = texts
+    backend, each = select_backend("xla"), streaming.row_bytes((1, 16), precision.FLOAT32)
+    stored = Named([documents])
+    for room, parts in ((700, 0), (1700, 1)):
+        kept = InMemoryCorpus(stored, documents)
+        monkeypatch.setattr(Xla, "free", room * each)
+        assert streaming.exceeds_devices(kept, backend) == (parts == 0)
+        assert_same_bits(search(queries, kept, K, backend), expected)
+        monkeypatch.setattr(Xla, "free", 700 * each)  # what is there already is no reason to load it again
+        blocks = list(kept.blocks.values())
+        assert_same_bits(search(queries, kept, K, backend), expected)
+        assert [len(result) for result in blocks] == [1] * parts
+        assert all(new is old for new, old in zip(kept.blocks.values(), blocks, strict=True))
+
+
+def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> None:
+    made = []
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            made.append(number)
+            yield number
+        raise ValueError("the fifth")
+
+    stream = ahead(items())
+    assert next(stream) == 0
+    with pytest.raises(ValueError, match="the fifth"):
+        list(stream)
+    assert made == [0, 1, 2, 3]
+
+
+def test_faiss_searches_in_float32_alone() -> None:
+    with pytest.raises(
+        ValueError, match=r"'faiss-cpu' computes in float32, not in int8; this precision needs xla, or auto"
+    ):
+        select_backend("faiss-cpu", precision="int8")
+    assert select_backend("auto", lists=True, precision="int8").name == "xla"
+    chosen = select_backend("auto", precision="bfloat16")
+    assert chosen.name == "xla"
+    assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description
+
+
+def test_devices_without_memory_are_named_before_a_search_of_days() -> None:
+    each = streaming.row_bytes((1, 16), precision.FLOAT32)
+    few = 100 * each * streaming.AT_A_TIME
+    assert streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100
+    with pytest.raises(ValueError, match=r"have 64 bytes left for vectors of .* bytes: .*--backend=faiss-cpu"):
+        streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, 64)

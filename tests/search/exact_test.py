@@ -1,0 +1,385 @@
+"""Search against a brute force that sums exactly: same ids, same bits, ties included, on every backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from jaxret.index.shard_set import open_shards
+from jaxret.index.shards import ShardWriter
+from jaxret.search import rounding, single_vector
+from jaxret.search.backends import faiss_backend
+from jaxret.search.backends.late_interaction import PaddedLists
+from jaxret.search.backends.precision import FLOAT32, Precision
+from jaxret.search.backends.select import Backend, select_backend
+from jaxret.search.exact import search
+from jaxret.search.proof import BlockHits, BlockSearch, Candidates, SearchResult
+
+BACKENDS = ("faiss-cpu", "xla")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Thousands of tiny calls: FAISS's threads would wait for each other on a busy machine."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(threads)
+
+
+def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def small_integers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Vectors of -1, 0 and 1: many documents have exactly the same score."""
+    return np.random.default_rng(seed).integers(-1, 2, shape).astype(np.float32)
+
+
+def brute_force(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The definition: float32 of the exactly summed product, the highest of V, ties to the lower row."""
+    products = queries[:, None, None].astype(np.float64) * documents[None].astype(np.float64)  # exact
+    sums = np.array([math.fsum(p) for p in products.reshape(-1, products.shape[-1])])
+    scores = sums.reshape(products.shape[:-1]).max(axis=-1).astype(np.float32)  # [Q,N]
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, rows, axis=1), rows
+
+
+def blocks(documents: np.ndarray, size: int) -> list[np.ndarray]:
+    return [documents[start : start + size] for start in range(0, len(documents), size)]
+
+
+def assert_same_bits(result: SearchResult, expected: tuple[np.ndarray, np.ndarray]) -> None:
+    assert (result.scores.dtype.name, result.rows.dtype.name) == ("float32", "int64")
+    np.testing.assert_array_equal(result.rows, expected[1])
+    np.testing.assert_array_equal(result.scores.view(np.int32), (expected[0] + np.float32(0)).view(np.int32))
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A backend that returns few rows of a block, like FAISS on a GPU (whose limit is 2048)."""
+
+    inner: Backend
+    max_rows: int | None
+    name: str = "limited"
+    description: str = "limited"
+    lists: bool = False
+    precision: Precision = FLOAT32
+
+    def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
+        assert isinstance(vectors, np.ndarray)
+        rows = vectors.reshape(-1, vectors.shape[-1])
+
+        def top(queries: np.ndarray, k: int) -> BlockHits:
+            assert self.max_rows is not None
+            expected = min(k * vectors.shape[1], len(rows), self.max_rows)
+            scores, result = faiss.knn(queries, rows, expected, metric=faiss.METRIC_INNER_PRODUCT)
+            return faiss_backend.from_rows(scores, result, vectors.shape[:2], k)
+
+        return top
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """A backend as inexact as rounding allows; ties come in a random order."""
+
+    inner: Backend
+    max_rows: int | None = None
+    name: str = "noisy"
+    description: str = "noisy"
+    lists: bool = False
+    precision: Precision = FLOAT32
+
+    def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
+        assert isinstance(vectors, np.ndarray)
+        dimension = vectors.shape[-1]
+        largest = float(rounding.upper_norms(vectors.reshape(-1, dimension)).max())
+
+        def top(queries: np.ndarray, k: int) -> BlockHits:
+            exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
+            error = rounding.rounding_error(dimension, rounding.upper_norms(queries), largest)[:, None]
+            noise = np.random.default_rng(len(vectors)).uniform(-0.99, 0.99, exact.shape)
+            scores = (exact + noise * error).astype(np.float32)
+            order = np.argsort(-scores, axis=1)
+            ranked = np.take_along_axis(scores, order, axis=1)
+            bound = ranked[:, k] if k < len(vectors) else np.full(len(queries), -np.inf, np.float32)
+            return BlockHits(ranked[:, :k], order[:, :k].astype(np.int64), bound)
+
+        return top
+
+
+MAKERS: dict[str, Callable[[], Backend]] = {
+    "faiss-cpu": lambda: select_backend("faiss-cpu"),
+    "xla": lambda: select_backend("xla"),
+    "limited": lambda: Limited(select_backend("faiss-cpu"), max_rows=16),
+    "noisy": lambda: Noisy(select_backend("xla")),
+}
+
+
+def data(name: str, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
+    """7 queries and 80 documents; the tests make them shards of 30, 30 and 20."""
+    queries, documents = gaussian(7, 12, seed=1), gaussian(80, n_vectors, 12, seed=2)
+    if name == "ties":
+        return small_integers(7, 12, seed=1), small_integers(80, n_vectors, 12, seed=2)
+    if name == "duplicates":
+        documents[60:] = documents[:20]
+        documents[35:45] = documents[3]
+    if name == "all equal":
+        documents[:] = documents[0, 0]
+    if name == "negative":
+        return -np.abs(queries), np.abs(documents)
+    if name == "zeros":
+        documents[::2] = 0.0
+    if name == "tiny":
+        return queries * np.float32(1e-19), documents * np.float32(1e-26)  # scores of a few 1e-45, many of them -0
+    return queries, documents
+
+
+CASES = [
+    (name, backend)
+    for name in ("random", "ties", "duplicates", "all equal", "negative", "zeros", "tiny")
+    for backend in (sorted(MAKERS) if name in ("random", "ties", "duplicates") else ["faiss-cpu"])
+]
+
+
+@pytest.mark.parametrize("n_vectors", [1, 3])
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, little margin."""
+    for constant, value in {
+        "single_vector.BLOCK_ROWS": 48,
+        "single_vector.WHOLE_BYTES": 60 * 4 * 8,
+        "single_vector.NUMBERS": 400,
+        "single_vector.QUERY_ROWS": 4,
+        "single_vector.SingleVectors.pairs_a_thread": 3,
+        "proof.PASS_CANDIDATES": 300,
+        "exact.MARGIN": 2,
+    }.items():
+        monkeypatch.setattr(f"jaxret.search.{constant}", value)
+    queries, documents = data(name, n_vectors)
+    scores, rows = brute_force(queries, documents, len(documents))
+    for k in (1, 10, 80, 500):
+        result = search(queries, blocks(documents, 30), k, MAKERS[backend]())
+        assert_same_bits(result, (scores[:, :k], rows[:, :k]))
+        assert result.rounds[0] == len(queries)
+
+
+def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
+    queries, documents = data("random", 2)
+    backend = Limited(select_backend("faiss-cpu"), max_rows=16)
+    assert_same_bits(search(queries, [documents], 80, backend), brute_force(queries, documents, 80))
+
+
+def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> None:
+    queries, documents = data("random", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single_vector, "block_documents", lambda *_: 80)  # more than the backend can return
+        with pytest.raises(RuntimeError, match="limited did not return all 80 documents"):
+            search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
+
+
+@pytest.mark.parametrize("claimed", ["right", "none"])
+def test_places_that_a_backend_leaves_empty_are_no_document(claimed: str) -> None:
+    """It returns at most 20 of 60, in one block, with a bound that is right, or none at all; the best is the last."""
+
+    @dataclass(frozen=True)
+    class Lossy(Noisy):
+        def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
+            def top(queries: np.ndarray, k: int) -> BlockHits:
+                scores = (queries @ np.asarray(vectors)[:, 0].T)[:, :20]
+                order = np.argsort(-scores, axis=1)[:, : min(k, 20)]
+                left_out = np.float32(100 if claimed == "right" else -np.inf)
+                return BlockHits(np.take_along_axis(scores, order, axis=1), order, np.full(len(queries), left_out))
+
+            return top
+
+    documents = gaussian(60, 1, 8)
+    documents[-1] = 9
+    with pytest.raises(RuntimeError, match="did not return all 60 documents"):
+        search(np.ones((2, 8), np.float32), [documents], 30, Lossy(select_backend("xla")))
+
+
+@pytest.mark.parametrize("n_vectors", [1, 3])
+def test_backends_and_shard_sizes_agree_at_a_realistic_size(n_vectors: int) -> None:
+    queries, documents = gaussian(70, 96), gaussian(3000, n_vectors, 96, seed=1)
+    first = search(queries, [documents], 100, select_backend("faiss-cpu"))
+    for name, size in (("xla", 3000), ("xla", 700), ("faiss-cpu", 999)):
+        other = search(queries, blocks(documents, size), 100, select_backend(name))
+        np.testing.assert_array_equal(first.rows, other.rows)
+        np.testing.assert_array_equal(first.scores.view(np.int32), other.scores.view(np.int32))
+    assert first.rounds == (70,)
+    assert_same_bits(
+        replace(first, scores=first.scores[:3], rows=first.rows[:3]), brute_force(queries[:3], documents, 100)
+    )
+
+
+def test_control_one_float32_faiss_call_breaks_the_tie_rule() -> None:
+    queries, documents = data("duplicates", 1)
+    scores, rows = faiss.knn(queries, documents[:, 0], 10, metric=faiss.METRIC_INNER_PRODUCT)
+    expected_scores, expected_rows = brute_force(queries, documents, 10)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
+    assert (rows != expected_rows).any()
+
+
+def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error bound of minus infinity every query counts as proven after one round."""
+    monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
+    queries, documents = data("all equal", 1)
+    expected = brute_force(queries, documents, 5)
+    assert_same_bits(search(queries, [documents], 5, MAKERS["noisy"]()), expected)
+    monkeypatch.setattr(single_vector, "rounding_error", lambda *_: np.full(len(queries), -np.inf))
+    assert (search(queries, [documents], 5, MAKERS["noisy"]()).rows != expected[1]).any()
+
+
+def test_a_bound_that_just_reaches_the_last_score_is_no_proof() -> None:
+    """All documents tie; the backend puts those with low rows one whole rounding error below the others."""
+    documents, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
+    norm = float(rounding.upper_norms(queries)[0])
+    low = np.float32(1 - rounding.rounding_error(1, np.array([norm]), norm)[0])
+
+    @dataclass(frozen=True)
+    class Edge(Noisy):
+        def load(self, vectors: np.ndarray | PaddedLists) -> BlockSearch:
+            def top(_: np.ndarray, k: int) -> BlockHits:
+                scores = np.array([[1.0] * 10 + [low] * 10], np.float32)
+                order = np.arange(20)[None, ::-1]
+                return BlockHits(
+                    scores[:, :k], order[:, :k], scores[:, k] if k < 20 else np.array([-np.inf], np.float32)
+                )
+
+            return top
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxret.search.exact.MARGIN", 0)
+        result = search(queries, [documents], 5, Edge(select_backend("xla")))
+    assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_the_bound_covers_every_document_that_was_not_kept() -> None:
+    """Blocks smaller than the depth first, then lower, higher, and again lower ones; some blocks were cut."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        shape = (3, 10)
+        candidates = Candidates(
+            np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64), np.full(3, -np.inf, np.float32)
+        )
+        everything = np.empty((3, 0), np.float32)
+        for _ in range(random.integers(2, 6)):
+            size, shift, share = (int(random.integers(low, high)) for low, high in ((1, 8), (-5, 5), (1, 3)))
+            scores = -np.sort(-random.standard_normal((3, 2 * size), dtype=np.float32) - np.float32(shift), axis=1)
+            kept = min(share * size, 10)
+            documents = np.broadcast_to(np.arange(kept), (3, kept))
+            bound = scores[:, kept] if kept < 2 * size else np.full(3, -np.inf, np.float32)
+            candidates.add(slice(0, 3), BlockHits(scores[:, :kept], documents, bound), everything.shape[1])
+            everything = np.concatenate([everything, scores], axis=1)
+        for row in range(3):
+            rest = np.delete(everything[row], candidates.rows[row][candidates.rows[row] >= 0])
+            assert candidates.bound[row] >= rest.max(initial=-np.inf)
+
+
+@pytest.mark.parametrize("backend", sorted(MAKERS))
+def test_near_ties_within_rounding_are_ranked_exactly(backend: str) -> None:
+    """Documents that differ in the last bit: float32 sums cannot rank them, a float64 sum can."""
+    documents: np.ndarray = np.repeat(gaussian(1, 1, 64), 200, axis=0)
+    steps = np.random.default_rng(3).integers(0, 64, 200)
+    documents[np.arange(200), 0, steps] = np.nextafter(documents[np.arange(200), 0, steps], np.float32(9))
+    queries = gaussian(4, 64, seed=5)
+    assert_same_bits(search(queries, blocks(documents, 90), 10, MAKERS[backend]()), brute_force(queries, documents, 10))
+
+
+def test_only_queries_with_near_ties_take_a_second_round() -> None:
+    documents: np.ndarray = gaussian(1000, 1, 8)
+    documents[:, :, 0] = 0
+    documents[:200] = 0
+    documents[:200, :, 0] = 1  # the first query sees 200 documents with the same score
+    queries = gaussian(3, 8, seed=1)
+    queries[:, 0] = 0
+    queries[0] = 0
+    queries[0, 0] = 1
+    result = search(queries, [documents], 10, select_backend("faiss-cpu"))
+    assert result.rounds == (3, 1, 1, 1)  # 42, 84, 168, 336 candidates
+    assert_same_bits(result, brute_force(queries, documents, 10))
+
+
+def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
+    """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
+    documents = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
+    queries = np.ones((1, 4), np.float32)
+    assert np.float32(documents.astype(np.float64).sum()) == 1, "control"
+    result = search(queries, [documents], 1, select_backend("faiss-cpu"))
+    assert result.scores.item() == 1 + 2.0**-23
+    assert_same_bits(result, brute_force(queries, documents, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_streamed_from_disk_equals_in_memory(name: str, dtype: type, tmp_path: Path) -> None:
+    queries = gaussian(5, 16)
+    documents: np.ndarray = gaussian(110, 2, 16, seed=1).astype(dtype)
+    documents[60:70] = documents[:10]
+    writer = ShardWriter(tmp_path, 110, 40, {})
+    for shard in writer.pending():
+        writer.write(shard, documents[shard.start : shard.stop], [f"d{i}" for i in range(shard.start, shard.stop)])
+    writer.finish()
+    backend = select_backend(name)
+    streamed = search(queries, open_shards(tmp_path), 20, backend)
+    in_memory = search(queries, [documents], 20, backend)
+    np.testing.assert_array_equal(streamed.rows, in_memory.rows)
+    np.testing.assert_array_equal(streamed.scores, in_memory.scores)
+    assert_same_bits(streamed, brute_force(queries, documents.astype(np.float32), 20))
+
+
+def test_no_queries_give_no_rows() -> None:
+    result = search(np.empty((0, 4), np.float32), [gaussian(3, 1, 4)], 2, select_backend("faiss-cpu"))
+    assert result.rows.shape == result.scores.shape == (0, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e19])
+def test_bad_numbers_are_errors_that_name_the_row(value: float) -> None:
+    backend = select_backend("faiss-cpu")
+    queries, documents = gaussian(5, 8), gaussian(30, 2, 8, seed=1)
+    broken = documents.copy()
+    broken[17, 1, 3] = value
+    with pytest.raises(ValueError, match=r"document row 17 .*encode again"):
+        search(queries, blocks(broken, 10), 3, backend)
+    queries[2, 0] = value
+    with pytest.raises(ValueError, match="query 2 "):
+        search(queries, [documents], 3, backend)
+
+
+def test_wrong_shapes_are_errors() -> None:
+    backend = select_backend("faiss-cpu")
+    documents = gaussian(30, 1, 8)
+    with pytest.raises(ValueError, match=r"float32 \[5, 9\].*want float32 \[Q,8\].*same checkpoint"):
+        search(gaussian(5, 9), [documents], 3, backend)
+    with pytest.raises(ValueError, match="float64"):
+        search(gaussian(5, 8).astype(np.float64), [documents], 3, backend)
+    with pytest.raises(ValueError, match="k is 0"):
+        search(gaussian(5, 8), [documents], 0, backend)
+    with pytest.raises(ValueError, match="one V and D"):
+        search(gaussian(5, 8), [documents, gaussian(3, 2, 8)], 3, backend)
+    for shape in [(3, 0, 8), (3, 1, 0)]:
+        with pytest.raises(ValueError, match="one V and D"):
+            search(gaussian(5, shape[2]), [np.ones(shape, np.float32)], 3, backend)
+    with pytest.raises(ValueError, match="must be float32 or float16, not float64"):
+        search(gaussian(5, 8), [np.ones((3, 1, 8))], 3, backend)
+    with pytest.raises(ValueError, match="at least a row"):
+        search(gaussian(5, 8), [], 3, backend)
+    with pytest.raises(ValueError, match="40 vectors a document are more than the 16"):
+        search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
+
+
+@pytest.mark.parametrize("k", [1, 5, 80])
+def test_what_cannot_be_among_the_best_is_not_scored_exactly(k: int) -> None:
+    """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
+    queries, documents = data("random", 1)
+    result = search(queries, [documents], k, select_backend("faiss-cpu"))
+    assert result.scored == len(queries) * k
+    queries, documents = data("all equal", 1)
+    assert search(queries, [documents], k, select_backend("faiss-cpu")).scored > len(queries) * k or k == 80

@@ -1,0 +1,139 @@
+"""A corpus held in memory: the same results as from disk, and nothing is loaded twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.index.shard_set import ShardSet, open_shards
+from jaxret.index.shards import ShardWriter
+from jaxret.search import in_memory
+from jaxret.search.backends.faiss_backend import FEW_QUERIES, FaissCpu, best_columns
+from jaxret.search.backends.xla_backend import Xla
+from jaxret.search.exact import search
+from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
+from jaxret.types import Ragged
+
+ROWS, DIMENSION = 50, 8
+
+
+def shards(folder: Path, layout: str, dtype: str = "float32") -> ShardSet:
+    """50 rows in shards of 20, of 1 or 3 vectors, or of 1 to 4."""
+    random = np.random.default_rng(0)
+    writer = ShardWriter(folder, ROWS, 20, {"corpus": layout})
+    for shard in writer.shards:
+        counts = {"one": 1, "three": 3}.get(layout)
+        offsets = np.concatenate([[0], np.cumsum(random.integers(1, 5, shard.rows))])
+        size = shard.rows * counts if counts else int(offsets[-1])
+        flat = random.standard_normal((size, DIMENSION)).astype(dtype)
+        vectors: Any = flat.reshape(shard.rows, counts, DIMENSION) if counts else Ragged(flat, offsets)
+        writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
+    writer.finish()
+    return open_shards(folder)
+
+
+class Counting:
+    """A backend that counts what it takes."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.loaded = backend, 0
+        self.name, self.lists, self.precision = backend.name, backend.lists, backend.precision
+        self.max_rows, self.description = backend.max_rows, backend.description
+
+    def load(self, block: Any) -> Any:
+        self.loaded += 1
+        return self.backend.load(block)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("one", "float32"), ("one", "float16"), ("three", "float32"), ("lists", "float32")]
+)
+def test_the_same_as_from_disk(layout: str, dtype: str, tmp_path: Path) -> None:
+    encoded = shards(tmp_path, layout, dtype)
+    held = hold_in_memory(encoded)
+    assert isinstance(held, InMemoryCorpus)
+    backend = Counting(Xla.open("test"))
+    queries = np.random.default_rng(1).standard_normal((3, DIMENSION), dtype=np.float32)
+    for part in (queries, queries[:1], -queries):
+        before = backend.loaded
+        result, expected = search(part, held, 7, backend), search(part, encoded, 7, Xla.open("test"))
+        np.testing.assert_array_equal(result.rows, expected.rows)
+        np.testing.assert_array_equal(result.scores, expected.scores)
+        assert (backend.loaded > before) == (part is queries), "with the backend since the first search"
+        assert held.ids(result.rows[0]) == encoded.ids(result.rows[0])
+    rows = np.array([41, 0, 41, 20])
+    for one, other in zip(vectors_of(held, rows), vectors_of(encoded, rows), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(vectors_of(held, rows)[0], vectors_of(held, rows)[1]), "control"
+
+
+@pytest.mark.parametrize("layout", ["one", "three", "lists"])
+def test_what_is_too_large_stays_on_disk(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = shards(tmp_path, layout)
+    vectors = sum(shard.lengths.sum() if layout == "lists" else shard[..., 0].size for _, shard in encoded)
+    monkeypatch.setattr(in_memory, "MEMORY_BYTES", 4 * DIMENSION * vectors)
+    assert isinstance(hold_in_memory(encoded), InMemoryCorpus)
+    monkeypatch.setattr(in_memory, "MEMORY_BYTES", 4 * DIMENSION * vectors - 1)
+    assert hold_in_memory(encoded) is encoded
+
+
+def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = shards(tmp_path, "one")
+    monkeypatch.setattr(in_memory, "IDS", 7)
+    monkeypatch.setattr(in_memory, "MEMORY_BYTES", 0)
+    held = hold_in_memory(encoded, on_devices=True)
+    assert isinstance(held, InMemoryCorpus)
+    assert held.vectors is None
+    rows = np.array([41, 0, 41, 49, 20])
+    expected = encoded.ids(rows)
+    monkeypatch.setattr(ShardSet, "ids", None)
+    assert held.ids(rows) == held.ids(rows.tolist()) == expected == ["p41", "p0", "p41", "p49", "p20"]
+
+
+def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> None:
+    """Not by the depth of a search, of which there are many."""
+    held, queries = hold_in_memory(shards(tmp_path, "three")), np.ones((1, DIMENSION), np.float32)
+    for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 documents are looked for
+        backend = Counting(Xla.open("test"))
+        backend.max_rows = most
+        assert isinstance(held, InMemoryCorpus)
+        kept = InMemoryCorpus(held._corpus, held.vectors)
+        for k in (1, 2, 3):
+            search(queries, kept, k, backend)
+        assert set(kept.blocks) == sizes
+        assert backend.loaded == sum(len(blocks) for blocks in kept.blocks.values())
+
+
+def test_a_vector_that_is_no_number_is_named_at_every_search(tmp_path: Path) -> None:
+    held = hold_in_memory(shards(tmp_path, "one"))
+    assert isinstance(held, InMemoryCorpus)
+    held.vectors[33] = np.nan  # type: ignore[index]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"document row 33 .passage .p33. in .* has a NaN"):
+            search(np.ones((1, DIMENSION), np.float32), held, 3, Xla.open("test"))
+
+
+def test_few_queries_and_many_find_the_same() -> None:
+    if FaissCpu.available():
+        pytest.skip(str(FaissCpu.available()))
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((FEW_QUERIES + 1, DIMENSION), dtype=np.float32)
+    documents = random.standard_normal((60, 2, DIMENSION), dtype=np.float32)
+    documents[30:] = documents[:30]
+    top = FaissCpu.open("test").load(documents)
+    many, few = top(queries, 9), [top(queries[i : i + 1], 9) for i in range(len(queries))]
+    for name in ("scores", "bound"):
+        one_by_one = np.concatenate([getattr(result, name) for result in few])
+        np.testing.assert_allclose(one_by_one, getattr(many, name), rtol=1e-5)
+    assert np.ptp(many.bound) > 0.01, "control"
+
+
+def test_the_best_columns() -> None:
+    scores = np.array([[1, 5, 3, 4], [0, -1, -2, -3]], np.float32)
+    result, columns, left_out = best_columns(scores, 2)
+    assert result.tolist() == [[5, 4], [0, -1]]
+    assert columns.tolist() == [[1, 3], [0, 1]]
+    assert left_out.tolist() == [3, -2]

@@ -1,0 +1,672 @@
+"""Questions -> run file and evaluation, and the errors when something does not belong together."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
+from jaxret.data.records import Judgement, Passage, Query, Rankings
+from jaxret.evaluation.answers import has_answer
+from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name
+from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
+from jaxret.experiments.search_files import measures_for, search_files, show_answer
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.passages import Passages
+from jaxret.index.shard_set import open_shards
+from jaxret.index.shards import ShardError, read_shard_json
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.search import in_memory
+from jaxret.search.backends.faiss_backend import FaissCpu
+from jaxret.search.latency import measure_latency
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import read_json, with_digest, write_json
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+MEASURES = ("nDCG@10", "RR@10", "R@20")
+K = 20
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("retrieve")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    run = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    encode_corpus(run, folder / "data", progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> Run:
+    return open_run(root / "run")
+
+
+def copied(root: Path, to: Path) -> Run:
+    shutil.copytree(root / "run", to)
+    return open_run(to)
+
+
+def test_the_ranking_is_that_of_a_full_product(root: Path, run: Run) -> None:
+    queries = read_queries(root / "data")
+    folder = corpus_folder(run.workdir)
+    result = Searcher(run, folder).search(queries, K)
+    shards = open_shards(folder)
+    passages = shards.rows(range(shards.total_rows))[:, 0].astype(np.float64)
+    ids = shards.ids(range(shards.total_rows))
+    vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query").stacked()[:, 0]
+    for query, vector in zip(queries, vectors, strict=True):
+        scores = passages @ vector.astype(np.float64)
+        ranking = result.rankings[query.id]
+        assert len({key for key, _ in ranking}) == len(ranking) == K
+        by_id = dict(zip(ids, scores.tolist(), strict=True))
+        np.testing.assert_allclose([score for _, score in ranking], np.sort(scores)[::-1][:K], atol=1e-5)
+        np.testing.assert_allclose([score for _, score in ranking], [by_id[key] for key, _ in ranking], atol=1e-5)
+    assert result.corpus["passages"] == shards.total_rows
+
+
+def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    left = run.workdir.path / "runs" / ".data.test.trec.0123456789abcdef.tmp"  # by a search that was killed
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
+    os.utime(left, (0, 0))
+    evaluation = search_files(run, data, data, EvaluationOptions(k=K, measures=tuple(MEASURES)), progress=False)
+    assert not left.exists()
+    judgements = read_judgements(data, "test")
+    judged = {j.query_id for j in judgements}
+    lines = [line.split() for line in (tmp_path / "mine" / "runs" / "data.test.trec").read_text().splitlines()]
+    assert {line[0] for line in lines} == judged
+    assert len(judged) < len(read_queries(data))  # queries that nobody judged are left out
+    assert len(lines) == K * len(judged)
+    assert all(len(line) == 6 and line[1] == "Q0" and line[5] == "jaxret-mine" for line in lines)
+    for query in judged:
+        own = [line for line in lines if line[0] == query]
+        assert [int(line[3]) for line in own] == list(range(1, K + 1))
+        assert [float(line[4]) for line in own] == sorted((float(line[4]) for line in own), reverse=True)
+
+    assert evaluation is not None
+    again = evaluate(read_run(tmp_path / "mine" / "runs" / "data.test.trec"), judgements, MEASURES)
+    assert again.mean == evaluation.mean
+    stored = read_json(tmp_path / "mine" / "eval" / "data.test.json")
+    assert set(stored["provenance"]) == {
+        "checkpoint",
+        "config",
+        "training_data",
+        "environment",
+        "corpus",
+        "search",
+        "dataset",
+    }
+    provenance = stored["provenance"]
+    assert provenance["checkpoint"] == run.checkpoint
+    assert provenance["config"]["seed"] == {"init": 12345, "data": 12345, "dropout": 12345, "negatives": 12345}
+    assert {"jax", "numpy", "flax"} <= set(provenance["environment"]["packages"])
+    assert len(provenance["corpus"]["sha256"]) == len(provenance["training_data"]["train"]["sha256"]) == 64
+    assert (provenance["search"]["k"], provenance["search"]["exact"]) == (K, True)
+    assert (provenance["search"]["query_length"], provenance["search"]["passage_length"]) == (12, 24)
+    answers = stored["answers"]["mean"]
+    assert set(answers) == {"Accuracy@5", "Accuracy@20"}
+    assert 0 < answers["Accuracy@5"] <= answers["Accuracy@20"] <= 1
+    assert stored["per_query"] == evaluation.per_query
+    assert stored["per_query"]["RR@10"].keys() == stored["answers"]["per_query"]["Accuracy@5"].keys() == judged
+    printed = capsys.readouterr().out
+    assert "nDCG@10" in printed
+    assert f"Queries found: {len(judged)} of {len(judged)}" in printed
+
+    search_files(run, data, evaluation=EvaluationOptions(k=K), progress=False)
+    everybody = (tmp_path / "mine" / "runs" / "data.trec").read_text().splitlines()
+    assert len(everybody) == K * len(read_queries(data))
+    assert f"{len(read_queries(data))} queries, of every split; --qrels=" in capsys.readouterr().out
+
+
+def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copied(root, tmp_path / "mine")
+    table = tmp_path / "small.qa.csv"
+    table.write_text("river stone\t['river']\nlight paper\t['no such words']\nold stone\t[]\n")
+    assert (
+        search_files(
+            run,
+            str(table),
+            evaluation=EvaluationOptions(k=100, measures=tuple(MEASURES), dpr_results=True),
+            progress=False,
+        )
+        is None
+    )
+    printed = capsys.readouterr().out
+    assert "Accuracy@100 0.5000 (of 2 of 3 queries: 1 have no answers)\n" in printed
+    assert "small.dpr.json (has_answer is false throughout for 1 of 3 queries, which have no answers)\n" in printed
+    assert (tmp_path / "mine" / "runs" / "small.trec").exists()
+    stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # kept, without judgements too
+    assert stored["mean"]["Accuracy@100"] == 0.5
+    assert (stored["queries_expected"], stored["queries_asked"]) == (2, 3)
+    assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
+    write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
+    search_files(
+        run, str(table), evaluation=EvaluationOptions(k=100), progress=False
+    )  # the ranking is written all the same
+    assert "answer strings cannot be looked for: the corpus that was encoded is no longer at /nowhere" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_corpus_that_was_copied_and_one_that_changed(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(root, tmp_path / "mine")
+    shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, the same text
+    place = run.workdir / "embeddings" / "data" / "corpus.json"
+    place.write_text(json.dumps(with_digest(read_shard_json(place) | {"path": str(tmp_path / "data")})))
+    show_answer(Searcher(run, corpus_folder(run.workdir)), "river stone", 1, progress=False)
+    assert "\n  1. " in capsys.readouterr().out
+    text = (tmp_path / "data" / "corpus.jsonl").read_text()
+    (tmp_path / "data" / "corpus.jsonl").write_text(text.replace("river", "rivet"))
+    show_answer(Searcher(run, corpus_folder(run.workdir)), "river stone", 1, progress=False)
+    printed = capsys.readouterr().out
+    assert f"in {tmp_path / 'data'}" in printed
+    assert "rivet" not in printed.splitlines()[-1], "the text is not shown, the id is"
+
+
+def test_relevant_passages_that_were_not_encoded_are_counted(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(root, tmp_path / "mine")
+    qrels = tmp_path / "few.tsv"
+    rows = ["query-id corpus-id score", "q0 p0 1", "q0 gone 1", "q3 p3 1", "q3 gone-too 0"]
+    qrels.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows))
+    search_files(run, str(root / "data"), str(qrels), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
+    assert "1 of 3 relevant passages are not in the corpus: they count as not found" in capsys.readouterr().out
+    written = read_json(run.workdir / "eval" / "data.few.json")
+    assert written["provenance"]["dataset"]["relevant_passages_not_in_corpus"] == 1
+
+
+def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
+        search_files(
+            run, str(root / "data"), str(root / "data"), EvaluationOptions(k=5, measures=("nDGC@10",)), progress=False
+        )
+    assert not (run.workdir / "runs").exists()
+
+
+def test_an_answer_that_is_no_regular_expression_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
+    with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is no regular expression"):
+        search_files(
+            run, str(tmp_path / "small.qa.csv"), evaluation=EvaluationOptions(k=5, match="regex"), progress=False
+        )
+    assert not (run.workdir / "runs").exists()
+
+
+def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    with pytest.raises(ValueError, match=r"R@1000 needs --k=1000 or more; only 20 passages a query are asked for"):
+        search_files(
+            run,
+            data,
+            data,
+            EvaluationOptions(
+                k=K,
+                measures=(
+                    "RR@10",
+                    "R@1000",
+                ),
+            ),
+            progress=False,
+        )
+    assert not (run.workdir / "runs").exists()
+    assert measures_for(100) == measures_for(1000) == ["nDCG@10", "RR@10", "R@100", "Success@5", "Success@20"]
+    assert measures_for(3) == ["nDCG@3", "RR@3", "R@3", "Success@3"]
+    evaluation = search_files(run, data, data, EvaluationOptions(k=K), progress=False)
+    assert evaluation is not None
+    assert list(evaluation.mean) == ["nDCG@10", "RR@10", "R@20", "Success@5", "Success@20"]
+    assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
+
+
+def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Path, tmp_path: Path) -> None:
+    """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
+    run, data = copied(root, tmp_path / "mine"), root / "data"
+    search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False)
+    first = read_json(run.workdir / "eval" / "data.test.json")
+    judgements = read_judgements(data, "test")
+    write_beir(tmp_path / "data", read_corpus(data), read_queries(data)[::-1], {"test": judgements[::-1]})
+    search_files(
+        run,
+        str(tmp_path / "data"),
+        str(tmp_path / "data"),
+        EvaluationOptions(k=5, measures=("RR@5",), latency=0),
+        progress=False,
+    )
+    again = read_json(run.workdir / "eval" / "data.test.json")
+    assert again["provenance"]["dataset"]["sha256"] == first["provenance"]["dataset"]["sha256"]
+    write_beir(tmp_path / "data", read_corpus(data), read_queries(data), {"test": judgements[1:]})
+    search_files(
+        run, str(tmp_path / "data"), str(tmp_path / "data"), EvaluationOptions(k=5, measures=("RR@5",)), progress=False
+    )
+    other = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["dataset"]["sha256"]
+    assert other["qrels"] != first["provenance"]["dataset"]["sha256"]["qrels"]
+
+    shards = open_shards(corpus_folder(run.workdir))
+    size = sum(path.stat().st_size for path in shards.folder.glob("vectors-*.npy"))
+    assert first["cost"]["bytes_per_passage"] == round(size / shards.total_rows, 1)
+    assert "latency" not in again["cost"], "not asked for"
+    latency = first["cost"]["latency"]
+    assert (latency["questions"], latency["batch"], latency["k"]) == (3, 1, 5)
+    assert (latency["percentiles"], latency["vectors"]) == ("nearest rank", "memory")
+    for half in (latency["encode_ms"], latency["search_ms"]):
+        assert 0 < half["p1"] <= half["p50"] <= half["p90"] <= half["p99"]
+
+
+def test_latency_is_of_one_question_at_a_time_and_ends_in_time(run: Run, root: Path) -> None:
+    """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
+    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:12]
+    times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
+    result = measure_latency(searcher, queries, 3, limit=10, seconds=100.0, clock=lambda: next(times))
+    assert result["questions"] == 10
+    assert result["encode_ms"] == {"p1": 100.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0}
+    assert result["search_ms"] == {"p1": 0.0, "p50": 400.0, "p90": 800.0, "p99": 900.0}
+    compiled = searcher.embedder.programs
+    assert measure_latency(searcher, queries, 3, limit=10, seconds=0.0)["questions"] == 1
+    assert searcher.embedder.programs == compiled
+
+
+def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is read anew for every question int8 would be made anew."""
+    for room, many in ((in_memory.MEMORY_BYTES, True), (0, False)):
+        monkeypatch.setattr(in_memory, "MEMORY_BYTES", room)
+        searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions("faiss-cpu"), many=True)
+        assert isinstance(searcher.backend, FaissCpu)
+        assert (searcher.vector_location, searcher.backend.many) == ("memory" if many else "disk", many)
+
+
+def test_queries_that_are_passages_do_not_find_themselves(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
+    passages = list(read_corpus(root / "data"))[:8]
+    qrels = tmp_path / "test.tsv"
+    write_beir(tmp_path / "arguana", [], [Query(p.id, f"{p.title} {p.text}") for p in passages], {})
+    qrels.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{p.id}\to0\t1\n" for p in passages))
+    result = {}
+    for how in ("keep", "remove", "auto"):
+        search_files(
+            run, str(queries), str(qrels), EvaluationOptions(k=5, measures=("RR@5",), self_matches=how), progress=False
+        )
+        result[how] = read_run(run.workdir / "runs" / "arguana.test.trec")
+        stored = read_json(run.workdir / "eval" / "arguana.test.json")["provenance"]["dataset"]["self_matches"]
+        assert stored == ("kept" if how == "keep" else "removed")
+        printed = capsys.readouterr().out
+        assert ("--self_matches=remove leaves these out" in printed) == (how == "keep")
+        assert ("of 8 queries found the passage of their own id, which is left out" in printed) == (how != "keep")
+    assert result["auto"] == result["remove"] != result["keep"]
+    assert sum(query in dict(ranking) for query, ranking in result["keep"].items()) >= 2
+    assert all(len(ranking) == 5 and query not in dict(ranking) for query, ranking in result["remove"].items())
+
+
+def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    search_files(run, data, data, EvaluationOptions(k=5, measures=("RR@5",), dpr_results=True), progress=False)
+    path = run.workdir / "runs" / "data.test.dpr.json"
+    records, stored = read_json(path), read_json(run.workdir / "eval" / "data.test.json")
+    judged = [query for query in read_queries(data) if query.id in stored["per_query"]["RR@5"]]
+    assert [(one["question"], one["answers"]) for one in records] == [(q.text, list(q.answers)) for q in judged]
+    texts = {passage.id: passage for passage in read_corpus(data)}
+    for query, one in zip(judged, records, strict=True):
+        for context in one["ctxs"]:
+            assert context.keys() == {"id", "title", "text", "score", "has_answer"}
+            assert (context["title"], context["text"]) == (texts[context["id"]].title, texts[context["id"]].text)
+            assert context["has_answer"] == has_answer(context["text"], query.answers)
+        hit = float(any(context["has_answer"] for context in one["ctxs"]))
+        assert stored["answers"]["per_query"]["Accuracy@5"][query.id] == hit
+    ours, theirs = read_run(run.workdir / "runs" / "data.test.trec"), read_run(path)  # theirs has numbers for ids
+    assert [[key for key, _ in result] for result in theirs.values()] == [[k for k, _ in ours[q.id]] for q in judged]
+    plain = tmp_path / "plain"
+    write_beir(plain, [], [Query("q", "no answers")], {})
+    with pytest.raises(
+        ValueError, match="has no answer strings, which results as DPR writes them say of every passage"
+    ):
+        search_files(run, str(plain), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False)
+    write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
+    (tmp_path / "asked.qa.csv").write_text("river stone\t['river']\n")
+    with pytest.raises((FileNotFoundError, ShardError)):
+        search_files(
+            run, str(tmp_path / "asked.qa.csv"), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False
+        )
+    assert not (run.workdir.rankings("asked")).exists(), "before the search"
+
+
+@pytest.mark.parametrize("question", ["", " \t", "\udcff"])
+def test_a_question_that_asks_nothing_is_refused(question: str, run: Run) -> None:
+    with pytest.raises(ValueError, match=r"the question (is blank|holds byte 0xff)"):
+        show_answer(Searcher(run, corpus_folder(run.workdir)), question, 3, progress=False)
+
+
+def test_results_that_cannot_be_written_are_known_before_the_search(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    (run.workdir / "eval").write_text("a file where a folder should be")
+    monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("it went on to search"))
+    with pytest.raises(OSError, match=r"mine/eval cannot be written"):
+        search_files(run, data, data, EvaluationOptions(k=K), progress=False)
+
+
+def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    for label in ("", "step-0"):
+        search_files(run, data, data, EvaluationOptions(k=5, label=label), progress=False)
+    for folder, suffix in (("runs", "trec"), ("eval", "json")):
+        assert {path.name for path in (run.workdir / folder).iterdir()} == {
+            f"data.test.{suffix}",
+            f"data.test.step-0.{suffix}",
+        }
+
+
+def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
+    """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
+    passages = [
+        Passage(f"{prefix}{p.id}", p.text, p.title) for p in read_corpus(root / "data") for prefix in ("b", "c", "a")
+    ]
+    judgements = [
+        Judgement(j.query_id, f"b{j.passage_id}", j.relevance) for j in read_judgements(root / "data", "test")
+    ]
+    write_beir(tmp_path / "copies", passages, read_queries(root / "data"), {"test": judgements})
+    run, data = copied(root, tmp_path / "mine"), str(tmp_path / "copies")
+    encode_corpus(run, data, progress=False)
+    evaluation = search_files(
+        run,
+        data,
+        data,
+        EvaluationOptions(
+            k=K,
+            measures=(
+                "nDCG@10",
+                "RR",
+                "R@20",
+            ),
+        ),
+        corpus="copies",
+        progress=False,
+    )
+    assert evaluation is not None
+    relevance: dict[str, dict[str, int]] = {}
+    for judgement in judgements:
+        relevance.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    names = {"nDCG@10": "ndcg_cut_10", "RR": "recip_rank", "R@20": "recall_20"}
+    lines = [line.split() for line in (run.workdir / "runs" / "copies.test.trec").read_text().splitlines()]
+    ranking: dict[str, dict[str, float]] = {}
+    for query, _, passage, _, score, _ in lines:
+        ranking.setdefault(query, {})[passage] = float(score)
+    rankings = pytrec_eval.RelevanceEvaluator(relevance, set(names.values())).evaluate(ranking)
+    for ours, theirs in names.items():
+        for query, value in evaluation.per_query[ours].items():
+            assert rankings[query][theirs] == pytest.approx(value, abs=1e-6), (query, ours)
+
+
+def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "mine")
+    searcher = Searcher(run, corpus_folder(run.workdir))
+    everything = {passage.id: passage for passage in read_corpus(root / "data")}
+    size = (root / "data" / "corpus.jsonl").stat().st_size
+    compiled = 0
+    for number, text in enumerate(("river stone", "paper light")):
+        before = searcher.embedder.programs, searcher.bytes_read
+        result = searcher.search([Query("0", text)], 3)
+        shown = searcher.passages([passage for passage, _ in result.rankings["0"]])
+        assert shown == {passage: everything[passage] for passage, _ in result.rankings["0"]}
+        lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) for p in shown.values()]
+        assert searcher.bytes_read - before[1] == sum(len(line) + 1 for line in lines) < size / 10
+        compiled = searcher.embedder.programs - before[0]
+        assert compiled == (1 if number == 0 else 0)
+    again = Searcher(run, searcher.folder)  # the index is on disk now
+    assert again.passages(everything) == everything
+    assert again.bytes_read == size
+    (searcher.folder / "passages.npy").write_bytes(b"damaged")
+    assert Searcher(run, searcher.folder).passages(["p3"]) == {"p3": everything["p3"]}
+
+
+@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz", "reordered.tsv", "corpus.jsonl.gz", "corpus.json"])
+def test_passages_are_read_from_files_of_any_format(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows over several lines, a header with its own order, no line end at the end, and an id that is there twice. What
+    has no lines to point at is copied once; then only what is asked for is read."""
+    rows = [Passage(f"p{i}", f'line\none "{i}"' if i % 3 else "one\ttwo", f"title {i}") for i in range(20)]
+    path = tmp_path / name
+    if name == "corpus.json":
+        text = json.dumps([{"_id": p.id, "title": p.title, "text": p.text} for p in rows])
+    elif "jsonl" in name:
+        text = "".join(json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in rows)
+    else:
+        columns = ["title", "id", "text"] if name == "reordered.tsv" else ["id", "text", "title"]
+        table = io.StringIO()
+        writer = csv.writer(table, delimiter="\t", lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([[getattr(p, c) for c in columns] for p in [*rows, Passage("p4", "another", "t")]])
+        text = table.getvalue().removesuffix("\n")
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    run = copied(root, tmp_path / "mine")
+    folder = encode_corpus(run, path, options=EncodeOptions(on_error="skip"), progress=False).folder
+    searcher = Searcher(run, folder)
+    expected = {passage.id: passage for passage in read_corpus(path, Policy("skip"))}
+    assert len(expected) == 20
+    for ids in (["p7"], ["p19", "p4", "p0"], list(expected)):
+        assert searcher.passages(ids) == {key: expected[key] for key in ids if key in expected}
+    copy = folder / "passages.jsonl"
+    assert copy.exists() == (name in ("psgs.tsv.gz", "corpus.jsonl.gz", "corpus.json"))
+    again = Searcher(run, folder)
+    monkeypatch.setattr(Corpus, "read_located", None)  # reads all of it
+    assert again.passages(["p7"]) == {"p7": expected["p7"]}
+    assert 0 < again.bytes_read < len(text) / 5
+    monkeypatch.undo()
+    if copy.exists():
+        copy.write_bytes(copy.read_bytes().replace(b"line", b"mine"))
+        assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
+
+
+def test_threads_read_the_texts_that_they_ask_for(run: Run, root: Path) -> None:
+    """The threads of a server share an index."""
+    texts, interval = Passages(corpus_folder(run.workdir)), sys.getswitchinterval()
+    expected = {passage.id: passage for passage in read_corpus(root / "data")}
+    some = [list(expected)[start : start + 3] for start in range(0, 60, 3)] * 5
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            result = list(threads.map(texts.read, some))
+    finally:
+        sys.setswitchinterval(interval)
+    assert result == [{key: expected[key] for key in keys} for keys in some]
+
+
+def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    texts = ["river", "", *(["stone"] * 50)]
+    path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
+    run = copied(root, tmp_path / "mine")
+    searcher = Searcher(run, encode_corpus(run, path, options=EncodeOptions(on_error="keep"), progress=False).folder)
+    searcher.passages(["p0"])
+    read = searcher.bytes_read
+    for reader in ("read_located", "read"):  # of the whole corpus
+        monkeypatch.setattr(Corpus, reader, None)
+    assert searcher.passages(["p0", "p1"]) == {"p0": Passage("p0", "river"), "p1": Passage("p1", "")}
+    assert searcher.bytes_read == 2 * read < path.stat().st_size / 10
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_passages_of_a_folder_that_cannot_be_written(name: str, root: Path, tmp_path: Path) -> None:
+    text = (root / "data" / "corpus.jsonl").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    run = copied(root, tmp_path / "mine")
+    folder = encode_corpus(run, tmp_path / name, "read-only", progress=False).folder
+    before = sorted(path.name for path in folder.iterdir())
+    folder.chmod(0o500)
+    passages = Searcher(run, folder).passages(["p3", "p4"])
+    folder.chmod(0o700)
+    assert {key: passage.id for key, passage in passages.items()} == {"p3": "p3", "p4": "p4"}
+    assert all(passage.text for passage in passages.values())
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def damaged(good: bytes, random: np.random.Generator) -> bytes:
+    data = bytearray(good)
+    data[random.integers(len(data))] ^= 1 << random.integers(8)
+    return bytes(data)
+
+
+def test_damage_to_corpus_json_changes_no_text(root: Path, run: Run, tmp_path: Path) -> None:
+    """The text is the same, or an error names the file."""
+    shutil.copytree(corpus_folder(run.workdir), tmp_path / "shards")
+    path = tmp_path / "shards" / "corpus.json"
+    good, random = path.read_bytes(), np.random.default_rng(0)
+    expected = Passages(tmp_path / "shards").read(["p1"])
+    edits = [b"{}", b"[]", b"null", b'{"path": 3}', b'{"path": null}', b'{"path": "\\u0000"}', b"\xff", b"[" * 10**5]
+    for number, text in enumerate([*edits, *(damaged(good, random) for _ in range(100))]):
+        path.write_bytes(text)
+        try:
+            passages = Passages(tmp_path / "shards").read(["p1"])
+        except (ShardError, FileNotFoundError) as error:
+            named = str(error)
+        else:
+            named = str(path) if passages == expected and number >= len(edits) else ""
+        assert str(path) in named, text
+
+
+def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(root: Path, tmp_path: Path) -> None:
+    run, data = copied(root, tmp_path / "mine"), str(root / "data")
+    short = open_run(run.workdir, passage_length=8)
+    encode_corpus(short, data, "short", EncodeOptions(dtype="float16", shard_rows=40), progress=False)
+    shards = open_shards(run.workdir / "embeddings" / "short")
+    assert shards.fingerprint["contract"]["passage_length"] == 8
+    assert (shards.manifest.dtype, shards.manifest.rows_per_shard) == ("float16", 40)
+    with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in "):
+        encode_corpus(run, data, "short", EncodeOptions(dtype="float16"), progress=False)
+    search_files(
+        open_run(run.workdir, query_length=5), data, data, EvaluationOptions(k=5), corpus="short", progress=False
+    )
+    stored = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["search"]
+    assert (stored["query_length"], stored["passage_length"]) == (5, 8)
+
+    folder, question = shards.folder, Query("0", "river stone")
+    (key, score), *_ = Searcher(run, folder).search([question], 1).rankings["0"]
+    as_encoded, as_trained = (
+        float(explain(one, question.text, stored_passage(folder, key)).split()[1])
+        for one in (open_as_encoded(run.workdir.path, "best", folder), run)
+    )
+    assert as_encoded == pytest.approx(score, abs=1e-3)
+    assert as_trained != pytest.approx(score, abs=1e-2), "cut as in training, it is another text"
+    with pytest.raises(ValueError, match=r"query_length is 41; it must be 3 to 40"):
+        open_run(run.workdir, query_length=41)
+    with pytest.raises(ValueError, match=r"passage_length is 2; it must be 3 to 40"):
+        open_run(run.workdir, passage_length=2)
+
+
+@pytest.mark.exhaustive
+def test_prompts_are_in_front_of_what_is_encoded_and_searched(root: Path, tmp_path: Path) -> None:
+    """A run with prompts finds the results of a run without, in files that have them in their texts; each refuses the
+    other's shards."""
+    joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}
+    prompted = untrained_run(tmp_path / "prompted", root / "encoder", root / "data", **joins)
+    plain = untrained_run(tmp_path / "plain", root / "encoder", root / "data")
+    passages, queries = list(read_corpus(root / "data")), read_queries(root / "data")[:5]
+    written = [Passage(p.id, "stone " + " - ".join(part for part in (p.title, p.text) if part)) for p in passages]
+    write_beir(tmp_path / "written", written, [], {})
+    encode_corpus(prompted, root / "data", "data", progress=False)
+    encode_corpus(plain, tmp_path / "written", "data", progress=False)
+    encode_corpus(plain, root / "data", "bare", progress=False)
+
+    def rankings_of(run: Run, corpus: str, prompt: str) -> Rankings:
+        judged = [Query(query.id, prompt + query.text) for query in queries]
+        return Searcher(run, run.workdir.embeddings(corpus), SearchOptions("xla")).search(judged, 5).rankings
+
+    assert rankings_of(prompted, "data", "") == rankings_of(plain, "data", "river: ")
+    assert rankings_of(prompted, "data", "") != rankings_of(plain, "bare", "")  # control
+    with pytest.raises(ContractError, match=r"passage_prompt: 'stone ' in .*, '' in the model"):
+        Searcher(plain, prompted.workdir.embeddings("data"), SearchOptions("xla")).search(queries, 5)
+
+
+def test_an_answer_on_the_terminal(root: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    question = read_queries(root / "data")[0]
+    show_answer(Searcher(run, corpus_folder(run.workdir)), question.text, 3, progress=False)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(question.text)
+    assert [line.split(".")[0].strip() for line in lines] == ["1", "2", "3"]
+    best = Searcher(run, corpus_folder(run.workdir)).search([question], 1).rankings[question.id][0][1]
+    assert f"{best:.4f}" in lines[0]
+
+
+def test_shards_of_another_checkpoint(root: Path, run: Run) -> None:
+    other = Run(**{**vars(run), "checkpoint": {"step": 7, "digest": "ab"}})
+    with pytest.raises(ContractError) as caught:
+        Searcher(other, corpus_folder(run.workdir)).search([Query("0", "river")], 3)
+    assert "checkpoint.step: 0 in" in str(caught.value)
+    assert "7 in the model in" in str(caught.value)
+    assert "--checkpoint=0" in str(caught.value)
+
+
+def test_which_corpus(root: Path, tmp_path: Path) -> None:
+    run = copied(root, tmp_path / "run")
+    assert corpus_folder(run.workdir) == corpus_folder(run.workdir, "data")
+    with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has data"):
+        corpus_folder(run.workdir, "wiki")
+    (folder, file), near = (str(root / "data"), str(root / "data" / "corpus.jsonl")), os.path.relpath(root / "data")
+    assert corpus_folder(run.workdir, folder) == corpus_folder(run.workdir, near) == corpus_folder(run.workdir), (
+        "what was encoded"
+    )
+    with pytest.raises(FileNotFoundError, match=rf"has no corpus '{file}'; it has data"):
+        corpus_folder(run.workdir, file)
+    encode_corpus(run, root / "data", name="again", progress=False)
+    with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --corpus"):
+        corpus_folder(run.workdir)
+    with pytest.raises(ValueError, match=rf"several corpora of {folder}, again, data: choose one with --corpus"):
+        corpus_folder(run.workdir, folder)
+    (run.workdir / "embeddings" / "again" / "corpus.json").write_text("{}")
+    assert corpus_folder(run.workdir, folder).name == "data", "where the other is from is no longer known"
+    assert corpus_folder(run.workdir, "again").name == "again"
+    (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for who encodes it"):
+        corpus_folder(run.workdir, "again")
+    shutil.rmtree(run.workdir / "embeddings")
+    with pytest.raises(FileNotFoundError, match=r"no encoded corpus; jaxret encode --workdir="):
+        corpus_folder(run.workdir)
+
+
+@pytest.mark.parametrize(("queries", "k", "message"), [([], 3, "no query"), ([Query("0", "x")], 0, "k is 0")])
+def test_nothing_to_search_for(queries: list[Query], k: int, message: str, run: Run) -> None:
+    with pytest.raises(ValueError, match=message):
+        Searcher(run, corpus_folder(run.workdir)).search(queries, k)
+
+
+def test_dataset_names(root: Path) -> None:
+    assert dataset_name(root / "data") == dataset_name(root / "data" / "queries.jsonl") == "data"
+    assert dataset_name("x/nq-test.qa.csv") == "nq-test"
+    splits = ("dev", "dev.small", "eval")
+    assert [dataset_name(f"msmarco/queries.{split}.tsv.gz") for split in splits] == [
+        "msmarco-dev",
+        "msmarco-dev.small",
+        "msmarco-eval",
+    ]
+    assert EvaluationQueries([], [], "msmarco-dev.small", "dev.small").name == "msmarco-dev.small"
+    assert EvaluationQueries([], [], "scifact", "test").name == "scifact.test"
+    assert [dataset_name(f"data/{name}/test.qa.csv") for name in ("nq", "trivia")] == ["nq-test", "trivia-test"]

@@ -1,0 +1,355 @@
+"""A restored state equals the saved one on any mesh, or restoring is an error."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxret.parallel.mesh import make_mesh, shardings
+from jaxret.storage.checkpoint import CheckpointError, Checkpoints, leaf_digests, tree_digest
+from tests.pipeline import environment
+
+RANDOM = np.random.default_rng(0)
+HOST = {
+    "encoder": {
+        "layers": {"kernel": RANDOM.standard_normal((3, 64, 32), np.float32)},
+        "embeddings": {"word": {"embedding": RANDOM.standard_normal((99, 32), np.float32)}},
+        "norm": {"bias": RANDOM.standard_normal(32, np.float32)},
+    }
+}
+PROGRESS = {"step": np.int32(7), "healthy": np.array(True), "opt_state": {"mu": RANDOM.standard_normal(5, np.float32)}}
+
+
+def placed(tree: Any, fsdp: int = 1, devices: int = 8) -> Any:
+    tree = jax.tree.map(jnp.asarray, tree)
+    return jax.device_put(tree, shardings(make_mesh(fsdp, jax.devices()[:devices]), tree))
+
+
+def abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+
+
+def same(one: Any, two: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def saved(folder: Path, steps: int = 1) -> Path:
+    with Checkpoints(folder) as checkpoints:
+        for step in range(1, steps + 1):
+            checkpoints.save(step, placed(HOST, fsdp=2), placed(PROGRESS))
+    return folder
+
+
+def data_files(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def test_round_trip_onto_another_mesh(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for fsdp, devices in ((4, 8), (1, 1)):
+        want = abstract(placed(HOST, fsdp, devices))
+        with Checkpoints(tmp_path) as checkpoints:
+            params, progress = checkpoints.restore(1, want, abstract(placed(PROGRESS, devices=devices)))
+        assert same(params, HOST)
+        assert same(progress, PROGRESS)
+        assert jax.tree.map(lambda a, b: a.sharding == b.sharding, params, want) == jax.tree.map(lambda _: True, want)
+    assert not same(params, jax.tree.map(lambda x: x + np.float32(1e-6), HOST))  # control
+
+
+def test_the_optimiser_may_stay_on_disk(tmp_path: Path) -> None:
+    with Checkpoints(saved(tmp_path)) as checkpoints:
+        params, progress = checkpoints.restore(1, abstract(placed(HOST)))
+    assert same(params, HOST)
+    assert progress is None
+
+
+def test_the_last_is_kept(tmp_path: Path) -> None:
+    saved(tmp_path, steps=3)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.last() == checkpoints.best() == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["3"]
+
+
+@pytest.mark.parametrize(("less_is_better", "best"), [((), 4), (("nll", "RR@10"), 1)])
+def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: int, tmp_path: Path) -> None:
+    values = [0.1, 0.5, 0.3, 0.5, 0.2]  # the best value twice: the newer one stays
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:
+        assert checkpoints.last() is checkpoints.best() is None
+        for step, value in enumerate(values, 1):
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
+            checkpoints.wait()
+            assert checkpoints.last() == step
+    with Checkpoints(tmp_path, "RR@10", less_is_better) as checkpoints:  # as another process sees it
+        assert (checkpoints.best(), checkpoints.last()) == (best, 5)
+        params, _ = checkpoints.restore(best, abstract(placed(HOST)))
+        assert same(params, HOST)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({str(best), "5"})
+
+
+def test_values_of_two_metrics_are_never_compared(tmp_path: Path) -> None:
+    """From the first checkpoint on that another metric judges, those before are out, however good; also where a file of
+    before says nothing of a criterion. A process that opens the folder later finds the same."""
+    measured = [  # nll, average rank, by which, what is then best
+        (0.2, 9.0, None, 1),
+        (0.3, 8.0, "nll", 1),
+        (0.1, 7.0, "nll", 3),
+        (0.9, 5.0, "average_rank", 4),
+        (0.05, 6.0, "average_rank", 4),
+        (0.8, 4.0, "average_rank", 6),
+    ]
+    less = ("nll", "average_rank")
+    for step, (nll, rank, criterion, best) in enumerate(measured, 1):
+        with Checkpoints(tmp_path, "nll", less) as checkpoints:
+            metrics = {"nll": nll, "average_rank": rank}
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), metrics, criterion)
+            checkpoints.wait()
+            assert checkpoints.best() == best
+        with Checkpoints(tmp_path, "nll", less, writing=False) as checkpoints:
+            assert checkpoints.best() == best
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["6"]
+
+
+def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:
+    """In the largest file, a byte at a time: each time an error. Orbax alone would give other values."""
+    saved(tmp_path)
+    path = data_files(tmp_path / "1" / "params")[-1]
+    whole = path.read_bytes()
+    assert len(whole) > 1000
+    messages = []
+    for place in np.linspace(len(whole) * 0.05, len(whole) * 0.95, 8).astype(int).tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with Checkpoints(tmp_path) as checkpoints:
+            try:
+                params, _ = checkpoints.restore(1, abstract(placed(HOST)))
+            except CheckpointError as error:
+                messages.append(str(error))
+            else:
+                assert same(params, HOST)  # a byte that no leaf is made from
+    assert len(messages) >= 4
+    for message in messages:
+        assert str(tmp_path / "1") in message
+        assert "is damaged" in message or "cannot be read" in message
+    path.write_bytes(whole)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert same(checkpoints.restore(1, abstract(placed(HOST)))[0], HOST)
+
+
+def test_a_missing_data_file(tmp_path: Path) -> None:
+    saved(tmp_path)
+    data_files(tmp_path / "1" / "params")[-1].unlink()
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"cannot be read|is damaged"):
+        checkpoints.restore(1, abstract(placed(HOST)))
+
+
+def test_a_missing_step(tmp_path: Path) -> None:
+    with Checkpoints(saved(tmp_path, 2)) as checkpoints, pytest.raises(CheckpointError, match="step 1; it has: 2"):
+        checkpoints.restore(1, abstract(placed(HOST)))
+    with Checkpoints(tmp_path / "new") as checkpoints, pytest.raises(CheckpointError, match="step 1; it has: none"):
+        checkpoints.restore(1, abstract(placed(HOST)))
+
+
+def test_every_leaf_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    saved(tmp_path)
+    want = abstract(placed(HOST))
+    encoder = want["encoder"]
+    bias = jax.ShapeDtypeStruct((16,), jnp.float32, sharding=encoder["norm"]["bias"].sharding)
+    wrong = [
+        ({**encoder, "norm": {"bias": bias}}, r"params/encoder/norm/bias is \(32,\) there and \(16,\) in this model"),
+        ({**encoder, "extra": {"bias": bias}}, r"params/encoder/extra/bias is absent there and \(16,\) in this model"),
+        ({k: v for k, v in encoder.items() if k != "norm"}, r"encoder/norm/bias is \(32,\) there and absent in this"),
+    ]
+    with Checkpoints(tmp_path) as checkpoints:
+        for tree, message in wrong:
+            with pytest.raises(CheckpointError, match=message):
+                checkpoints.restore(1, {"encoder": tree})
+
+
+def test_digests_do_not_depend_on_the_mesh() -> None:
+    everything = {
+        **HOST,
+        "half": HOST["encoder"]["norm"]["bias"].astype(jnp.bfloat16),  # type: ignore[index]
+        "flags": np.array([True, False]),
+    }
+    on_one = leaf_digests(placed(everything, devices=1))
+    assert on_one == leaf_digests(placed(everything)) == leaf_digests(placed(everything, fsdp=4))
+    assert tree_digest(placed(HOST, devices=1)) == tree_digest(placed(HOST, fsdp=2))
+    assert set(on_one) == {"encoder/layers/kernel", "encoder/embeddings/word/embedding", "encoder/norm/bias"} | {
+        "half",
+        "flags",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_a_digest_sees_every_bit_and_every_place(dtype: str) -> None:
+    size = {"float32": 4, "bfloat16": 2, "int32": 4, "bool": 1}[dtype]
+    leaf = RANDOM.integers(0, 2 if dtype == "bool" else 256, 16 * size, np.uint8)
+    one = jax.jit(lambda tree: tree)({"x": jnp.asarray(leaf.view(jnp.dtype(dtype)))})
+    seen = {tree_digest(one)}
+    changes = 1
+    for word in range(16):
+        for bit in range(1 if dtype == "bool" else 8 * size):
+            other = leaf.copy()
+            other[word * size + bit // 8] ^= 1 << bit % 8
+            if word % 5 == 0:
+                seen.add(tree_digest({"x": jnp.asarray(other.view(jnp.dtype(dtype)))}))
+                changes += 1
+    assert len(seen) == changes
+    reverse = leaf.view(jnp.dtype(dtype))[::-1]
+    assert tree_digest({"x": jnp.asarray(reverse)}) not in seen
+    assert tree_digest({"y": one["x"]}) not in seen
+
+
+def test_digests_on_a_mesh_see_a_change_in_any_shard() -> None:
+    sharding = NamedSharding(make_mesh(), P("data"))
+    zeros = np.zeros(64, np.float32)
+    changed = zeros.copy()
+    actual = {tree_digest({"x": jax.device_put(zeros, sharding)})}
+    for i in range(0, 64, 7):
+        changed[:] = 0
+        changed[i] = 1
+        actual.add(tree_digest({"x": jax.device_put(changed, sharding)}))
+    assert len(actual) == 11
+
+
+@contextmanager
+def a_full_disk(limit: int = 2000) -> Iterator[None]:
+    """No file can grow beyond `limit` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_and_step(opened: Checkpoints) -> None:
+    """Save like training: a save, then steps without one."""
+    opened.save(1, placed(HOST), placed(PROGRESS))
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        opened.poll()
+        time.sleep(0.01)
+
+
+def test_a_failed_save_is_told_without_waiting_for_the_next(tmp_path: Path) -> None:
+    message = rf"{tmp_path}/1 could not be saved: .+"
+    with Checkpoints(tmp_path) as opened, a_full_disk(), pytest.raises(CheckpointError, match=message):
+        save_and_step(opened)
+    with Checkpoints(tmp_path) as opened:
+        assert opened.last() is None
+        assert opened.half_written
+        opened.save(1, placed(HOST), placed(PROGRESS))
+    with Checkpoints(tmp_path) as opened:
+        assert (opened.last(), opened.half_written) == (1, [])
+
+
+def with_metrics(folder: Path, values: list[float]) -> Path:
+    with Checkpoints(folder, "RR@10") as checkpoints:
+        for step, value in enumerate(values, 1):
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), {"RR@10": value, "nll": 1.0})
+    return folder
+
+
+def test_what_is_neither_best_nor_last_is_pruned(tmp_path: Path) -> None:
+    """A process was killed between a save and the deletion of the checkpoints that it supersedes."""
+    with_metrics(tmp_path / "run", [0.5, 0.1])
+    shutil.copytree(with_metrics(tmp_path / "other", [0.1, 0.2, 0.3]) / "3", tmp_path / "run" / "3")
+    (tmp_path / "run" / "4.orbax-checkpoint-tmp").mkdir()
+    with Checkpoints(tmp_path / "run", "RR@10", writing=False) as checkpoints:
+        assert checkpoints.half_written == ["4.orbax-checkpoint-tmp"]
+    with Checkpoints(tmp_path / "run", "RR@10") as checkpoints:
+        assert checkpoints.prune() == [2]
+        assert (checkpoints.best(), checkpoints.last()) == (1, 3)
+        assert checkpoints.prune() == []
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1", "3"]
+
+
+METADATA, METRICS = "1/_CHECKPOINT_METADATA", "1/metrics/metrics"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (METRICS, lambda text: text.replace("0.5", "0.4")),  # another would be best
+        (METRICS, lambda text: text.replace("RR@10", "RR@11")),
+        (METRICS, lambda text: "[]"),
+        (METRICS, lambda text: "{"),
+        (METRICS, lambda text: ""),
+        (METRICS, lambda text: None),
+        (METADATA, lambda text: "{"),
+        (METADATA, lambda text: "[]"),
+        (METADATA, lambda text: "{}"),
+        (METADATA, lambda text: text.replace('"seal": "', '"seal": "0')),
+        (METADATA, lambda text: text.replace('"digests": {', '"digests": [], "x": {')),
+        (METADATA, lambda text: None),
+    ],
+)
+def test_what_chooses_the_best_is_not_believed_when_changed(name: str, change: Any, tmp_path: Path) -> None:
+    with_metrics(tmp_path, [0.5, 0.45])
+    before = (tmp_path / name).read_text()
+    after = change(before)
+    assert after != before
+    (tmp_path / name).unlink()
+    if after is not None:
+        (tmp_path / name).write_text(after)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/1 is damaged: .* delete the folder"):
+        Checkpoints(tmp_path, "RR@10")
+
+
+def test_a_renamed_checkpoint_is_not_believed(tmp_path: Path) -> None:
+    (with_metrics(tmp_path, [0.5]) / "1").rename(tmp_path / "7")
+    with pytest.raises(CheckpointError, match="/7 is damaged"):
+        Checkpoints(tmp_path, "RR@10")
+
+
+def test_every_flipped_bit_of_the_metrics_is_seen(tmp_path: Path) -> None:
+    path = with_metrics(tmp_path, [0.5, 0.45]) / METRICS
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        path.write_bytes(whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :])
+        with pytest.raises(CheckpointError, match="/1 is damaged"):
+            Checkpoints(tmp_path, "RR@10")
+
+
+@pytest.mark.parametrize("file", ["_METADATA", "_sharding", "manifest.ocdbt", "array_metadatas/process_0"])
+def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "1" / "params" / file).write_text("{")
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"/1 (is damaged|cannot be read)"):
+        checkpoints.restore(1, abstract(placed(HOST)))
+
+
+@pytest.mark.exhaustive
+def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None:
+    """At each file: what is left is no checkpoint, and the next writer removes it."""
+    program = (
+        "import os, sys; from jaxret.storage.checkpoint import Checkpoints; unlink, n = os.unlink, 0\n"
+        "def killed(*a, **k):\n    global n; n += 1\n    unlink(*a, **k); n == int(sys.argv[2]) and os._exit(9)\n"
+        "os.unlink = killed; Checkpoints(sys.argv[1]).prune()\n"
+    )
+    saved(tmp_path / "whole", steps=2)
+    shutil.copytree(saved(tmp_path / "first") / "1", tmp_path / "whole" / "1")
+    for place in (1, 2, 5):
+        folder = tmp_path / str(place)
+        shutil.copytree(tmp_path / "whole", folder)
+        command = [sys.executable, "-c", program, str(folder), str(place)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 9, done.stderr
+        with Checkpoints(folder) as checkpoints:
+            assert checkpoints.last() == 2
+        assert [p.name for p in folder.iterdir()] == ["2"]

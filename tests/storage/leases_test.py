@@ -1,0 +1,376 @@
+"""Pieces of work have one owner at a time, whatever is killed, stopped or woken up."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.storage.atomic import StorageError, atomic_write
+from jaxret.storage.leases import Lease, Leases
+from tests.pipeline import REPOSITORY, environment
+
+FAR = {"host": "another-host"}
+
+
+@pytest.fixture
+def leases(tmp_path: Path) -> Iterator[Leases]:
+    with Leases(tmp_path / "shared") as actual:
+        yield actual
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Leases]:
+    """Another job's, as this one sees it: an owner is what a file says."""
+    with Leases(tmp_path / "shared") as actual:
+        yield actual
+
+
+def say(lease: Lease, silent: float = 0, **owner: Any) -> None:
+    """Has a lease owned by another process, which touched it so many seconds ago."""
+    file = lease.work / "owner.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | owner))
+    os.utime(file, (file.stat().st_mtime - silent,) * 2)
+
+
+def claimed(leases: Leases, name: str = "a") -> Lease:
+    lease = leases.claim(name)
+    assert lease
+    return lease
+
+
+def write(path: Path, lease: Lease) -> bool:
+    def publish() -> None:
+        with atomic_write(path, work=lease.work) as file:
+            file.write("whole")
+
+    return lease.publishes(publish)
+
+
+def test_what_is_free_is_what_nobody_has_who_lives(leases: Leases, others: Leases) -> None:
+    assert leases.is_free("a")
+    lease = claimed(others)
+    assert not leases.is_free("a")
+    say(lease, silent=1000, **FAR)
+    assert leases.is_free("a")
+    say(lease, silent=0, **FAR)
+    assert not leases.is_free("a")
+    others.release(lease)
+    assert leases.is_free("a")
+
+
+def test_one_at_a_time(leases: Leases, others: Leases) -> None:
+    lease = claimed(leases)
+    assert others.claim("a") is None
+    assert leases.claim("a") is None
+    assert others.claim("b")
+    leases.release(lease)
+    assert not lease.held
+    assert others.claim("a")
+
+
+def test_of_many_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
+    jobs, actual, together = [Leases(tmp_path) for _ in range(8)], [], threading.Barrier(8)
+
+    def ask(job: Leases) -> None:
+        for turn in range(20):
+            together.wait()
+            actual.append((turn, job.claim(str(turn))))
+
+    threads = [threading.Thread(target=ask, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(turn for turn, lease in actual if lease) == list(range(20))
+
+
+@pytest.mark.parametrize("ahead", [-1, 1])
+def test_who_is_silent_for_too_long_is_held_to_be_dead(ahead: int, leases: Leases, others: Leases) -> None:
+    """By the clock of the disk; 1: one that was set back after the last touch."""
+    lease = claimed(others)
+    say(lease, -ahead * (leases.bound - 20), **FAR)
+    assert leases.claim("a") is None
+    say(lease, -ahead * (leases.bound + 20))
+    taken = leases.claim("a")
+    assert taken
+    assert taken.held
+    assert not lease.held
+
+
+def test_how_long_that_is_says_the_owner(leases: Leases, others: Leases) -> None:
+    """Who beats seldom is not robbed by who would not wait as long; nor does who waits for long wait for others."""
+    lease = claimed(others)
+    say(lease, leases.bound + 20, **FAR, bound=leases.bound + 40)
+    assert leases.claim("a") is None
+    say(lease, leases.bound + 20, bound=leases.bound)
+    assert leases.claim("a")
+
+
+def test_no_clock_of_a_host_counts(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(claimed(others), 5, **FAR)
+    monkeypatch.setattr(time, "time", lambda: 9e9)
+    assert leases.claim("a") is None
+
+
+def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
+    leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone: dict[str, Any] = {"process": 4, "started": "before"}
+    say(claimed(others), **gone, numbers="of another container")
+    assert leases.claim("a") is None
+    say(claimed(others, "b"), **gone)
+    assert leases.claim("b")
+    assert "b was claimed by process 4 on" in capsys.readouterr().err
+
+
+def test_a_host_of_the_same_name_is_another(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have the same numbers, and it was started at another time; nothing says that they are gone."""
+    read = Path.read_text
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path, *_, **__: "boot" if path.name == "boot_id" else read(path))
+        others = Leases(leases.folder)
+        lease = claimed(others)
+    say(lease, process=4, started="before")
+    assert leases.claim("a") is None
+    say(lease, leases.bound + 20)
+    assert leases.claim("a")
+
+
+def test_a_lease_without_an_owner_has_its_time(leases: Leases, others: Leases) -> None:
+    """A lease that was only half removed, for example."""
+    lease = claimed(others)
+    (lease.work / "owner.json").unlink()
+    assert leases.claim("a") is None
+    os.utime(lease.work, (0, 0))
+    assert leases.claim("a")
+
+
+@pytest.mark.parametrize("when", ["mkdir", "utime", "rename"])
+def test_what_is_cleared_away_meanwhile_is_made_again(
+    when: str, leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the job that completes the folder, while another is about to have a lease."""
+    claimed(others, "b")
+    had = claimed(others) if when == "utime" else None  # then the time is asked for
+    act = getattr(os, when)
+
+    def after_clearing(path: Any, *rest: Any, **more: Any) -> None:
+        if when != "mkdir" or Path(path).parent.name.startswith(".lease."):
+            others.clear()
+        act(path, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, when, after_clearing)
+        assert leases.claim("a") is None
+    if had:
+        others.release(had)
+    assert leases.claim("a")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"process": []}', "{" * 9999])
+def test_an_owner_that_says_nothing_has_its_time(text: str, leases: Leases, others: Leases) -> None:
+    lease = claimed(others)
+    (lease.work / "owner.json").write_text(text)
+    assert leases.claim("a") is None
+    os.utime(lease.work / "owner.json", (0, 0))
+    assert leases.claim("a")
+
+
+def test_what_was_taken_over_publishes_nothing(leases: Leases, others: Leases, tmp_path: Path) -> None:
+    """Neither before the new owner has published, nor after; neither what was begun before, nor what is begun now."""
+    for name in "abc":
+        lease = claimed(others, name)
+        say(lease, 2 * leases.bound, **FAR)
+        if name == "c":  # control
+            assert write(tmp_path / name, lease)
+            continue
+
+        def slowly(lease: Lease = lease, name: str = name) -> None:
+            with atomic_write(tmp_path / name, work=lease.work) as file:
+                file.write("half")
+                assert leases.claim(name)
+
+        assert lease.publishes(slowly) is False
+        assert not (tmp_path / name).exists()
+        assert not write(tmp_path / name, lease)
+        with pytest.raises(StorageError, match="its folder is gone"), atomic_write(tmp_path / name, work=lease.work):
+            pass
+        assert not (tmp_path / name).exists()
+
+
+def test_other_errors_are_told(leases: Leases) -> None:
+    lease = claimed(leases)
+
+    def fail(number: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for number in (errno.ENOSPC, errno.ENOENT):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            lease.publishes(lambda: fail(number))  # noqa: B023
+    say(lease, 1e6, **FAR)
+    with Leases(leases.folder) as others:
+        assert others.claim("a")
+        assert lease.publishes(lambda: fail(errno.ESTALE)) is False
+        assert lease.publishes(lambda: fail(errno.ENOSPC)) is False  # it is not even begun
+
+
+def test_a_lease_that_cannot_be_taken_over_is_told(
+    leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(claimed(others), 1e6, **FAR)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", refused)
+        with pytest.raises(StorageError, match=r"shared cannot be written: no permission"):
+            leases.claim("a")
+
+
+def test_a_job_that_is_alive_touches_its_leases(tmp_path: Path) -> None:
+    with Leases(tmp_path, bound=0.2) as leases:
+        owner = claimed(leases).work / "owner.json"
+        os.utime(owner, (0, 0))
+        for _ in range(1000):
+            if owner.stat().st_mtime > 0:
+                return
+            time.sleep(0.01)
+    pytest.fail("nobody touched it")
+
+
+def test_what_is_left(tmp_path: Path) -> None:
+    """Nothing, not even the folder, unless something was written."""
+    folder = tmp_path / "new"
+    with Leases(folder) as leases:
+        assert not folder.exists()
+        claimed(leases)
+        claimed(leases, "b")
+    assert not folder.exists()
+    with Leases(folder) as leases:
+        assert write(folder / "file", claimed(leases))
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with Leases(folder) as leases, Leases(folder) as others:
+        theirs, ours = claimed(others), claimed(leases, "b")
+        leases.clear()
+        assert (theirs.held, ours.held) == (False, True)
+        assert others.claim("c") or others.claim("c")  # what it had ready may have been cleared away too
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+def test_a_folder_that_vanishes(leases: Leases) -> None:
+    """Is not made again, neither by what is published nor by the next lease."""
+    lease = claimed(leases)
+    shutil.rmtree(leases.folder)
+    assert not write(leases.folder / "file", lease)
+    with pytest.raises(StorageError, match="shared cannot be written: its folder is gone"):
+        leases.claim("b")
+    assert not leases.folder.exists()
+
+
+def test_a_lease_that_cannot_be_prepared_leaves_nothing(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            leases.claim("a")
+    assert not list(leases.folder.iterdir())
+
+
+def test_the_disk_is_asked_for_the_time_once_in_a_while(
+    leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed(others)
+    requests: list[Path] = []
+    touch = os.utime
+
+    def noted(path: Path) -> None:
+        requests.append(path)
+        touch(path)
+
+    monkeypatch.setattr(os, "utime", noted)
+    assert [leases.claim("a") for _ in range(20)] == [None] * 20
+    assert len(requests) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        Leases(tmp_path / "file") as leases,
+        pytest.raises(StorageError, match=r"file cannot be written: a file is where"),
+    ):
+        leases.claim("a")
+
+
+# Publishes every piece that nobody has, each after a while, and notes which it has published.
+JOB = """
+import sys, time
+from pathlib import Path
+from jaxret.storage.leases import Leases
+from jaxret.storage.atomic import atomic_write
+folder, pieces, me = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def publish(path, lease):
+    with atomic_write(path, work=lease.work) as file:
+        file.write(me)
+        time.sleep(0.04)
+
+with Leases(folder, bound=0.5) as leases:
+    while left := [n for n in range(pieces) if not (folder / f"piece{n}").exists()]:
+        for n in left:
+            lease = leases.claim(str(n))
+            if not lease:
+                continue
+            path = folder / f"piece{n}"
+            if not path.exists() and lease.publishes(lambda: publish(path, lease)):
+                with open(folder / "log", "a") as log:
+                    log.write(f"{n}\\n")
+            leases.release(lease)
+        time.sleep(0.02)
+    leases.clear()
+"""
+
+
+def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
+    """Each piece is there in the end and was published once: by a job that may have been killed before it said so."""
+    random, pieces = np.random.default_rng(0), 60
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", JOB, str(tmp_path / "shared"), str(pieces), name]
+        return subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stderr=subprocess.DEVNULL)
+
+    (tmp_path / "shared").mkdir()
+    jobs, killed = [start(f"job{n}") for n in range(3)], 0
+    while killed < 6 and any(job.poll() is None for job in jobs):
+        time.sleep(random.uniform(0.05, 0.25))
+        place = int(random.integers(len(jobs)))
+        if random.random() < 0.5:
+            jobs[place].send_signal(signal.SIGSTOP)
+            time.sleep(random.uniform(0, 0.8))
+            jobs[place].send_signal(signal.SIGCONT)
+        else:
+            jobs[place].kill()
+            jobs[place].wait()
+            killed += 1
+            jobs[place] = start(f"again{killed}")
+    assert [job.wait(60) for job in jobs] == [0] * len(jobs)
+    assert killed
+    noted = [int(line) for line in (tmp_path / "shared" / "log").read_text().split()]
+    assert len(set(noted)) == len(noted) >= pieces - killed
+    names = {path.name for path in (tmp_path / "shared").iterdir()}
+    assert names == {"log", *(f"piece{n}" for n in range(pieces))}

@@ -1,0 +1,135 @@
+"""Settings that contradict each other are found before anything is loaded, and reference behaviour is said aloud."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxret.training.config_check import check_config, check_retrieval, reference_options, weak_temperatures
+from tests.tiny import BERT, I3, LATE_INTERACTION, MLR, T5, make_config, make_retriever
+
+SOUND: dict[str, Any] = {"data.train": "somewhere", "train.batch_size": 16, "validation.batch_size": 16}
+
+
+def checked(overrides: dict[str, Any]) -> None:
+    check_config(make_config(SOUND | overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.chunk_size": -1}, r"train.chunk_size is -1; it must be at least 0"),
+        ({"validation.metric": "MRR"}, r"validation.metric is 'MRR'; it must be one of nll, average_rank, RR@10"),
+        ({"validation.then": "MRR"}, r"validation.then is 'MRR'; it must be one of nll, average_rank, RR@10"),
+        (
+            {"validation.metric": "nDCG@10"},
+            r"validation.metric is 'nDCG@10'; it is measured on a corpus",
+        ),
+        ({"validation.corpus": "there"}, r"validation.corpus is set, but data.dev is empty"),
+        ({"validation.then_from": -1.0}, r"validation.then_from is -1.0; it must be at least 0"),
+        ({"train.log_every": 0}, r"train.log_every is 0"),
+        (
+            {"tokens.packing": True, "encoder.attention": "flash"},
+            r"tokens.packing is True and encoder.attention 'flash', whose kernel cannot keep the texts of a row apart",
+        ),
+        ({"train.batch_size": -8}, r"train.batch_size is -8; it must be at least 1"),
+        ({"tokens.query_prompt": "query\udcff: "}, r"tokens.query_prompt is 'query\\udcff: '; write it in UTF-8"),
+        ({"tokens.length_multiple": 0}, r"tokens.length_multiple is 0; it must be at least 1"),
+        ({"optimizer.b2": 1.0}, r"optimizer.b2 is 1.0; it must be below 1"),
+        ({"optimizer.ema": 1.0}, r"optimizer.ema is 1.0; it must be below 1"),
+        ({"train.accumulate": 0}, r"train.accumulate is 0; it must be at least 1"),
+        ({"train.skip_nonfinite": -1}, r"train.skip_nonfinite is -1; it must be at least 0"),
+        ({"seed.data": -1}, r"seed.data is -1; it must be at least 0"),
+        ({"seed.init": 2**32}, r"seed.init is 4294967296; it must be below 4294967296"),
+        ({"loss.temperature": float("nan")}, r"loss.temperature is nan; it must be a finite number"),
+        ({"data.train": ""}, r"data.train is empty"),
+        ({"data.store": __file__}, r"data.store is .*check_test.py, which is a file; give a folder"),
+        ({"train.epochs": -1.0}, r"train.epochs is -1.0"),
+        ({"optimizer.learning_rate": 0.0}, r"optimizer.learning_rate is 0.0"),
+        (
+            {"encoder.attention_dropout": -0.5},
+            r"encoder.attention_dropout is -0.5; it must be from 0 to below 1",
+        ),
+        ({"encoder.attention_dropout": 1.0}, r"encoder.attention_dropout is 1.0; it must be from 0 to below 1, or -1"),
+        ({"encode.dtype": "bfloat16"}, r"encode.dtype is 'bfloat16'; it must be one of float32, float16"),
+        ({"encode.shard_rows": 0}, r"encode.shard_rows is 0"),
+        ({"encode.tokens_per_batch": -1}, r"encode.tokens_per_batch is -1"),
+        (
+            I3 | {"loss.contrastive_weight": 0.0, "data.dev": "somewhere"},
+            r"loss.contrastive_weight is 0, so validation by retrieval says nothing",
+        ),
+        (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
+    ],
+)
+def test_contradictions(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(overrides)
+
+
+def test_sound_settings() -> None:
+    checked({})
+    checked(I3 | {"loss.contrastive_weight": 0.0})
+    checked({"train.batch_size": 12, "validation.batch_size": 12, "train.chunk_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "encoder", "name"),
+    [
+        (I3 | {"head.i3.variant": "released"}, BERT, "head.i3.variant=released"),
+        ({"optimizer.name": "lamb_reference"}, BERT, "optimizer.name=lamb_reference"),
+        ({"optimizer.reference_processes": 4}, BERT, "optimizer.reference_processes=4"),
+        ({"data.dev": "somewhere", "validation.metric": "average_rank"}, BERT, "the best checkpoint by average_rank"),
+        ({"data.dev": "somewhere", "validation.then": "average_rank"}, BERT, "the best checkpoint by average_rank"),
+    ],
+)
+def test_reference_behaviour_is_named_when_it_is_on(overrides: dict[str, Any], encoder: Any, name: str) -> None:
+    (description,) = reference_options(make_config(overrides), make_retriever(overrides, encoder))
+    assert description.startswith(name)
+
+
+def test_no_clipping_is_no_reference_clipping() -> None:
+    overrides = {"optimizer.reference_processes": 4, "optimizer.clip_norm": 0.0}
+    assert reference_options(make_config(overrides), make_retriever(overrides)) == []
+
+
+@pytest.mark.parametrize(("overrides", "encoder"), [({}, BERT), (I3, BERT), (MLR | {"head.token": "mean"}, T5)])
+def test_it_is_off_by_default(overrides: dict[str, Any], encoder: Any) -> None:
+    assert reference_options(make_config(overrides), make_retriever(overrides, encoder)) == []
+
+
+def test_pseudo_queries_that_nobody_reads() -> None:
+    overrides = {"data.pseudo_queries": "query"}
+    with pytest.raises(
+        ValueError, match=r"data.pseudo_queries is set, but head 'dual_encoder' reads no pseudo-queries"
+    ):
+        check_retrieval(make_config(overrides), make_retriever(overrides))
+    check_retrieval(make_config(I3 | SHORT), make_retriever(I3))
+
+
+def test_cudnn_needs_the_dropout_of_weights_to_be_off() -> None:
+    overrides = SHORT | {"encoder.attention": "cudnn", "encoder.dtype": "bfloat16"}
+    with pytest.raises(ValueError, match=r"the encoder's rate is 0.1 .*: set encoder.attention_dropout=0"):
+        check_retrieval(make_config(overrides), make_retriever(overrides))
+    check_retrieval(make_config(overrides), make_retriever(overrides, replace(BERT, attention_dropout=0.0)))
+
+
+SHORT = {"tokens.query_length": 8, "tokens.passage_length": 12}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, ""),
+        ({"normalize": True}, "loss.temperature is 1, but scores are cosines"),
+        ({"normalize": True, "loss.temperature": 0.05}, ""),
+        ({"normalize": True, "loss.temperature": 0.05, "loss.kl.weight": 1.0}, "loss.kl.temperature is 1, but scores"),
+        ({"normalize": True, "loss.contrastive_weight": 0.0, "loss.kl.weight": 1.0, "loss.kl.temperature": 0.1}, ""),
+        (LATE_INTERACTION | {"loss.temperature": 1.0}, ""),
+    ],
+)
+def test_temperatures_that_leave_cosines_alike_are_said(overrides: dict[str, Any], expected: str) -> None:
+    warning = weak_temperatures(make_config(overrides), make_retriever(overrides))
+    assert warning.startswith(expected)
+    assert bool(warning) == bool(expected)

@@ -1,0 +1,143 @@
+"""Batches come in order, whoever makes them ahead; and the device's waiting is counted, nothing else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.training import prefetch as module
+from jaxret.training.prefetch import DEPTH, Prefetcher
+from jaxret.types import Batch, Tokens
+
+
+def batch(step: int) -> Batch:
+    tokens = Tokens(np.full((1, 1), step), np.ones((1, 1), bool))
+    return Batch(tokens, tokens, np.zeros(1, int), np.full(1, step), np.zeros((1, 1), int))
+
+
+def step_of(made: Batch) -> int:
+    return int(made.document_ids[0])
+
+
+def test_batches_come_in_order_from_another_thread() -> None:
+    makers: list[str] = []
+
+    def make(step: int) -> Batch:
+        makers.append(threading.current_thread().name)
+        return batch(step)
+
+    with Prefetcher(make, 3, 9) as feed:
+        assert [step_of(feed.take(step)) for step in range(3, 9)] == list(range(3, 9))
+    assert makers == ["prefetch"] * 6
+    with (
+        Prefetcher(batch, 3, 9) as feed,
+        pytest.raises(AssertionError, match="step 4 was requested, and that of step 3"),
+    ):
+        feed.take(4)
+
+
+def test_it_is_ahead_but_not_far() -> None:
+    taken, ahead, full = [0], [], threading.Event()
+
+    def make(step: int) -> Batch:
+        ahead.append(step - taken[0])
+        if step == DEPTH - 1:
+            full.set()
+        return batch(step)
+
+    with Prefetcher(make, 0, 50) as feed:
+        assert full.wait(60), "it makes batches that nobody has asked for"
+        for step in range(50):
+            feed.take(step)
+            taken[0] = step + 1
+    assert max(ahead) <= DEPTH  # the step that is taken just now counts
+
+
+@pytest.mark.parametrize("error", [ValueError("row 7"), KeyboardInterrupt()])
+def test_an_error_comes_with_the_batch_that_has_it(error: BaseException) -> None:
+    def make(step: int) -> Batch:
+        if step == 2:
+            raise error
+        return batch(step)
+
+    with Prefetcher(make, 0, 5) as feed:
+        assert [step_of(feed.take(step)) for step in range(2)] == [0, 1]
+        with pytest.raises(type(error)) as raised:
+            feed.take(2)
+    assert raised.value is error
+
+
+def test_leaving_ends_the_thread() -> None:
+    def running() -> bool:
+        return any(thread.name == "prefetch" for thread in threading.enumerate())
+
+    for taken in (0, 1, 5):
+        with Prefetcher(batch, 0, 5) as feed:
+            for step in range(taken):
+                feed.take(step)
+            assert running() or taken == 5
+        assert not running()
+    with pytest.raises(KeyError), Prefetcher(batch, 0, 10**9):
+        raise KeyError
+    assert not running()
+
+
+class Clock:
+    """Time that passes when it is told to; `read` is set when it is looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.read = 0.0, threading.Event()
+        monkeypatch.setattr(module, "time", self)
+
+    def perf_counter(self) -> float:
+        self.read.set()
+        return self.now
+
+
+def test_what_the_device_waits_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def make(step: int) -> Batch:
+        clock.read.wait(60)  # until the step waits
+        clock.now += 6
+        return batch(step)
+
+    feed = Prefetcher(make, 0, 1)
+    clock.read.clear()
+    with feed:
+        feed.take(0)
+        clock.now += 2  # of computing
+        assert feed.waited() == 6 / 8
+        assert feed.waited() == 0.0
+
+
+def test_what_is_made_while_the_device_computes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, go = Clock(monkeypatch), threading.Event()
+
+    def make(step: int) -> Batch:
+        assert go.wait(60)
+        return batch(step)
+
+    class Running:
+        """An array that is ready after 10 seconds, in which the batch was made."""
+
+        waited_for = 0
+
+        def block_until_ready(self) -> None:
+            self.waited_for += 1
+            go.set()
+            clock.now += 10
+            while not feed._ready:
+                pass
+
+    running: Any = Running()
+    with Prefetcher(make, 0, 2) as feed:
+        feed.take(0, running)
+        assert (running.waited_for, feed.waited()) == (1, 0.0)
+        while not feed._ready:
+            pass
+        feed.take(1, running)
+        assert running.waited_for == 1, "the host goes on while the device computes, if the batch is there"

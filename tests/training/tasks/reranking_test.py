@@ -1,0 +1,433 @@
+"""Training a cross-encoder: its loss by hand, on several devices, in chunks; a run from start to reranked results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.errors import DataError
+from jaxret.data.formats import read_corpus, read_examples, read_queries, read_run, write_run
+from jaxret.data.formats.dpr import write_dpr_examples
+from jaxret.data.records import Passage, Query
+from jaxret.data.tokens.batches import TrainingSet
+from jaxret.data.tokens.pairs import PairJoiner
+from jaxret.evaluation.answers import answer_accuracy
+from jaxret.experiments.compare_runs import compare_runs
+from jaxret.experiments.rerank_run import RerankJob, evaluation_path, rerank_run, rerank_top
+from jaxret.experiments.score_examples import score_examples
+from jaxret.experiments.teachers import open_teacher
+from jaxret.export.export import export
+from jaxret.models.cross_encoder import CrossEncoderModel, CrossEncoderModule
+from jaxret.models.encoders.layers import Compute
+from jaxret.parallel.mesh import make_mesh, shard_batch
+from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
+from jaxret.runs.run import open_run
+from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
+from jaxret.runs.workdir import Workdir
+from jaxret.search.searcher import corpus_folder
+from jaxret.training.loop import train
+from jaxret.training.losses.group_losses import BinarySettings, KlSettings
+from jaxret.training.losses.in_batch import LossSettings
+from jaxret.training.tasks.reranking import RerankingObjective, RerankingValidation
+from jaxret.types import PairBatch, Ragged, Tokens
+from tests import tiny
+from tests.pipeline import tiny_config, write_data, write_encoder
+
+QUERIES, GROUP, LENGTH = 8, 3, 6
+SHAPES = dataclasses.replace(tiny.WITHOUT_DROPOUT, type_vocab_size=2)
+SETTINGS = LossSettings(kl=KlSettings(0.5), binary=BinarySettings(0.25))
+
+
+def make_batch(queries: int = QUERIES) -> PairBatch:
+    """Every query with its positive and two negatives; an empty slot, a query that is none, scores that are missing."""
+    random = np.random.default_rng(0)
+    tokens = tiny.make_tokens(queries * GROUP, LENGTH)
+    mask = np.asarray(tokens.mask).copy()
+    documents = np.arange(queries * GROUP, dtype=np.int32).reshape(queries, GROUP)
+    documents[1, 2] = -1
+    documents[-1] = -1
+    mask[5] = mask[-GROUP:] = False
+    positives = np.arange(0, queries * GROUP, GROUP, dtype=np.int32)
+    positives[-1] = -1
+    teacher = random.standard_normal((queries, GROUP)).astype(np.float32)
+    teacher[2] = np.nan
+    pairs = Tokens(np.where(mask, tokens.ids, 0), mask, first=np.full(queries * GROUP, 2, np.int32))  # type: ignore[call-arg]
+    return PairBatch(pairs, positives, documents, teacher)  # type: ignore[call-arg]
+
+
+def objective_on(devices: int, chunk_size: int = 0, fsdp: int = 1) -> RerankingObjective:
+    model = CrossEncoderModel(CrossEncoderModule(SHAPES, Compute()))
+    return RerankingObjective(
+        model=model, mesh=make_mesh(fsdp, jax.devices()[:devices]), chunk_size=chunk_size, settings=SETTINGS
+    )
+
+
+def computed(devices: int, chunk_size: int = 0, fsdp: int = 1) -> tuple[Any, Any]:
+    objective = objective_on(devices, chunk_size, fsdp)
+    params = tiny.make_params(objective.model)  # type: ignore[arg-type]
+
+    def loss(params: Any, batch: PairBatch) -> Any:
+        terms = objective(params, batch, jax.random.key(0), 0)
+        return terms.loss, terms
+
+    batch = shard_batch(objective.mesh, make_batch())
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)
+    return terms, gradients
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Any, Any]:
+    return computed(1)
+
+
+def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
+    """In float64 from the model's scores: cross-entropy over the group, KL to the teacher, yes or no."""
+    terms, _ = alone
+    objective, batch = objective_on(1), make_batch()
+    params = tiny.make_params(objective.model)  # type: ignore[arg-type]
+    pairs = jax.tree.map(jnp.asarray, batch.pairs)
+    scores = np.asarray(objective.model.score(params, pairs), np.float64).reshape(QUERIES, GROUP)
+    exists = np.asarray(batch.document_ids) >= 0
+    ce, kl, binary, ranks = [], [], [], []
+    for i in range(QUERIES - 1):
+        s, t = scores[i][exists[i]], np.asarray(batch.teacher_scores, np.float64)[i][exists[i]]
+        ce.append(np.log(np.exp(s).sum()) - s[0])
+        binary += [np.log1p(np.exp(-s[0])), *np.log1p(np.exp(s[1:]))]
+        ranks.append((s[1:] > s[0]).sum())
+        if np.isfinite(t).all():
+            p, q = np.exp(t) / np.exp(t).sum(), np.exp(s) / np.exp(s).sum()
+            kl.append((p * np.log(p / q)).sum())
+    assert len(kl) == QUERIES - 2
+    assert float(terms.terms["contrastive"]) == pytest.approx(np.mean(ce), rel=1e-5)
+    assert float(terms.terms["kl"]) == pytest.approx(np.mean(kl), rel=1e-5)
+    assert float(terms.terms["binary"]) == pytest.approx(np.mean(binary), rel=1e-5)
+    total = np.mean(ce) + 0.5 * np.mean(kl) + 0.25 * np.mean(binary)
+    assert float(terms.loss) == pytest.approx(total, rel=1e-5)
+    assert float(terms.rank) == pytest.approx(np.mean(ranks), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("devices", "chunk_size", "fsdp"), [(8, 0, 2), pytest.param(1, 2, 1, marks=pytest.mark.exhaustive)]
+)
+def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], devices: int, chunk_size: int, fsdp: int) -> None:
+    terms, gradients = computed(devices, chunk_size, fsdp)
+    assert tiny.distance(terms, alone[0]) < 1e-5
+    assert tiny.distance(gradients, alone[1]) < 1e-4
+    assert tiny.distance(gradients, jax.tree.map(lambda x: x * 1.01, alone[1])) > 1e-3, "control"
+
+
+class FixedScorer(PairScorer):
+    """Scores of passages, by their rows."""
+
+    def __call__(
+        self, queries: Any, passages: Any, query_rows: Any, passage_rows: Any, done: OnProgress = ignore_progress
+    ) -> np.ndarray:
+        return np.array([0.0, 2.0, 1.0, 2.0, 5.0, 1.0, 0.5], np.float32)[passage_rows]
+
+
+def test_validation_ranks_a_positive_among_all_that_may_be_wrong() -> None:
+    """Equal scores count against it; what is known to be relevant, too, is not counted."""
+    texts = Ragged.from_lists([[1]] * 7)
+    dev = TrainingSet(
+        queries=Ragged.from_lists([[1]] * 2),
+        passages=texts,
+        positives=np.array([1, 2], np.int32),
+        known_positives=np.array([[1, 4], [2, -1]], np.int32),
+        negatives=Ragged.from_lists([[0, 3, 4, 2], [5, 6]]),
+        query_ids=["a", "b"],
+        pad_id=0,
+        marker_ids=(1, 2),
+        digest="",
+    )
+    model = objective_on(1).model
+    metrics = RerankingValidation(
+        dev, FixedScorer(model, {}, make_mesh(1, jax.devices()[:1]), PairJoiner((), 8, 0), 64)
+    )({})
+    assert metrics["average_rank"] == 1.0  # behind row 3; behind row 5
+    assert metrics["RR@10"] == 0.5
+    nll = [np.log(np.exp([2.0, 0.0, 2.0, 1.0]).sum()) - 2.0, np.log(np.exp([1.0, 1.0, 0.5]).sum()) - 1.0]
+    assert metrics["nll"] == pytest.approx(np.mean(nll), rel=1e-6)
+
+
+# A run, from training data to results
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder, a data set, and a run over all of its queries that has ten passages of each."""
+    root = tmp_path_factory.mktemp("reranking")
+    write_encoder(root / "encoder")
+    data = write_data(root / "data", train=24, dev=8)
+    random = np.random.default_rng(0)
+    for split in ("train", "dev"):
+        examples = read_examples(data, split)
+        passages = sorted({p.id for e in examples for p in (*e.positives, *e.negatives)})
+        rankings = {}
+        for example in examples:
+            chosen = [*(p.id for p in example.positives), *random.choice(passages, 8, replace=False)]
+            random.shuffle(chosen)
+            rankings[example.query.id] = [(key, 10.0 - rank) for rank, key in enumerate(dict.fromkeys(chosen))]
+        write_run(root / f"{split}.trec", rankings, tag="test")
+    return root
+
+
+def config_of(root: Path, **overrides: Any) -> Any:
+    runs = {"data__negatives_run": str(root / "train.trec"), "data__dev_negatives_run": str(root / "dev.trec")}
+    usual = {"task": "reranking", "tokens__title_separator": " ", "tokens__length_multiple": 40, "data__negatives": 3}
+    return tiny_config(root / "encoder", root / "data", **(usual | runs | overrides))
+
+
+@pytest.fixture(scope="module")
+def workdir(root: Path) -> Path:
+    result = train(config_of(root), root / "run", progress=False)
+    assert result.step == 6
+    assert result.programs == 1
+    return root / "run"
+
+
+def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) -> None:
+    """Among all that its query has, not those of a batch; by a brute force over the reranker's scores."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert {"contrastive_loss", "in_batch_accuracy", "tokens_per_second"} <= lines[0].keys()
+    metrics = [line for line in lines if "validation/RR@10" in line][-1]
+    examples = read_examples(root / "data", "dev", negatives_run=root / "dev.trec")
+    reranker = open_reranker(workdir, "last")
+    reciprocal, nll = [], []
+    for e in examples:
+        passages = {p.id: p for p in (e.positives[0], *e.negatives)}
+        scores, _ = reranker({e.query.id: e.query}, passages, [(e.query.id, key) for key in passages])
+        rank = 1 + (scores[1:] >= scores[0]).sum()
+        reciprocal.append(1 / rank if rank <= 10 else 0)
+        nll.append(np.log(np.exp(scores.astype(np.float64)).sum()) - scores[0])
+    assert max(len(e.negatives) for e in examples) > 3
+    assert metrics["validation/RR@10"] == pytest.approx(np.mean(reciprocal), rel=1e-6)
+    assert metrics["validation/nll"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_pairs_are_told_of_as_they_are_scored(workdir: Path) -> None:
+    """A teacher's progress shows batches, not the hundreds of thousands of pairs that are asked for at once."""
+    queries = {"q": Query("q", "silver river")}
+    passages = {f"p{i}": Passage(f"p{i}", "river " * i) for i in range(1, 30)}
+    pairs = [("q", key) for key in passages]
+    counts: list[int] = []
+    teacher = open_reranker(workdir, tokens_per_batch=128)
+    teacher.over(queries, passages)(pairs, counts.append)
+    assert sum(counts) == len(pairs)
+    assert max(counts) < len(pairs) / 2
+
+
+@pytest.mark.exhaustive
+def test_a_run_goes_on_as_if_it_had_not_stopped(root: Path, workdir: Path, tmp_path: Path) -> None:
+    train(config_of(root, train__steps=3, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
+    train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
+    train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "whole", False)
+    both = [open_reranker(tmp_path / name, "last").scorer.params for name in ("run", "whole")]
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, both))
+
+
+def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
+    reranker, data = open_reranker(workdir), str(root / "data")
+    out = tmp_path / "out.trec"
+    job = RerankJob(str(root / "dev.trec"), data, data, out, 5, qrels=data, split="dev")
+    done = rerank_run(reranker, job, progress=False)
+    before, after = read_run(root / "dev.trec"), read_run(out)
+    assert before.keys() == after.keys()
+    moved = 0
+    for query, ranking in before.items():
+        ids, new = [key for key, _ in ranking], [key for key, _ in after[query]]
+        assert sorted(new[:5]) == sorted(ids[:5])
+        assert new[5:] == ids[5:]
+        moved += new != ids
+        scores = [score for _, score in after[query]]
+        assert scores == sorted(scores, reverse=True)
+    assert moved
+    output = capsys.readouterr().out
+    assert "before" in output
+    assert "after" in output
+    assert "scoring 40 pairs: the first 5 passages of each query" in output
+    assert done is not None
+    written = json.loads((tmp_path / "out.eval.json").read_text())
+    before_json, after_json = (one.to_json() for one in done)
+    assert written["mean"] == after_json["mean"]
+    assert written["per_query"] == after_json["per_query"] != before_json["per_query"]
+    assert written["answers"]["mean"].keys() == {"Accuracy@5"}
+    assert written["cost"]["bytes_per_passage"] == 0.0
+    times = written["cost"]["latency"]
+    assert (times["questions"], times["batch"], times["k"]) == (8, 1, 5)
+    assert list(times["rerank_ms"]) == ["p1", "p50", "p90", "p99"]
+    assert 0 < times["rerank_ms"]["p1"] <= times["rerank_ms"]["p50"] <= times["rerank_ms"]["p99"]
+    assert written["answers"]["queries_asked"] == written["answers"]["queries_expected"] == 8
+    assert written["provenance"]["dataset"]["split"] == "dev"
+    again = tmp_path / "again.trec"
+    rerank_run(reranker, dataclasses.replace(job, out=again, depth=2, latency=0), progress=False)
+    second = json.loads((tmp_path / "again.eval.json").read_text())
+    assert second["cost"] == {"bytes_per_passage": 0.0}
+    assert second["answers"]["mean"].keys() == {"Accuracy@5"}, "the tail, which is not scored, is looked at too"
+    now = read_run(again)
+    texts = {passage.id: passage.text for passage in read_corpus(data)}
+    queries = {query.id: query for query in read_queries(data, split="dev") if query.id in now}
+    by_hand = answer_accuracy(now, queries.values(), texts, [5])
+    assert second["answers"]["mean"] == by_hand.mean
+    with pytest.raises(ValueError, match=r"^R@100 needs 100 passages a query; .*dev.trec has 10 at most"):
+        rerank_run(reranker, dataclasses.replace(job, measures=["R@100"]), progress=False)
+    job_of_5 = dataclasses.replace(job, measures=["R@10"], tail=False)
+    with pytest.raises(ValueError, match=r"^R@10 needs --k=10 or more; only 5 passages a query are asked for"):
+        rerank_run(reranker, job_of_5, progress=False)
+    (tmp_path / "none.trec").touch()
+    with pytest.raises(DataError, match=r"none\.trec: it has no rankings; give a run with rankings"):
+        rerank_run(reranker, dataclasses.replace(job, run=str(tmp_path / "none.trec")), progress=False)
+    with pytest.raises(ValueError, match=r"dev.trec is the run that is reranked"):
+        rerank_run(reranker, dataclasses.replace(job, out=root / "dev.trec"), progress=False)
+    for name, what in (("queries.jsonl", "queries"), ("corpus.jsonl", "corpus"), ("qrels/dev.tsv", "judgements")):
+        read = root / "data" / name
+        with pytest.raises(ValueError, match=rf"{name} is the {what} \(.*data\), which would be lost"):
+            rerank_run(reranker, dataclasses.replace(job, out=read), progress=False)
+    assert {evaluation_path(f"x.{end}").name for end in ("v1", "v2", "trec")} == {
+        "x.v1.eval.json",
+        "x.v2.eval.json",
+        "x.eval.json",
+    }
+    comparison, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
+    assert list(systems) == ["out", "again"], "another depth is another system"
+    assert "RR@9" in comparison.measures or "RR@10" in comparison.measures
+
+
+def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
+    run = {"q": [("a", 9.0), ("b", 8.0), ("c", 7.0), ("d", 6.0), ("e", 5.0)]}
+    scores = {("q", "a"): -3.0, ("q", "b"): 1.0, ("q", "c"): 1.0}
+    expected = [("b", 1.0), ("c", 1.0), ("a", -3.0), ("d", -4.0), ("e", -5.0)]
+    assert rerank_top(run, scores, 3) == {"q": expected}
+    assert rerank_top(run, scores, 3, tail=False) == {"q": expected[:3]}, "for a teacher: no score that no model gave"
+
+
+@pytest.mark.exhaustive
+def test_scores_that_are_written_teach_a_retriever(
+    root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From `rerank --train` to a retriever that learns from them, and from nothing else."""
+    out = tmp_path / "scored.jsonl"
+    reranker = open_reranker(workdir)
+    source = str(root / "data")
+    pairs = score_examples(
+        open_teacher(str(workdir), ""), source, out, negatives_run=str(root / "train.trec"), progress=False
+    )
+    examples = read_examples(out)
+    assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
+    originals = read_examples(source, "train", negatives_run=root / "train.trec")
+    assert [(e.query.id, e.positives[0].id) for e in examples] == [(e.query.id, e.positives[0].id) for e in originals]
+    original = originals[0]
+    scores, _ = reranker(
+        {"q": original.query}, {p.id: p for p in original.positives}, [("q", p.id) for p in original.positives]
+    )
+    np.testing.assert_allclose(examples[0].positive_scores, scores, rtol=1e-5)
+    taught = {"loss__kl__weight": 1.0, "loss__margin_mse__weight": 0.1, "loss__contrastive_weight": 0.0}
+    config = tiny_config(root / "encoder", out, data__dev="", data__negatives=3, train__steps=2, **taught)
+    train(config, tmp_path / "student", progress=False)
+    line = json.loads((tmp_path / "student" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["loss"] == pytest.approx(line["kl_loss"] + 0.1 * line["margin_mse_loss"], rel=1e-5)
+    assert json.loads((tmp_path / "student" / "data.json").read_text())["train"]["scores"]
+    with pytest.raises(ValueError, match=r"data: no example has a teacher's scores"):
+        train(tiny_config(root / "encoder", root / "data", **taught), tmp_path / "none", progress=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of DPR's records the first positive alone is a target, with scores too; of judgements each is one."""
+
+    monkeypatch.setattr("jaxret.experiments.score_examples.PAIRS_PER_BLOCK", 9)  # many blocks of records
+    blocks = []
+
+    class Lengths:
+        """Scores passages by the lengths of their texts."""
+
+        cut = ()
+
+        def over(self, queries: Any, passages: Any, progress: bool = False) -> Lengths:
+            self.passages = passages
+            return self
+
+        def __call__(self, pairs: Any, done: OnProgress = ignore_progress) -> np.ndarray:
+            blocks.append(len(pairs))
+            return np.array([float(len(self.passages[passage].text)) for _, passage in pairs], np.float32)
+
+    examples = read_examples(root / "data", "train", negatives_run=root / "train.trec", targets=False)
+    write_dpr_examples(tmp_path / "dpr.json", examples)
+    assert any(len(example.positives) > 1 for example in examples)
+    for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
+        out = tmp_path / "out.jsonl"
+        pairs = score_examples(Lengths(), str(tmp_path / source), out, negatives_run=run, progress=False)
+        assert len(blocks) > 2
+        assert sum(blocks) == pairs
+        assert max(blocks) < 9 + max(len(e.positives) + len(e.negatives) for e in examples)
+        blocks.clear()
+        records = read_examples(out)
+        assert len(records) == sum(min(len(example.positives), targets) for example in examples)
+        for e in records:
+            assert e.positive_scores == tuple(len(p.text) for p in e.positives)
+            assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
+    with pytest.raises(ValueError, match=r"out.jsonl is the training data \(.*\), which would be lost"):
+        score_examples(Lengths(), str(out), out, progress=False)
+
+    class Broken(Lengths):
+        def __call__(self, pairs: Any, done: OnProgress = ignore_progress) -> np.ndarray:
+            scores = super().__call__(pairs)
+            scores[-1] = np.nan
+            return scores
+
+    whole = out.read_bytes()
+    with pytest.raises(ValueError, match=r"the teacher's score of query '.*' and passage '.*' is nan, but"):
+        score_examples(Broken(), str(tmp_path / "dpr.json"), out, progress=False)
+    assert out.read_bytes() == whole
+
+
+def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:
+    notes = export(workdir, "hf", tmp_path / "out")
+    assert "Scores of 64 pairs, read back, differ from the run's by at most" in notes
+    stock, own = open_pretrained_reranker(str(tmp_path / "out"), 12, 24), open_reranker(workdir)
+    jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.scorer.params) for one in (stock, own)))
+    assert stock.origin["training_data"] == {"start": {"weights": stock.origin["checkpoint"]["digest"]}}
+    long = {"p": Passage("p", "river " * 60)}
+    _, cut = open_pretrained_reranker(str(tmp_path / "out"), 12, 40)(
+        {"q": Query("q", "silver river")}, long, [("q", "p")]
+    )
+    assert [str(one).partition(":")[0] for one in cut] == ["1 queries", "1 passages", "1 pairs"]
+    assert str(cut[2]).endswith("100.0% cut at 40 tokens, 7.0% of tokens lost"), "4 + 40 - 1 of 40 positions"
+    for open_long in (
+        lambda: open_pretrained_reranker(str(tmp_path / "out"), 38),
+        lambda: open_reranker(workdir, query_length=38),
+    ):
+        with pytest.raises(ValueError, match=r"no token for a passage of the 40 that .* it may be 37 at most"):
+            open_long()
+    with pytest.raises(ValueError, match="--to=onnx: a cross-encoder is exported by --to=hf only"):
+        export(workdir, "onnx", tmp_path / "other")
+
+
+def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
+    for needs_a_retriever in (open_run, lambda folder: corpus_folder(Workdir(folder))):
+        with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
+            needs_a_retriever(workdir)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data__negatives": 0}, "data.negatives is 0; a reranker learns to tell"),
+        ({"tokens__packing": True}, "tokens.packing is True, but pairs are not packed"),
+        ({"tokens__query_length": 39}, r"--query_length\) is 39, which leaves no token for a passage of the 40"),
+        ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
+        ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
+        ({"loss__kl__temperature": 0.0}, r"loss.kl.temperature 0.0 .*must be positive"),
+        ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
+    ],
+)
+def test_what_cannot_be(root: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(config_of(root, **overrides), tmp_path / "run", progress=False)
