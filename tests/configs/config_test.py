@@ -296,6 +296,10 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
     encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
     data = write_data(tmp_path / "data", train=8, dev=2)
     config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
+    if config.loss.kl.weight:  # taught: a teacher's scores of each query's positive and of the passage that is not one
+        scores = tmp_path / "teacher.trec"
+        scores.write_text("".join(f"q{i} Q0 p{i} 1 2.0 t\nq{i} Q0 n{i} 2 1.0 t\n" for i in range(8)))
+        config.data.teacher_run = str(scores)
     assert loop.train(config, tmp_path / "run", progress=False).step == 1
 
 
