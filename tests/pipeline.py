@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from jaxret.configs.base import get_config
 from jaxret.data.formats import write_beir
@@ -64,6 +64,8 @@ def write_encoder(folder: Path) -> Path:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     tokenizer.add_special_tokens(SPECIAL)
+    ends = [(end, vocabulary[end]) for end in ("[CLS]", "[SEP]")]  # without this, transformers would add none
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)  # type: ignore[assignment]
     tokenizer.save(str(folder / "tokenizer.json"))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
@@ -81,6 +83,7 @@ def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=2))  # type: ignore[call-arg]
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
     tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])  # type: ignore[assignment]
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})

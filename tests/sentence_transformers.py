@@ -9,22 +9,12 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from jaxret.storage.atomic import write_json
 from tests.pipeline import write_encoder
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-
-
-def write_bert(folder: Path) -> Path:
-    """The encoder of `pipeline.write_encoder`, with markers that transformers puts around a text too."""
-    write_encoder(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    markers = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=markers)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @dataclass(frozen=True)
@@ -44,10 +34,10 @@ class Modules:
 
 
 def write_modules(folder: Path, **changes: Any) -> Path:
-    """Write the encoder of `write_bert` with modules around it; changes: fields of Modules."""
+    """Write the encoder of `write_encoder` with modules around it; changes: fields of Modules."""
     modules = Modules(**changes)
     encoder, package, pooling = modules.encoder, modules.package, modules.pooling
-    write_bert(folder / encoder)
+    write_encoder(folder / encoder)
     lines = [(encoder, f"{package}.Transformer"), ("1_Pooling", f"{package}.Pooling")]
     if modules.first:
         lines[0] = ("", f"sentence_transformers.{modules.first}")
@@ -69,8 +59,8 @@ def write_modules(folder: Path, **changes: Any) -> Path:
 
 
 def write_pylate(folder: Path, projection: int = 6, **settings: Any) -> Path:
-    """A PyLate directory in miniature: the encoder of `write_bert`, markers as added tokens, a projection."""
-    write_bert(folder)
+    """A PyLate directory in miniature: the encoder of `write_encoder`, markers as added tokens, a projection."""
+    write_encoder(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["[Q] ", "[D] "])
     tokenizer.save(str(folder / "tokenizer.json"))

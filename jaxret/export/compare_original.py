@@ -56,8 +56,20 @@ def compare_with_original(run: Run, directory: Path) -> str:
         size = max(size, float(np.abs(theirs).max()))
     sentence = f"{len(texts)} texts as queries and as passages: the largest difference from {library} is {largest:.1e}"
     if not largest <= 1e-4 * max(size, 1.0):
-        raise ValueError(f"{sentence}, of numbers up to {size:.2g}: this is another model")
+        cause = _different_tokens(run, directory, texts) if library == "transformers" else ""
+        raise ValueError(f"{sentence}, of numbers up to {size:.2g}: {cause or 'this is another model'}")
     return sentence
+
+
+def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
+    """Return the first text that the tokenizer of transformers reads otherwise; "" if there is none."""
+    tokenizer, _ = _transformers(encoder_folder(directory))
+    length, prompt = run.config.tokens.query_length, run.config.tokens.query_prompt
+    for text, row in zip(texts, run.tokenizer.queries(texts), strict=True):
+        ours, theirs = row.tolist(), tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"]
+        if ours != theirs:
+            return f"their tokenizer makes {theirs} of {text!r}, and ours {ours}; see post_processor in tokenizer.json"
+    return ""
 
 
 def original_library(directory: Path) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax._src.clusters import ClusterEnv  # private, but the public API does not return what it detects
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -16,6 +16,9 @@ from jaxret.parallel.rendezvous import wait_for_processes
 
 # Platform -> requirements file of its environment.
 REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
+
+# srun sets in each task: the job, the hosts of the step, the number of tasks, this task's number and that on its host.
+SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def join_job(mesh: ConfigDict) -> None:
@@ -66,7 +69,10 @@ def initialize_distributed(
         raise ValueError(f"{flag_prefix}initialization_timeout={timeout} must be at least 1 second")
     devices: Sequence[int] | None = None
     if coordinator == "auto":
-        coordinator, num_processes, process_id, devices = _from_the_platform(timeout, flag_prefix)
+        if not under_slurm():
+            _initialize_by_platform(timeout, flag_prefix)
+            return
+        coordinator, num_processes, process_id, devices = slurm_task()
     if num_processes > 1:
         wait_for_processes(coordinator, num_processes, process_id, float(timeout))
     jax.distributed.initialize(
@@ -79,19 +85,36 @@ def initialize_distributed(
     )
 
 
-def _from_the_platform(timeout: int, where: str) -> tuple[str, int, int, Sequence[int] | None]:
-    """Return coordinator, number of processes, number of this one, and its devices (None: all of its host)."""
-    unset = (None,) * 5
-    coordinator, count, own, devices = ClusterEnv.auto_detect_unset_distributed_params(*unset, timeout)
-    if coordinator is None or count is None or own is None:
+def under_slurm() -> bool:
+    """Return whether srun started this process as a task (and not Open MPI's mpirun, which srun may have started)."""
+    return all(name in os.environ for name in SLURM_VARIABLES) and "OMPI_MCA_orte_hnp_uri" not in os.environ
+
+
+def slurm_task() -> tuple[str, int, int, Sequence[int] | None]:
+    """Return coordinator, number of tasks, number of this one, and its devices (None: all of its host).
+
+    The coordinator is the first host of the step. Its port is `JAX_COORDINATOR_PORT`, else one of the last 4,096 that
+    the job's id selects, so that two jobs on one host differ.
+    """
+    job, hosts, tasks, own, local = (os.environ[name] for name in SLURM_VARIABLES)
+    port = os.environ.get("JAX_COORDINATOR_PORT") or str(65536 - 4096 + int(job) % 4096)
+    # "node7", "node7,other3", "node[007-009,12],other3", "rack1-node[3,5]"
+    prefix, bracket, rest = hosts.partition(",")[0].partition("[")
+    first = prefix + re.split(r"[-\]]", rest)[0] if bracket else prefix
+    # One task of a host has all of its devices; of several tasks each has the device of its number.
+    alone = tasks == os.environ.get("SLURM_STEP_NUM_NODES")
+    return f"{first}:{port}", int(tasks), int(own), None if alone else [int(local)]
+
+
+def _initialize_by_platform(timeout: int, flag_prefix: str) -> None:
+    """Join the job that JAX itself detects: a TPU pod, Kubernetes, Open MPI."""
+    try:
+        jax.distributed.initialize(initialization_timeout=timeout)
+    except ValueError as error:  # JAX detected nothing, and misses an address
         raise ValueError(
-            f"{where}coordinator=auto: no TPU pod is here, nor a process that srun started; give {where}coordinator="
-            f"HOST:PORT, {where}num_processes and {where}process_id"
-        )
-    # Under Slurm JAX takes one device for each task, also for the only task of a host that has eight.
-    if os.environ.get("SLURM_NTASKS", "") == os.environ.get("SLURM_STEP_NUM_NODES"):
-        devices = None
-    return coordinator, count, own, devices
+            f"{flag_prefix}coordinator=auto: no TPU pod is here, nor a process that srun started; give {flag_prefix}"
+            f"coordinator=HOST:PORT, {flag_prefix}num_processes and {flag_prefix}process_id"
+        ) from error
 
 
 def require_platform(platform: str, setting: str) -> None:

@@ -17,8 +17,7 @@ from jaxret.export import stock_modules
 from jaxret.export.export import export
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
-from tests.pipeline import tiny_config, write_data
-from tests.sentence_transformers import write_bert
+from tests.pipeline import tiny_config, write_data, write_encoder
 
 PROJECTED = {"head__name": "colbert", "head__colbert__projection": 6}
 MLR = {"head__name": "mlr", "head__mlr__chosen": (1, 3)}
@@ -41,7 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def make_run(folder: Path, **overrides: Any) -> Path:
-    data, encoder = write_data(folder / "data"), write_bert(folder / "encoder")
+    data, encoder = write_data(folder / "data"), write_encoder(folder / "encoder")
     steps = {"train__steps": 0, "data__dev": "", "train__checkpoint_every": 100}
     train(tiny_config(encoder, data, **steps | overrides), folder / "run", progress=False)
     return folder / "run"

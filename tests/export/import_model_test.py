@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, processors
 
 from jaxret.data.records import Passage
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
 from jaxret.export.compare_original import compare_with_original, sample_texts
@@ -21,8 +24,8 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.training.loop import train
 from jaxret.types import Ragged
-from tests.pipeline import GOLDENS, tiny_config, write_data, write_t5
-from tests.sentence_transformers import write_bert, write_modules
+from tests.pipeline import GOLDENS, tiny_config, write_data, write_encoder, write_t5
+from tests.sentence_transformers import write_modules
 
 STOCK: dict[str, dict[str, Any]] = {
     "mean": {"normalize": True},
@@ -55,11 +58,21 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, name: str) -
         assert np.abs(vectors - stored[f"{'cls' if name != 'cls' else 'mean'}/{side}"]).max() > 0.1, "control"
 
 
+@pytest.mark.parametrize("write", [write_encoder, write_t5])
+def test_the_tests_encoders_have_the_tokens_of_other_libraries(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """tokenizer.json alone, as transformers reads it, puts the same special tokens around a text as we do."""
+    folder, texts = write(tmp_path / "encoder"), ["river stone", "a1 winter market", ""]
+    ours = [row.tolist() for row in TextTokenizer.load(folder, 12, 24).queries(texts)]
+    assert ours == [
+        encoding.ids for encoding in Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
+    ]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("token", "normalize"), [("", None), ("mean", True)])
 def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, normalize: bool | None) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
-    folder = write_bert(tmp_path / "encoder")
+    folder = write_encoder(tmp_path / "encoder")
     sentence = import_model(str(folder), tmp_path / "run", token, normalize=normalize)
     assert "64 texts as queries and as passages: the largest difference from transformers is " in sentence
     assert float(sentence.split()[-1]) < 1e-5
@@ -71,6 +84,19 @@ def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, nor
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"this is another model"):
         compare_with_original(run, folder)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))  # transformers adds no [CLS] without a template
+    tokenizer.post_processor = processors.TemplateProcessing("$A", special_tokens=[])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"their tokenizer makes .* post_processor in tokenizer.json"):
+        compare_with_original(run, folder)
+
+
+@pytest.mark.exhaustive
+def test_a_t5_encoder_alone_is_compared_with_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
+    sentence = import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run", "mean")
+    assert float(sentence.split()[-1]) < 1e-5
 
 
 @pytest.mark.exhaustive

@@ -157,15 +157,45 @@ def test_auto_under_slurm(hosts: int, devices: list[int] | None, monkeypatch: py
     settings = SLURM | {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_LOCALID": str(2 - hosts)}
     for name, value in {**settings, "JAX_COORDINATOR_PORT": "8476"}.items():
         monkeypatch.setenv(name, value)
-    assert processes._from_the_platform(1, "--") == ("host3:8476", 2, 1, devices)
+    assert processes.slurm_task() == ("host3:8476", 2, 1, devices)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node7", "node7"),
+        ("node7,other3", "node7"),
+        ("node[007-009,12],other3", "node007"),
+        ("node[3,5]", "node3"),
+        ("rack1-node[12]", "rack1-node12"),
+        ("rack-1,rack-2", "rack-1"),
+    ],
+)
+def test_the_first_host_of_a_slurm_step(hosts: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ports that JAX's own detection would take: jobs whose ids follow each other have different ones."""
+    for name, value in {**SLURM, "SLURM_STEP_NODELIST": hosts, "SLURM_LOCALID": "0", "SLURM_JOB_ID": "4097"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("JAX_COORDINATOR_PORT", raising=False)
+    assert processes.slurm_task()[0] == f"{first}:61441"
+    monkeypatch.setenv("SLURM_JOB_ID", "4095")
+    assert processes.slurm_task()[0] == f"{first}:65535"
+
+
+def test_which_process_is_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variables of srun are set; a shell in `salloc` has some. Processes of an mpirun that is a task are not."""
+    for name, value in {**SLURM, "SLURM_LOCALID": "0"}.items():
+        assert not processes.under_slurm()
+        monkeypatch.setenv(name, value)
+    assert processes.under_slurm()
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1:34911")
+    assert not processes.under_slurm()
 
 
 TASK = """
 from jaxret.parallel.processes import initialize_distributed
 initialize_distributed("auto")
 import jax
-from jax._src import xla_bridge
-print(jax.process_index(), jax.process_count(), xla_bridge.CUDA_VISIBLE_DEVICES.value)
+print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visible_devices"))
 """
 
 
@@ -182,8 +212,11 @@ def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
 
 
 def test_auto_where_no_platform_knows() -> None:
-    with pytest.raises(ValueError, match=r"--coordinator=auto: no TPU pod is here, nor a process that srun started"):
-        initialize_distributed("auto")
+    """In a process of its own: JAX looks before its first array only."""
+    code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"
+    ((status, _, message),) = together([sys.executable, "-c", code])
+    assert status == 1
+    assert "ValueError: --coordinator=auto: no TPU pod is here, nor a process that srun started" in message
 
 
 def test_a_platform_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
