@@ -85,7 +85,7 @@ COMPILED = {
         "base",
         "recipes/aggretriever_msmarco:distilbert",
         "recipes/i3_msmarco:retromae",
-        "recipes/mlr_msmarco",
+        "recipes/mlr_msmarco:mlr",
     ),
     "v5e:4x4": (
         "aggretriever",
@@ -131,6 +131,11 @@ def test_every_config_is_bounded() -> None:
             if bound(config, devices) > most:
                 above[name, chips] = bound(config, devices)
     assert above == {}
+
+
+def test_what_is_compiled_is_shipped() -> None:
+    shipped = {name for name, _ in for_accelerators(CONFIGS)}
+    assert {name for names in COMPILED.values() for name in names} <= shipped
 
 
 @pytest.mark.exhaustive
