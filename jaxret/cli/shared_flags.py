@@ -67,7 +67,8 @@ def measures() -> flags.FlagHolder:
     return flags.DEFINE_list(
         "measures",
         None,
-        "measures, named as in ir-measures; default: nDCG@10,RR@10,R@100,Success@5,Success@20, none deeper than --k",
+        "measures as in ir-measures, and Accuracy@k by answers; default: nDCG@10,RR@10,R@100,Success@5,Success@20 and, "
+        "with answers, Accuracy@1,5,20,100, none deeper than --k",
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxret.evaluation.comparison import SystemComparison, compare_systems
 from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.experiments.evaluation_measures import is_accuracy
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.identity import trained_on, without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
@@ -220,15 +221,10 @@ def _approximation(search: Mapping[str, Any]) -> str:
 
 def _measure_order(measure: str) -> tuple[int, int]:
     """Return the sort key of a measure in tables; files have them alphabetically."""
-    if _is_accuracy(measure):
+    if is_accuracy(measure):
         return len(KINDS), int(measure.partition("@")[2])
     parsed = parse_measure(measure)
     return KINDS.index(parsed.kind), parsed.cutoff or 0
-
-
-def _is_accuracy(measure: str) -> bool:
-    """Return whether a measure is by answer strings, which `parse_measure` does not parse."""
-    return measure.startswith("Accuracy@")
 
 
 def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> dict[str, list[RunResult]]:
@@ -320,7 +316,7 @@ def require_measure(name: str, results: Sequence[RunResult]) -> None:
     for result in results:
         if name not in result.values:
             raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")
-    whole = not _is_accuracy(name) and parse_measure(name).cutoff is None
+    whole = not is_accuracy(name) and parse_measure(name).cutoff is None
     depths = {result.k: result.path for result in results}
     if whole and len(depths) > 1:
         (k, path), (other, second) = list(depths.items())[:2]

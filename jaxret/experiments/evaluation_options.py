@@ -14,7 +14,8 @@ class EvaluationOptions:
 
     split: str = option("test", "split to read, where a folder is given")
     k: int = 100  # passages per query
-    measures: tuple[str, ...] | None = None  # None: nDCG@10, RR@10, R@100, Success@5 and Success@20, no deeper than k
+    # None: nDCG@10, RR@10, R@100, Success@5, Success@20 and, by answers, Accuracy@1,5,20,100, no deeper than k
+    measures: tuple[str, ...] | None = None
     label: str = ""  # comes after the data set's name in the files' names, for results that must not replace others
     self_matches: str = option(
         "auto",

@@ -27,8 +27,9 @@ from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import has_passages_as_queries, without_self_matches
+from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
+from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
-from jaxret.experiments.search_files import ANSWER_CUTOFFS, answer_accuracies, check_measures
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import LATENCY, SECONDS, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
@@ -95,7 +96,7 @@ class _Inputs:
     rankings: Rankings
     self_matches_removed: bool
     k: int  # passages of the longest written ranking
-    measures: Sequence[str]
+    measures: MeasureNames
     queries: dict[str, Query]
     scan: CorpusScan
     passages: dict[str, Passage]
@@ -125,10 +126,10 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     print(f"run: {job.out}")
     judgements, both = inputs.evaluated.judgements, None
     if job.qrels:
-        before, after = (evaluate(run, judgements, inputs.measures) for run in (inputs.rankings, reranked))
+        before, after = (evaluate(run, judgements, inputs.measures.judged) for run in (inputs.rankings, reranked))
         both = before, after
         print(evaluation_text({"before": before, "after": after}))
-    answers = answer_accuracies(reranked, inputs.evaluated.queries, inputs.passages, inputs.k, job.match)
+    answers = answer_accuracies(reranked, inputs.evaluated.queries, inputs.passages, inputs.measures.cutoffs, job.match)
     if both:
         _write_evaluation(reranker, job, inputs, both[1], answers)
     elif answers:
@@ -156,9 +157,9 @@ def _read_inputs(job: RerankJob) -> _Inputs:
     if remove or (job.self_matches == "auto" and has_passages_as_queries(dataset_name(job.queries))):
         rankings, remove = without_self_matches(rankings, longest), True
     k = longest if job.tail else min(job.depth, longest)
-    measures = check_measures(job.measures, k, job.run if k == longest else "")
+    measures = choose_measures(job.measures, k, job.run if k == longest else "")
     queries = _read_run_queries(job, rankings, policy)
-    answer_depth = min(k, max(ANSWER_CUTOFFS))
+    answer_depth = max(measures.cutoffs)
     depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
     scan, passages = _read_run_passages(job, rankings, depths, policy)
     if job.qrels:
@@ -167,6 +168,7 @@ def _read_inputs(job: RerankJob) -> _Inputs:
         split = split_name(job.queries, "", job.split)
         evaluated = EvaluationQueries(list(queries.values()), [], dataset_name(job.queries), split)
     check_answers(evaluated.queries, job.match)
+    require_answers(job.queries, evaluated.queries, measures)
     return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluated, policy)
 
 

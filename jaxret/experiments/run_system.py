@@ -8,8 +8,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.evaluation_measures import MEASURES
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.search_files import MEASURES, search_files
+from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train

@@ -20,10 +20,11 @@ from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, re
 from jaxret.data.records import Judgement, Passage, Query, Rankings
 from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.evaluation_measures import measures_for
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
-from jaxret.experiments.search_files import measures_for, search_files, show_answer
+from jaxret.experiments.search_files import search_files, show_answer
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.passages import Passages
@@ -122,7 +123,7 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     assert (provenance["search"]["k"], provenance["search"]["exact"]) == (K, True)
     assert (provenance["search"]["query_length"], provenance["search"]["passage_length"]) == (12, 24)
     answers = stored["answers"]["mean"]
-    assert set(answers) == {"Accuracy@5", "Accuracy@20"}
+    assert set(answers) == {"Accuracy@1", "Accuracy@5", "Accuracy@20"}
     assert 0 < answers["Accuracy@5"] <= answers["Accuracy@20"] <= 1
     assert stored["per_query"] == evaluation.per_query
     assert stored["per_query"]["RR@10"].keys() == stored["answers"]["per_query"]["Accuracy@5"].keys() == judged
@@ -234,8 +235,8 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
             progress=False,
         )
     assert not (run.workdir / "runs").exists()
-    assert measures_for(100) == measures_for(1000) == ["nDCG@10", "RR@10", "R@100", "Success@5", "Success@20"]
-    assert measures_for(3) == ["nDCG@3", "RR@3", "R@3", "Success@3"]
+    assert measures_for(100) == measures_for(1000) == ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
+    assert measures_for(3) == ("nDCG@3", "RR@3", "R@3", "Success@3")
     evaluation = search_files(run, data, data, EvaluationOptions(k=K), progress=False)
     assert evaluation is not None
     assert list(evaluation.mean) == ["nDCG@10", "RR@10", "R@20", "Success@5", "Success@20"]

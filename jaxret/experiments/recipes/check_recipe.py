@@ -16,9 +16,10 @@ from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.readers import has_teacher_scores
 from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
 from jaxret.evaluation.answers import check_answers
+from jaxret.experiments.evaluate_search import require_answers
+from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_queries import read_evaluation_queries
 from jaxret.experiments.recipes.stages import Stage
-from jaxret.experiments.search_files import check_measures
 from jaxret.experiments.teachers import check_teacher
 from jaxret.index.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning
@@ -107,9 +108,10 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
 
 
 def _check_evaluation(evaluation: EvaluationSetup) -> None:
-    check_measures(evaluation.measures, evaluation.k)
+    measures = choose_measures(evaluation.measures, evaluation.k)
     queries = read_evaluation_queries(evaluation.queries, evaluation.qrels, evaluation.split, Policy()).queries
     check_answers(queries, evaluation.match)
+    require_answers(str(evaluation.queries), queries, measures)
     if not evaluation.qrels and not any(query.answers for query in queries):
         raise ValueError(f"{evaluation.queries} has no answers, so stages cannot be measured; give --qrels")
 

@@ -22,13 +22,14 @@ from jaxret.data.formats.readers import detect_judgements
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, read_evaluation
 from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, on_error_of
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage, referenced_files
 from jaxret.experiments.score_examples import score_examples
-from jaxret.experiments.search_files import measures_for, search_files
+from jaxret.experiments.search_files import search_files
 from jaxret.experiments.teachers import open_teacher, teacher_files
 from jaxret.index.encode import corpus_name, encode_corpus
 from jaxret.index.parts_list import read_parts
@@ -104,10 +105,9 @@ class _Recipe:
         return self._order_measures(read_evaluation(self._result_path(stage)))
 
     def _order_measures(self, evaluation: Evaluation) -> Evaluation:
-        """Order the measures as requested, then accuracies by cut-off; evaluation files have them alphabetically."""
-        mean = evaluation.mean
-        accuracies = sorted((name for name in mean if name.startswith("Accuracy@")), key=lambda name: int(name[9:]))
-        names = [*(self.evaluation.measures or measures_for(self.evaluation.k)), *accuracies]
+        """Order the measures as requested, accuracies last; evaluation files have them alphabetically."""
+        mean, measures = evaluation.mean, choose_measures(self.evaluation.measures, self.evaluation.k)
+        names = [*measures.judged, *(f"Accuracy@{cutoff}" for cutoff in measures.cutoffs)]
         return replace(evaluation, mean={name: mean[name] for name in names if name in mean})
 
     def _run_step(

@@ -258,7 +258,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     before_json, after_json = (one.to_json() for one in done)
     assert written["mean"] == after_json["mean"]
     assert written["per_query"] == after_json["per_query"] != before_json["per_query"]
-    assert written["answers"]["mean"].keys() == {"Accuracy@5"}
+    assert written["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}
     assert written["cost"]["bytes_per_passage"] == 0.0
     times = written["cost"]["latency"]
     assert (times["questions"], times["batch"], times["k"]) == (8, 1, 5)
@@ -270,11 +270,13 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     rerank_run(reranker, dataclasses.replace(job, out=again, depth=2, latency=0), progress=False)
     second = json.loads((tmp_path / "again.eval.json").read_text())
     assert second["cost"] == {"bytes_per_passage": 0.0}
-    assert second["answers"]["mean"].keys() == {"Accuracy@5"}, "the tail, which is not scored, is looked at too"
+    assert second["answers"]["mean"].keys() == {"Accuracy@1", "Accuracy@5"}, (
+        "the tail, which is not scored, is looked at too"
+    )
     now = read_run(again)
     texts = {passage.id: passage.text for passage in read_corpus(data)}
     queries = {query.id: query for query in read_queries(data, split="dev") if query.id in now}
-    by_hand = answer_accuracy(now, queries.values(), texts, [5])
+    by_hand = answer_accuracy(now, queries.values(), texts, [1, 5])
     assert second["answers"]["mean"] == by_hand.mean
     with pytest.raises(ValueError, match=r"^R@100 needs 100 passages a query; .*dev.trec has 10 at most"):
         rerank_run(reranker, dataclasses.replace(job, measures=["R@100"]), progress=False)

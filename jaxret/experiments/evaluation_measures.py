@@ -1,0 +1,76 @@
+"""The measures of an evaluation: those by judgements, and accuracies by answers at some cut-offs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxret.evaluation.metrics import parse_measure
+
+MEASURES = ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
+ANSWER_CUTOFFS = (1, 5, 20, 100)
+_ACCURACY = "Accuracy@"
+
+
+@dataclass(frozen=True)
+class MeasureNames:
+    """Names of measures that fit a depth of rankings; made by `choose_measures`.
+
+    Attributes:
+        judged: measures by judgements.
+        cutoffs: k of each Accuracy@k by answers, in the order of the names.
+        answers_needed: whether a name requests an accuracy, so that queries without answers are an error.
+    """
+
+    judged: tuple[str, ...]
+    cutoffs: tuple[int, ...]
+    answers_needed: bool
+
+
+def is_accuracy(measure: str) -> bool:
+    """Return whether a measure is by answer strings, which `parse_measure` does not parse."""
+    return measure.startswith(_ACCURACY)
+
+
+def measures_for(k: int) -> tuple[str, ...]:
+    """Return MEASURES, those deeper than k at k."""
+    parsed = [parse_measure(name) for name in MEASURES]
+    return tuple(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed))
+
+
+def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> MeasureNames:
+    """Return the measures of an evaluation of rankings with k passages.
+
+    Names of measures by judgements replace MEASURES, and names Accuracy@k replace ANSWER_CUTOFFS: each kind has its own
+    default.
+
+    Args:
+        measures: names as ir-measures has them, and Accuracy@k; None for the default.
+        k: passages per query.
+        where: the file that has k passages per query; "" where k is the value of --k.
+
+    Raises:
+        ValueError: a measure is unknown, or deeper than k.
+    """
+    names = list(measures or ())
+    cutoffs = {name: _accuracy_cutoff(name) for name in names if is_accuracy(name)}
+    parsed = [parse_measure(name) for name in names if not is_accuracy(name)]
+    depths = {**cutoffs, **{measure.name: measure.cutoff or 0 for measure in parsed}}
+    deepest = max(depths, key=lambda name: depths[name], default="")
+    if deepest and depths[deepest] > k:
+        if where:
+            raise ValueError(f"{deepest} needs {depths[deepest]} passages a query; {where} has {k} at most")
+        raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages a query are asked for")
+    return MeasureNames(
+        judged=tuple(measure.name for measure in parsed) or measures_for(k),
+        cutoffs=tuple(dict.fromkeys(cutoffs.values())) or tuple(cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k),
+        answers_needed=bool(cutoffs),
+    )
+
+
+def _accuracy_cutoff(name: str) -> int:
+    match = re.fullmatch(_ACCURACY + "([1-9][0-9]*)", name)
+    if match is None:
+        raise ValueError(f"unknown measure {name!r}; by answers it is Accuracy@k with k from 1, as in Accuracy@20")
+    return int(match[1])
