@@ -281,6 +281,9 @@ def get_config() -> ConfigDict:
     # however good earlier ones were: different metrics are not compared.
     c.validation.then = ""
     c.validation.then_from = 32.0
+    # Which checkpoint counts as the best: that with the best metric, or "last", whatever is measured. Encoding, search,
+    # mining, teaching and train.start_from use it.
+    c.validation.best = "metric"
 
     # Separate seeds, so that one can be varied alone.
     c.seed = ConfigDict()

@@ -347,8 +347,8 @@ def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, ove
 
 
 def open_checkpoints(workdir: Workdir, config: ConfigDict, writing: bool = False) -> Checkpoints:
-    """Return the checkpoints of a run, ranked by its validation metric."""
-    metric = config.validation.metric if config.data.dev else None
+    """Return the checkpoints of a run, ranked by its validation metric, or not at all (validation.best="last")."""
+    metric = config.validation.metric if config.data.dev and config.validation.best == "metric" else None
     return Checkpoints(workdir.checkpoints, metric, LESS_IS_BETTER, writing=writing)
 
 

@@ -21,6 +21,7 @@ from jaxret.types import Ragged
 POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
 CORPUS_MEASURES = (*POOL_MEASURES, "nDCG@10", "R@100")
 METRICS = (*LESS_IS_BETTER, *CORPUS_MEASURES)
+BEST_CHECKPOINTS = ("metric", "last")  # values of validation.best
 
 
 def check_validation(config: ConfigDict) -> None:
@@ -30,6 +31,9 @@ def check_validation(config: ConfigDict) -> None:
             raise ValueError(f"validation.{key} is {metric!r}; it must be one of {', '.join(METRICS)}")
         if metric in CORPUS_MEASURES and metric not in POOL_MEASURES and not config.validation.corpus:
             raise ValueError(f"validation.{key} is {metric!r}; it is measured on a corpus: set validation.corpus")
+    if config.validation.best not in BEST_CHECKPOINTS:
+        names = ", ".join(BEST_CHECKPOINTS)
+        raise ValueError(f"validation.best is {config.validation.best!r}; it must be one of {names}")
     if config.validation.corpus and not config.data.dev:
         raise ValueError("validation.corpus is set, but data.dev is empty: there are no queries to retrieve for")
 

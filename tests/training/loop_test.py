@@ -422,6 +422,24 @@ def test_the_moving_average_is_what_is_validated_and_used(
     assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
 
 
+def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> None:
+    """A learning rate that ruins the model: its last checkpoint is not the best by NLL."""
+    ruined = {
+        "train__checkpoint_every": 1,
+        "train__steps": 3,
+        "optimizer__learning_rate": 0.3,
+        "optimizer__decay": "none",
+    }
+    steps = {}
+    for rule in ("metric", "last"):
+        config = config_of(root, validation__metric="nll", validation__best=rule, **ruined)
+        train(config, tmp_path / rule, progress=False)
+        steps[rule] = open_run(tmp_path / rule).checkpoint["step"]
+    assert steps["last"] == 3
+    assert steps["metric"] < 3
+    assert [path.name for path in (tmp_path / "last" / "checkpoints").iterdir() if path.name.isdigit()] == ["3"]
+
+
 @pytest.mark.exhaustive
 def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""

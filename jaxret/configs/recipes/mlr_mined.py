@@ -1,6 +1,9 @@
 """MLR with mined negatives, from RetroMAE. Stage 1 trains on the negatives of the training file; stage 2 trains, again
 from RetroMAE, on 50 of these and, as records of their own whose positives are retrieved ones, 50 of the stage-1 model's.
 `jaxret recipe` does both. configs/recipes/mlr_mined.py:dual_encoder is what the paper compares it with (table 3).
+
+The paper takes the last checkpoint on NQ and TriviaQA, which is this config's; on SQuAD the best on the dev set:
+--config.validation.best=metric
 """
 
 from typing import Any
@@ -31,4 +34,5 @@ def get_config(system: str = "mlr") -> ConfigDict:
     c.optimizer.learning_rate = 5e-6
     c.train.epochs = 40.0
     c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
+    c.validation.best = "last"
     return c

@@ -1,4 +1,4 @@
-"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, 4 epochs, both stages alike.
+"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, 4 epochs, both stages alike, the last checkpoint.
 
 Queries have 32 tokens and passages 128, the values of the paper's code; its appendix A says 256 for both, which is
 :paper_lengths. What it is compared with: :dual_encoder from the same encoder, and from BERT-base :bert_dual_encoder,
@@ -38,4 +38,5 @@ def get_config(system: str = "mlr") -> ConfigDict:
         c.pooling, c.loss.local_weight = "none", 0.0
     c.optimizer.learning_rate = 1e-5
     c.train.epochs = 4.0
+    c.validation.best = "last"
     return c

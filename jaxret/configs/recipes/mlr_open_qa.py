@@ -2,7 +2,8 @@
 
 configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
 paper ran with all vectors kept. What these are compared with: :dual_encoder; :multi_vector and :me_bert_multi
-search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4
+search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The checkpoint is the best on
+the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
 """
 
 from ml_collections import ConfigDict

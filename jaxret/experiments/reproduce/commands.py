@@ -9,6 +9,9 @@ from typing import Any
 
 from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
 
+# A row's checkpoint -> the value of validation.best.
+BEST = {"best": "metric", "last": "last"}
+
 
 @dataclass(frozen=True)
 class Places:
@@ -44,11 +47,10 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     if not how.config:
         raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
     run = run_folder(case, places, seed)
-    config = [f"--config={how.config}", *_overrides(case, places, seed)]
+    config = [f"--config={how.config}", *_overrides(how, places, seed)]
     train = [f"--config.data.train={_inside(places, case.source, case.source.train)}"]
     if case.source.dev:
         train.append(f"--config.data.dev={_inside(places, case.source, case.source.dev)}")
-    checkpoint = f"--checkpoint={how.checkpoint}"
     if row.verb != "recipe":
         commands = [["train", *config, f"--workdir={run}", *train]]
     else:
@@ -56,18 +58,13 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         run = run / row.stage
     if row.verb == "diversity":
         judged_pairs = _inside(places, case.source, case.source.dev or case.source.train)
-        return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}", checkpoint]]
+        return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}"]]
     other_domain = case.target != case.source
     lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
     for corpus, queries, qrels in _sets(case, places):
-        encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", checkpoint, *lengths["passage"]]
-        if how.checkpoint != "best":  # the corpus's own name is for vectors of the best one, which a recipe writes
-            name = f"{corpus.name.partition('.')[0]}-{how.checkpoint}"
-            encode.append(f"--name={name}")
-            corpus = Path(name)
-        commands.append(encode)
+        commands.append(["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]])
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
-        search += [f"--corpus={corpus}", f"--k={case.target.k}", checkpoint, *lengths["query"]]
+        search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
         if names := _by_judgements(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
@@ -93,7 +90,10 @@ def missing_files(case: Case, places: Places) -> list[str]:
 
 
 def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
-    keys = {**resolved(case.row).set, **places.overrides}
+    keys = dict(resolved(case.row).set)
+    if case.source.dev:
+        keys["validation.best"] = BEST[case.checkpoint]
+    keys |= places.overrides
     if seed is not None:
         keys |= dict.fromkeys(SEEDS, seed)
     return [f"--config.{key}={_flag(value)}" for key, value in keys.items()]

@@ -61,7 +61,7 @@ class PaperRow:
         verb: "train" (one stage), "recipe" (stages), "diversity", "count" (no model), or "" (not to be run).
         stage: of a recipe, the stage that is measured.
         seeds: runs whose mean is the row.
-        checkpoint: "best" or "last", or one for each training set.
+        checkpoint: "best" on the dev set or "last", or one for each training set; validation.best has it.
         query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training.
         percent: whether the paper's numbers are percentages.
         measures: instead of those of the data set.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import subprocess
 import sys
@@ -143,9 +142,5 @@ def _evaluations(case: Case, places: Places, run: Path) -> list[Path]:
     for command in case_commands(case, places):
         if command[0] == "search":
             flags = dict(argument.removeprefix("--").split("=", 1) for argument in command[1:])
-            path = Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))
-            if flags["checkpoint"] != "best":  # the step is in the name
-                steps = path.parent.glob(f"{glob.escape(path.stem)}.step-*.json")
-                path = max(steps, key=lambda step: int(step.stem.rpartition("-")[2]), default=path)
-            paths.append(path)
+            paths.append(Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test")))
     return paths
