@@ -7,8 +7,7 @@ Rules, each with what it prints:
   docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four parameters
   parameters  a function has more than seven parameters
 
-`lint/allowed.txt` lists the violations that are still there, a line each. It may only shrink: a line that no longer
-applies is an error too. Exit status 1 with anything printed.
+Exit status 1 with anything printed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ALLOWED = Path(__file__).with_name("allowed.txt")
 FOLDERS = ("jaxret", "tests", "bench", "evidence", "lint")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")
@@ -117,19 +115,10 @@ def violations(folders: list[Path]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments:  # of these alone, allowed or not: the list of what is left to do
-        lines = violations([Path(argument).resolve() for argument in arguments])
-        print("\n".join([*lines, f"{len(lines)} violations"]))
-        return bool(lines)
-    current = violations([ROOT / folder for folder in FOLDERS])
-    allowed = ALLOWED.read_text(encoding="utf-8").splitlines() if ALLOWED.exists() else []
-    new = sorted(set(current) - set(allowed))
-    stale = sorted(set(allowed) - set(current))
-    for line in new:
-        print(line)
-    for line in stale:
-        print(f"{ALLOWED.relative_to(ROOT)}: remove {line!r}: it no longer applies")
-    return bool(new or stale)
+    paths = [Path(argument).resolve() for argument in arguments] or [ROOT / folder for folder in FOLDERS]
+    lines = violations(paths)
+    print("".join(f"{line}\n" for line in lines), end="")
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -68,11 +68,11 @@ class Trials:
 @pytest.fixture
 def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
     """Counts the trials of a test; those that are lost fail it."""
-    found = Trials()
-    yield found
-    request.node.user_properties.append(("faults", (found.detected, found.survived, len(found.lost))))
-    if found.lost:
-        pytest.fail("\n".join(found.lost), pytrace=False)
+    counts = Trials()
+    yield counts
+    request.node.user_properties.append(("faults", (counts.detected, counts.survived, len(counts.lost))))
+    if counts.lost:
+        pytest.fail("\n".join(counts.lost), pytrace=False)
 
 
 _ROWS: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -142,9 +142,9 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     root = tmp_path_factory.mktemp("tiny")
-    found = Tiny(root, write_encoder(root / "encoder"), write_data(root / "data"), root / "run")
-    trained = run("train.py", *found.training(found.run))
-    assert trained.returncode == 0, trained.told
-    encoded = run("encode.py", f"--workdir={found.run}", f"--corpus={found.data}")
-    assert encoded.returncode == 0, encoded.told
-    return found
+    setup = Tiny(root, write_encoder(root / "encoder"), write_data(root / "data"), root / "run")
+    trained = run("train.py", *setup.training(setup.run))
+    assert trained.returncode == 0, trained.output
+    encoded = run("encode.py", f"--workdir={setup.run}", f"--corpus={setup.data}")
+    assert encoded.returncode == 0, encoded.output
+    return setup

@@ -60,9 +60,9 @@ class Victim:
 
     def open(self) -> Any:
         """Which checkpoint is the best, which the last, and what the best holds."""
-        found = open_run(self.workdir)
-        with open_checkpoints(found.workdir, found.config) as checkpoints:
-            return found.checkpoint, checkpoints.last(), leaf_digests(found.params)
+        actual = open_run(self.workdir)
+        with open_checkpoints(actual.workdir, actual.config) as checkpoints:
+            return actual.checkpoint, checkpoints.last(), leaf_digests(actual.params)
 
     def resume(self) -> Any:
         """Resume training and return its parameters; no step is left to do."""
@@ -94,23 +94,23 @@ class Victim:
         """The folder of vectors after it was encoded again, which repairs what it can."""
         assert self.opened is not None
         encode_corpus(self.opened, self.tiny.data, progress=False)
-        found = vectors(self.workdir / FOLDER)
-        return {name: content.strip() if name.endswith(".json") else content for name, content in found.items()}
+        actual = vectors(self.workdir / FOLDER)
+        return {name: content.strip() if name.endswith(".json") else content for name, content in actual.items()}
 
     def trial(self, trials: Trials, what: str, path: Path, act: Callable[[], Any], names: bool = True) -> bool:
         """One look at a damaged run: whether it was refused. A refusal names the file or a folder of the run that it is
         in."""
         try:
-            found = act()
+            actual = act()
         except REFUSALS as error:
             near = [path, *path.parents[: len(path.relative_to(self.workdir).parts) - 1]]
-            told = not names or any(str(place) in str(error) for place in near)
-            trials.count(told, f"{what}: no file named in {type(error).__name__}: {error}", detected=True)
+            named = not names or any(str(place) in str(error) for place in near)
+            trials.count(named, f"{what}: no file named in {type(error).__name__}: {error}", detected=True)
             return True
         except Exception as error:
             trials.count(False, f"{what}: {type(error).__name__}: {error}")
             return True
-        trials.count(found == self.expected[act.__name__], f"{what}: accepted, and {act.__name__} differs")
+        trials.count(actual == self.expected[act.__name__], f"{what}: accepted, and {act.__name__} differs")
         return False
 
     def look(self, trials: Trials, what: str, path: Path, acts: tuple[str, ...]) -> None:
@@ -139,7 +139,7 @@ def ragged(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Victim:
     workdir = tmp_path_factory.mktemp("ragged") / "run"
     overrides = {"head__name": "colbert", "head__colbert__late": True, "train__steps": 1}
     done = run("train.py", *tiny.training(workdir, **overrides))
-    assert done.returncode == 0, done.told
+    assert done.returncode == 0, done.output
     (workdir / FOLDER).mkdir(parents=True)
     return Victim(tiny, workdir, overrides)
 
@@ -219,7 +219,7 @@ def test_flips_as_a_user_sees_them(tiny: Tiny, fixed: Victim, trials: Trials) ->
         assert path.read_bytes().count(old), name
         path.write_bytes(path.read_bytes().replace(old, new))
         done = run(*arguments)
-        trials.count(str(path) in refusal(done), f"{name} {old!r} -> {new!r}: {done.told}", detected=True)
+        trials.count(str(path) in refusal(done), f"{name} {old!r} -> {new!r}: {done.output}", detected=True)
         fixed.repair()
 
 

@@ -74,15 +74,15 @@ def why(act: Callable[[], object]) -> str:
 def test_duplicate_ids(opened: Run, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     corpus = write(tmp_path / "twice", [*GOOD[:7], line("d2", "another"), *GOOD[7:]])
     done = run("encode.py", f"--workdir={tiny.run}", f"--corpus={corpus}", "--name=twice")
-    told = refusal(done)
-    trials.count(f"{corpus}:8" in told and "d2" in told and "3" in told, done.told, detected=True)
+    message = refusal(done)
+    trials.count(f"{corpus}:8" in message and "d2" in message and "3" in message, done.output, detected=True)
     trials.count(not (tiny.run / "embeddings" / "twice").exists(), "something was written")
     ids, _ = encoded(opened, corpus, "twice", "skip")
     trials.count(ids == [f"d{i}" for i in range(40)], f"skip gives {ids}")
     queries = tmp_path / "queries.jsonl"
     queries.write_text(f"{line('q', 'river')}\n{line('q', 'stone')}\n")
     done = run("search.py", f"--workdir={tiny.run}", f"--queries={queries}", "--corpus=data")
-    trials.count(f"{queries}:2" in refusal(done), done.told, detected=True)
+    trials.count(f"{queries}:2" in refusal(done), done.output, detected=True)
 
 
 @pytest.mark.faults(9)
@@ -95,8 +95,8 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
     params["encoder"]["embeddings"]["word"]["embedding"] = jnp.asarray(table).at[word, 0].set(value)
     broken = dataclasses.replace(opened, params=params, compiled={})
     corpus = write(tmp_path, [line(f"d{i}", "river stone") for i in range(12)] + [line("seven", "loud thunder")])
-    told = why(lambda: encode_corpus(broken, corpus, f"broken{value}", progress=False))
-    trials.count("seven" in told and "12" in told, f"encode: {told}", detected=True)
+    message = why(lambda: encode_corpus(broken, corpus, f"broken{value}", progress=False))
+    trials.count("seven" in message and "12" in message, f"encode: {message}", detected=True)
 
     ids, vectors = encoded(opened, corpus, f"edited{value}")
     folder = opened.workdir / "embeddings" / f"edited{value}"
@@ -104,8 +104,8 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
     path = folder / "vectors-00002-of-00003.npy"
     np.save(path, vectors[10:])
     reseal(folder, "00002-of-00003")
-    told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], 3))
-    trials.count("12" in told and ("NaN" in told or "infinity" in told), f"search: {told}", detected=True)
+    message = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], 3))
+    trials.count("12" in message and ("NaN" in message or "infinity" in message), f"search: {message}", detected=True)
     assert len(ids) == 13
 
 
@@ -136,13 +136,15 @@ def test_weights_and_losses_that_are_not_finite(tiny: Tiny, tmp_path: Path, tria
         save_file(tensors, encoder / "model.safetensors", metadata={"format": "pt"})
         workdir = tmp_path / f"run{value}{steps}"
         done = run("train.py", *tiny.training(workdir, encoder__checkpoint=str(encoder), train__steps=steps))
-        told = refusal(done)
-        trials.count("word" in told and not saved(workdir), f"{value} for {steps} steps: {done.told}", detected=True)
+        message = refusal(done)
+        trials.count(
+            "word" in message and not saved(workdir), f"{value} for {steps} steps: {done.output}", detected=True
+        )
     workdir = tmp_path / "fast"
     done = run("train.py", *tiny.training(workdir, optimizer__learning_rate=1e30, optimizer__warmup_steps=0))
-    told = refusal(done)
-    named = "step" in told and "checkpoint" in told and all(finite(workdir, step) for step in saved(workdir))
-    trials.count(named, done.told, detected=True)
+    message = refusal(done)
+    named = "step" in message and "checkpoint" in message and all(finite(workdir, step) for step in saved(workdir))
+    trials.count(named, done.output, detected=True)
 
 
 def saved(workdir: Path) -> list[int]:
@@ -180,8 +182,8 @@ def test_bad_lines(opened: Run, tmp_path: Path, trials: Trials) -> None:
     expected = encoded(opened, write(tmp_path / "good", GOOD), "good")
     for number, (what, bad) in enumerate(BAD.items()):
         corpus = write(tmp_path / str(number), [*GOOD[:4], bad, *GOOD[4:]])
-        told = why(lambda: encode_corpus(opened, corpus, f"bad{number}", progress=False))  # noqa: B023
-        trials.count(f"{corpus}:5" in told, f"{what}: {told[:300]!r}", detected=True)
+        message = why(lambda: encode_corpus(opened, corpus, f"bad{number}", progress=False))  # noqa: B023
+        trials.count(f"{corpus}:5" in message, f"{what}: {message[:300]!r}", detected=True)
         ids, vectors = encoded(opened, corpus, f"bad{number}", "skip")
         trials.count(ids == expected[0] and np.array_equal(vectors, expected[1]), f"{what}, skipped: {len(ids)} rows")
     whole = b"".join(x.encode() + b"\n" for x in GOOD)
@@ -199,7 +201,7 @@ def test_bad_lines(opened: Run, tmp_path: Path, trials: Trials) -> None:
 def test_bad_questions(tiny: Tiny, trials: Trials) -> None:
     for question in (" ", os.fsdecode(b"\xff"), "\t"):
         done = run("search.py", f"--workdir={tiny.run}", f"--query={question}", "--corpus=data")
-        trials.count(bool(refusal(done)), f"--query={question!r}: {done.told}", detected=True)
+        trials.count(bool(refusal(done)), f"--query={question!r}: {done.output}", detected=True)
 
 
 @pytest.mark.faults(12)
@@ -207,8 +209,8 @@ def test_bad_questions(tiny: Tiny, trials: Trials) -> None:
 def test_empty_texts(text: str, opened: Run, tmp_path: Path, trials: Trials) -> None:
     raw = f'{{"_id": "empty", "title": "", "text": "{text}"}}'
     corpus, name = write(tmp_path, [*GOOD[:6], raw, *GOOD[6:]]), f"empty{len(text)}"
-    told = why(lambda: encode_corpus(opened, corpus, name, progress=False))
-    trials.count(f"{corpus}:7" in told and "empty" in told, told, detected=True)
+    message = why(lambda: encode_corpus(opened, corpus, name, progress=False))
+    trials.count(f"{corpus}:7" in message and "empty" in message, message, detected=True)
     ids, _ = encoded(opened, corpus, f"{name}-skip", "skip")
     trials.count(len(ids) == len(GOOD) and "empty" not in ids, f"skip: {len(ids)} rows")
     ids, vectors = encoded(opened, corpus, f"{name}-keep", "keep")
@@ -267,18 +269,20 @@ def test_lines_without_end(what: str, tiny: Tiny, tmp_path: Path, trials: Trials
             for _ in range(100):
                 file.write("river " * 166_666 if "words" in what else "a" * 1_000_000)
             file.write('"}\n')
-    status, told, memory = peak(tmp_path, f"--workdir={tiny.run}", f"--corpus={corpus}", f"--name={name}")
-    refused = status == 1 and f"{corpus}:" in told and "Traceback" not in told
+    status, message, memory = peak(tmp_path, f"--workdir={tiny.run}", f"--corpus={corpus}", f"--name={name}")
+    refused = status == 1 and f"{corpus}:" in message and "Traceback" not in message
     trials.count(memory < LIMIT, f"{what}: {memory} MiB")
-    trials.count(status == 0 if what == "1M tokens" else refused, f"{what}: exit {status} {told[-500:]}", status != 0)
+    trials.count(
+        status == 0 if what == "1M tokens" else refused, f"{what}: exit {status} {message[-500:]}", status != 0
+    )
 
 
 @pytest.mark.faults(20)
 def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
     size = opened.config.encode.shard_rows
     everything = dict(zip(*encoded(opened, write(tmp_path / "all", GOOD), "all")))
-    told = why(lambda: encode_corpus(opened, write(tmp_path / "none", []), "none", progress=False))
-    trials.count("no passage" in told, told, detected=True)
+    message = why(lambda: encode_corpus(opened, write(tmp_path / "none", []), "none", progress=False))
+    trials.count("no passage" in message, message, detected=True)
     for rows in (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 31, 32, 33):
         name = f"rows{rows}"
         ids, vectors = encoded(opened, write(tmp_path / name, GOOD[:rows]), name)
@@ -286,14 +290,16 @@ def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
         trials.count(ids == [f"d{i}" for i in range(rows)] and close, f"{rows} rows")
         folder = opened.workdir / "embeddings" / name
         for k in (1, rows, rows + 1, 100_000):
-            found = Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river stone")], k).rankings["q"]
-            trials.count(len({i for i, _ in found}) == min(k, rows), f"{rows} rows, k = {k}: {len(found)}")
+            ranking = (
+                Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river stone")], k).rankings["q"]
+            )
+            trials.count(len({i for i, _ in ranking}) == min(k, rows), f"{rows} rows, k = {k}: {len(ranking)}")
     folder = opened.workdir / "embeddings" / "all"
     for k in (0, -3):
-        told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], k))  # noqa: B023
-        trials.count(f"k is {k}" in told, told, detected=True)
-    told = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([], 3))
-    trials.count("no query" in told, told, detected=True)
+        message = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([Query("q", "river")], k))  # noqa: B023
+        trials.count(f"k is {k}" in message, message, detected=True)
+    message = why(lambda: Searcher(opened, folder, SearchOptions("xla")).search([], 3))
+    trials.count("no query" in message, message, detected=True)
 
 
 @pytest.mark.faults(21)
@@ -310,10 +316,10 @@ def test_ties(opened: Run, tmp_path: Path, trials: Trials) -> None:
         folder = encode_corpus(sized, corpus, f"ties{rows}", progress=False).folder
         for backend in backends():
             for k in (1, 10, 75, 76, 300):
-                found = Searcher(sized, folder, SearchOptions(backend)).search(questions, k).rankings
-                order = {key: [i for i, _ in ranking] for key, ranking in found.items()}
+                rankings = Searcher(sized, folder, SearchOptions(backend)).search(questions, k).rankings
+                order = {key: [i for i, _ in ranking] for key, ranking in rankings.items()}
                 by_rule = all(
-                    ranking == sorted(ranking, key=lambda pair: (-pair[1], pair[0])) for ranking in found.values()
+                    ranking == sorted(ranking, key=lambda pair: (-pair[1], pair[0])) for ranking in rankings.values()
                 )
                 same = order == expected.setdefault(k, order)
                 trials.count(same and by_rule, f"shards of {rows}, {backend}, k = {k}: {'rule' if same else 'order'}")

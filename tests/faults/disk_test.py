@@ -29,8 +29,8 @@ def resize(disk: Path, kib: int) -> None:
 
 
 def used(disk: Path) -> int:
-    found = os.statvfs(disk)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize // KIB
+    usage = os.statvfs(disk)
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize // KIB
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def told_why(process: Script, workdir: Path) -> bool:
-    told = refusal(process)
-    return str(workdir) in told and any(cause in told for cause in CAUSES)
+def names_cause(process: Script, workdir: Path) -> bool:
+    message = refusal(process)
+    return str(workdir) in message and any(cause in message for cause in CAUSES)
 
 
 def encoding(tiny: Tiny, workdir: Path) -> list[str]:
@@ -67,11 +67,11 @@ def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
     for room in (0, 4, 12, 40, 100, 180):  # KiB; all of it needs more
         resize(disk, free + room)
         done = run("encode.py", *encoding(tiny, workdir))
-        trials.count(told_why(done, workdir), f"{room} KiB: {done.told}", detected=True)
+        trials.count(names_cause(done, workdir), f"{room} KiB: {done.output}", detected=True)
         resize(disk, free + 16 * KIB)
         done = run("encode.py", *encoding(tiny, workdir))
         same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
-        trials.count(same, f"after {room} KiB: {done.told} {leftovers(workdir)}")
+        trials.count(same, f"after {room} KiB: {done.output} {leftovers(workdir)}")
         shutil.rmtree(workdir / "embeddings")
 
 
@@ -79,7 +79,7 @@ def test_full_while_encoding(tiny: Tiny, disk: Path, trials: Trials) -> None:
 def alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("disk") / "alone"
     done = run("train.py", *tiny.training(workdir))
-    assert done.returncode == 0, done.told
+    assert done.returncode == 0, done.output
     return workdir
 
 
@@ -89,11 +89,11 @@ def test_full_while_training(tiny: Tiny, alone: Path, disk: Path, trials: Trials
         workdir = disk / str(room)
         resize(disk, used(disk) + room)
         done = run("train.py", *tiny.training(workdir))
-        trials.count(told_why(done, workdir), f"{room} KiB: {done.told}", detected=True)
+        trials.count(names_cause(done, workdir), f"{room} KiB: {done.output}", detected=True)
         resize(disk, 64 * KIB)
         done = run("train.py", *tiny.training(workdir))
         same = done.returncode == 0 and trained(workdir) == trained(alone)
-        trials.count(same and not leftovers(workdir), f"after {room} KiB: {done.told} {leftovers(workdir)}")
+        trials.count(same and not leftovers(workdir), f"after {room} KiB: {done.output} {leftovers(workdir)}")
         shutil.rmtree(workdir)
 
 
@@ -113,10 +113,10 @@ def test_errors_while_encoding(call: str, number: int, tiny: Tiny, tmp_path: Pat
     copy(tiny, workdir)
     for first in (1, 20, 45):
         done = run("encode.py", *encoding(tiny, workdir), fail=[call, first, number])
-        trials.count(told_why(done, workdir), f"{call} {first}: {done.told}", detected=True)
+        trials.count(names_cause(done, workdir), f"{call} {first}: {done.output}", detected=True)
         done = run("encode.py", *encoding(tiny, workdir))
         same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
-        trials.count(same, f"after {call} {first}: {done.told}")
+        trials.count(same, f"after {call} {first}: {done.output}")
         shutil.rmtree(workdir / "embeddings")
 
 
@@ -129,10 +129,10 @@ def test_errors_while_training(broken: str, tiny: Tiny, alone: Path, tmp_path: P
     for number, fault in enumerate(faults):
         workdir = tmp_path / str(number)
         done = run("train.py", *tiny.training(workdir), **fault)
-        trials.count(told_why(done, workdir), f"{fault}: {done.told}", detected=True)
+        trials.count(names_cause(done, workdir), f"{fault}: {done.output}", detected=True)
         done = run("train.py", *tiny.training(workdir))
         same = done.returncode == 0 and trained(workdir) == trained(alone)
-        trials.count(same and not leftovers(workdir), f"after {fault}: {done.told} {leftovers(workdir)}")
+        trials.count(same and not leftovers(workdir), f"after {fault}: {done.output} {leftovers(workdir)}")
 
 
 @pytest.mark.faults(15)
@@ -142,8 +142,8 @@ def test_limited_files_while_encoding(tiny: Tiny, tmp_path: Path, trials: Trials
     copy(tiny, workdir)
     for size in (20, 500, 1500):
         done = run("encode.py", *encoding(tiny, workdir), file_size=size)
-        trials.count(told_why(done, workdir), f"{size} bytes: {done.told}", detected=True)
+        trials.count(names_cause(done, workdir), f"{size} bytes: {done.output}", detected=True)
         done = run("encode.py", *encoding(tiny, workdir))
         same = done.returncode == 0 and vectors(workdir / "embeddings" / "disk") == expected
-        trials.count(same, f"after {size} bytes: {done.told}")
+        trials.count(same, f"after {size} bytes: {done.output}")
         shutil.rmtree(workdir / "embeddings")

@@ -29,14 +29,14 @@ def alone(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve steps that nobody disturbed."""
     workdir = tmp_path_factory.mktemp("jobs") / "alone"
     done = run("train.py", *tiny.training(workdir, train__steps=12))
-    assert done.returncode == 0, done.told
+    assert done.returncode == 0, done.output
     return workdir
 
 
 def wait_for(path: Path, process: Script) -> None:
     """Returns when the file is there."""
     while not path.exists():
-        assert process.poll(0.001) is None, process.told
+        assert process.poll(0.001) is None, process.output
 
 
 def encode(tiny: Tiny, name: str, corpus: Path | None = None, *flags: str, **faults: Any) -> Script:
@@ -64,16 +64,16 @@ def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, tr
         for each in signals:
             process.send(each)
             time.sleep(0.5)
-        asked = time.monotonic()
+        sent = time.monotonic()
         process.wait(30)
-        trials.count(process.returncode == status, f"{signals}: {process.told}")
+        trials.count(process.returncode == status, f"{signals}: {process.output}")
         if len(signals) == 2:
-            trials.count(time.monotonic() - asked < 5, "the second was not obeyed at once")
+            trials.count(time.monotonic() - sent < 5, "the second was not obeyed at once")
         if status == 130:
             last = process.stderr.strip().splitlines()[-1]
-            trials.count(last == "interrupted" and "Traceback" not in process.stderr, process.told)
+            trials.count(last == "interrupted" and "Traceback" not in process.stderr, process.output)
         done = run("train.py", *flags)
-        trials.count(done.returncode == 0 and trained(workdir) == expected, f"{signals}: {done.told}")
+        trials.count(done.returncode == 0 and trained(workdir) == expected, f"{signals}: {done.output}")
 
 
 @pytest.mark.faults(4)
@@ -84,11 +84,11 @@ def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trial
     wait_for(first_shard(tiny, name), process)
     process.send(number)
     process.wait(30)
-    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.told)
+    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.output)
     again = encode(tiny, name)
     again.wait()
     same = vectors(tiny.run / "embeddings" / name) == vectors(tiny.run / "embeddings" / "data")
-    trials.count(again.returncode == 0 and same, again.told)
+    trials.count(again.returncode == 0 and same, again.output)
 
 
 @pytest.mark.faults(4)
@@ -102,17 +102,17 @@ def test_told_to_stop_while_text_is_read(number: int, status: int, tiny: Tiny, t
     time.sleep(1)
     process.send(number)
     process.wait(5)
-    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.told)
+    trials.count(process.returncode == status and "Traceback" not in process.stderr, process.output)
     trials.count((folder / "shard-00000-of-00003.json").exists(), "the first shard is gone")
     again, alone = (encode(tiny, each, None, *flags) for each in (name, f"{name}-alone"))
     ended = again.wait(), alone.wait()
-    found, expected = vectors(folder), vectors(tiny.run / "embeddings" / f"{name}-alone")
-    wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-    trials.count(ended == (0, 0) and not wrong, f"{wrong} {again.told}\n{alone.told}")
+    actual, expected = vectors(folder), vectors(tiny.run / "embeddings" / f"{name}-alone")
+    wrong = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
+    trials.count(ended == (0, 0) and not wrong, f"{wrong} {again.output}\n{alone.output}")
 
 
-def names_owner(told: str, owner: Script) -> bool:
-    return all(part in told for part in (socket.gethostname(), str(owner.pid), "since"))
+def names_owner(message: str, owner: Script) -> bool:
+    return all(part in message for part in (socket.gethostname(), str(owner.pid), "since"))
 
 
 @pytest.mark.faults(16)
@@ -124,12 +124,12 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     first.send(signal.SIGSTOP)
     other = encode(tiny, "together", write_data(tmp_path / "other", seed=1))
     other.wait()
-    trials.count("corpus.sha256" in refusal(other), other.told, detected=True)
+    trials.count("corpus.sha256" in refusal(other), other.output, detected=True)
     second = encode(tiny, "together")
-    trials.count(second.wait() == 0 and "silent for" in second.stderr and vectors(folder) == expected, second.told)
+    trials.count(second.wait() == 0 and "silent for" in second.stderr and vectors(folder) == expected, second.output)
     first.send(signal.SIGCONT)
     clean = first.wait() == 0 and vectors(folder) == expected and not leftovers(folder)
-    trials.count(clean, f"what woke up: {first.told}")
+    trials.count(clean, f"what woke up: {first.output}")
 
     first = encode(tiny, "dead")
     wait_for(first_shard(tiny, "dead"), first)
@@ -137,7 +137,7 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     first.wait()
     second = encode(tiny, "dead")
     second.wait()
-    trials.count("taken over" in second.stderr and second.returncode == 0, second.told)
+    trials.count("taken over" in second.stderr and second.returncode == 0, second.output)
     trials.count(vectors(tiny.run / "embeddings" / "dead") == expected, "not what it is alone")
 
 
@@ -149,9 +149,9 @@ def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> N
     wait_for(workdir / "checkpoints" / "1", first)
     first.send(signal.SIGSTOP)
     second = run("train.py", *flags)
-    trials.count(names_owner(refusal(second), first), second.told, detected=True)
+    trials.count(names_owner(refusal(second), first), second.output, detected=True)
     first.send(signal.SIGCONT)
-    trials.count(first.wait() == 0 and trained(workdir) == trained(alone), first.told)
+    trials.count(first.wait() == 0 and trained(workdir) == trained(alone), first.output)
     trials.count(not leftovers(workdir), str(leftovers(workdir)))
 
     shutil.rmtree(workdir)
@@ -160,7 +160,7 @@ def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> N
     first.kill()
     first.wait()
     second = run("train.py", *flags)
-    trials.count("taken over" in second.stderr and trained(workdir) == trained(alone), second.told)
+    trials.count("taken over" in second.stderr and trained(workdir) == trained(alone), second.output)
 
 
 @pytest.mark.faults(16)
@@ -171,7 +171,7 @@ def test_several_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
         ended = [job.wait() for job in jobs]
         folder = tiny.run / "embeddings" / name
         same = vectors(folder) == vectors(tiny.run / "embeddings" / "data") and not leftovers(folder)
-        trials.count(ended == [0] * 3 and same, "\n".join(job.told for job in jobs))
+        trials.count(ended == [0] * 3 and same, "\n".join(job.output for job in jobs))
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {
@@ -208,17 +208,17 @@ def test_resumed_with_other_things(tiny: Tiny, copied: Path, tmp_path: Path, tri
     """A setting that changes the result is refused with both values, the folder unchanged; others are accepted."""
     before = contents(copied)
     for key, (old, new) in REFUSED.items():
-        told = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), copied, progress=False))  # noqa: B023
-        trials.count(key in told and str(old) in told and str(new) in told, f"{key}: {told}", detected=True)
+        message = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), copied, progress=False))  # noqa: B023
+        trials.count(key in message and str(old) in message and str(new) in message, f"{key}: {message}", detected=True)
     other = write_data(tmp_path / "data", train=41)
-    told = why(lambda: train(tiny.config(data__train=str(other), data__dev=str(other)), copied, progress=False))
-    trials.count("data" in told and str(other) in told, f"data: {told}", detected=True)
+    message = why(lambda: train(tiny.config(data__train=str(other), data__dev=str(other)), copied, progress=False))
+    trials.count("data" in message and str(other) in message, f"data: {message}", detected=True)
     trials.count(contents(copied) == before, "a refused job has changed the folder")
     for key, new in ACCEPTED.items():
         workdir = tmp_path / key
         shutil.copytree(copied, workdir)
-        told = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), workdir, progress=False))  # noqa: B023
-        trials.count(not told, f"{key}: {told}")
+        message = why(lambda: train(tiny.config(**{key.replace(".", "__"): new}), workdir, progress=False))  # noqa: B023
+        trials.count(not message, f"{key}: {message}")
 
 
 @pytest.mark.faults(17)
@@ -227,7 +227,7 @@ def test_resumed_when_the_source_has_changed(tiny: Tiny, copied: Path, tmp_path:
     flags = tiny.training(copied, train__steps=6)
     shutil.copytree(copied, tmp_path / "expected")
     done = run("train.py", *tiny.training(tmp_path / "expected", train__steps=6))
-    assert done.returncode == 0, done.told
+    assert done.returncode == 0, done.output
     edits = {
         "config.json": ('"hidden_act": "gelu"', '"hidden_act": "relu"'),
         "tokenizer_config.json": ('"cls_token": "[CLS]"', '"cls_token": "[MASK]"'),
@@ -243,9 +243,9 @@ def test_resumed_when_the_source_has_changed(tiny: Tiny, copied: Path, tmp_path:
             (folder / name).write_text(original)
             if accepted:
                 same = done.returncode == 0 and trained(copied) == trained(tmp_path / "expected")
-                trials.count(same, f"source's {name}: {done.told}")
+                trials.count(same, f"source's {name}: {done.output}")
             else:
-                trials.count(name in refusal(done), f"{name}: {done.told}", detected=True)
+                trials.count(name in refusal(done), f"{name}: {done.output}", detected=True)
             for path in copied.rglob("*"):
                 if path.is_file() and str(path.relative_to(copied)) not in kept:
                     path.unlink()
@@ -274,18 +274,18 @@ def test_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trial
     process = encode(tiny, name, kill_at=80)
     assert process.wait() == -signal.SIGKILL
     done = encode(tiny, name, env=devices(4))
-    trials.count(done.wait() == 0, done.told)
-    found, expected = (open_shards(tiny.run / "embeddings" / each) for each in (name, "data"))
+    trials.count(done.wait() == 0, done.output)
+    actual, expected = (open_shards(tiny.run / "embeddings" / each) for each in (name, "data"))
     rows = range(expected.total_rows)
-    close = np.allclose(found.rows(rows), expected.rows(rows), atol=1e-5)
-    trials.count(found.ids(rows) == expected.ids(rows) and close, "vectors differ")
+    close = np.allclose(actual.rows(rows), expected.rows(rows), atol=1e-5)
+    trials.count(actual.ids(rows) == expected.ids(rows) and close, "vectors differ")
     workdir = tmp_path / "run"
     begun = start("train.py", *tiny.training(workdir, train__steps=12))
     wait_for(workdir / "checkpoints" / "4", begun)
     begun.kill()
     begun.wait()
     done = run("train.py", *tiny.training(workdir, train__steps=12), env=devices(2))
-    trials.count(done.returncode == 0, done.told)
+    trials.count(done.returncode == 0, done.output)
     losses, right = (
         [x["loss"] for x in map(json.loads, (w / "metrics.jsonl").read_text().splitlines()) if "loss" in x]
         for w in (workdir, alone)
@@ -315,15 +315,17 @@ def test_read_only(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials
     """Verbs that only read work; others are refused in a line that names the folder."""
     workdir = read_only(tiny.run)
     done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
-    trials.count(done.returncode == 0 and "1." in done.stdout, done.told)
+    trials.count(done.returncode == 0 and "1." in done.stdout, done.output)
     for script, *flags in (
         ("train.py", *tiny.training(workdir, train__steps=6)),
         ("encode.py", f"--workdir={workdir}", f"--corpus={tiny.data}", "--name=new"),
         ("search.py", f"--workdir={workdir}", f"--queries={tiny.data}", "--corpus=data"),
     ):
         done = run(script, *flags)
-        told = refusal(done)
-        trials.count(str(workdir) in told and "read-only" in told.lower(), f"{script}: {done.told}", detected=True)
+        message = refusal(done)
+        trials.count(
+            str(workdir) in message and "read-only" in message.lower(), f"{script}: {done.output}", detected=True
+        )
 
 
 @pytest.mark.faults(22)
@@ -336,7 +338,7 @@ def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
     shutil.rmtree(workdir, ignore_errors=True)  # it may rename something until it has really stopped
     process.send(signal.SIGCONT)
     process.wait(60)
-    trials.count(str(workdir) in refusal(process), process.told, detected=True)
+    trials.count(str(workdir) in refusal(process), process.output, detected=True)
     name = "vanishing"
     process = encode(tiny, name)
     wait_for(first_shard(tiny, name), process)
@@ -345,20 +347,20 @@ def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
     shutil.rmtree(folder, ignore_errors=True)
     process.send(signal.SIGCONT)
     process.wait(60)
-    trials.count(str(folder) in refusal(process), process.told, detected=True)
+    trials.count(str(folder) in refusal(process), process.output, detected=True)
     again = encode(tiny, name)
     same = again.wait() == 0 and vectors(folder) == vectors(tiny.run / "embeddings" / "data")
-    trials.count(same, f"afterwards: {again.told}")
+    trials.count(same, f"afterwards: {again.output}")
 
 
 @pytest.mark.faults(22)
 def test_the_clock_goes_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
     workdir = tmp_path / "run"
     done = run("train.py", *tiny.training(workdir, train__steps=12), clock=-60)
-    trials.count(done.returncode == 0 and trained(workdir) == trained(alone), done.told)
+    trials.count(done.returncode == 0 and trained(workdir) == trained(alone), done.output)
     done = encode(tiny, "clock", clock=-60)
     same = done.wait() == 0 and vectors(tiny.run / "embeddings/clock") == vectors(tiny.run / "embeddings/data")
-    trials.count(same, done.told)
+    trials.count(same, done.output)
 
 
 @pytest.mark.faults(23)
@@ -375,18 +377,18 @@ def test_one_of_two_processes_is_killed(killed: int, tiny: Tiny, tmp_path: Path,
     both = begin(1000)
     wait_for(workdir / "checkpoints" / "2", both[0])
     both[killed].kill()
-    asked = time.monotonic()
+    sent = time.monotonic()
     other = both[1 - killed]
     status = other.wait(150)
-    trials.count(status != 0 and time.monotonic() - asked < 120, f"the other went on: {other.told}")
+    trials.count(status != 0 and time.monotonic() - sent < 120, f"the other went on: {other.output}")
     if killed == 1:  # when process 0 is gone, JAX may be the first to notice, and ends with a dump
         said = "error: another process of this job is gone" in other.stderr and "stack trace" not in other.stderr
         waited = "stopped sending heartbeats" in other.stderr  # for a checkpoint that cannot be whole: JAX ends it
-        trials.count((status == 1 and said) or waited, other.told)
+        trials.count((status == 1 and said) or waited, other.output)
     steps = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()) + 4
     again = begin(steps)
     statuses = [process.wait(150) for process in again]
-    trials.count(statuses == [0, 0], "\n".join(process.told for process in again))
+    trials.count(statuses == [0, 0], "\n".join(process.output for process in again))
     trials.count((workdir / "checkpoints" / str(steps)).exists() and not leftovers(workdir), str(leftovers(workdir)))
 
 
@@ -395,9 +397,9 @@ def test_no_coordinator(tiny: Tiny, trials: Trials) -> None:
     address = free_address()
     flags = [f"--workdir={tiny.run}", f"--corpus={tiny.data}", "--name=nobody", "--initialization_timeout=3"]
     done = run("encode.py", *flags, f"--coordinator={address}", "--num_processes=2", "--process_id=1")
-    trials.count(address in refusal(done), done.told, detected=True)
+    trials.count(address in refusal(done), done.output, detected=True)
     done = run("encode.py", *flags, f"--coordinator={address}", "--num_processes=2", "--process_id=0")
-    trials.count(f"process 1 of 2 did not come to {address}" in refusal(done), done.told, detected=True)
+    trials.count(f"process 1 of 2 did not come to {address}" in refusal(done), done.output, detected=True)
     trials.count(not (tiny.run / "embeddings" / "nobody").exists(), "something was written")
 
 
@@ -426,4 +428,4 @@ def test_compiled_programs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         done = encode(tiny, name, cache=str(cache))
         same = done.wait() == 0 and vectors(tiny.run / "embeddings" / name) == expected
         refused = what == "exchanged" and done.returncode in (1, 70)  # JAX does not ask which program a file holds
-        trials.count(same or refused, f"{what}: {done.told}", detected=refused)
+        trials.count(same or refused, f"{what}: {done.output}", detected=refused)

@@ -42,16 +42,16 @@ def vectors(folder: Path) -> dict[str, bytes]:
 def trained(workdir: Path) -> dict[str, object]:
     """All that training leaves that must not depend on how often it was killed: digests of every leaf of every
     checkpoint that is kept, their metrics, and every step's."""
-    found: dict[str, object] = {}
+    state: dict[str, object] = {}
     for folder in sorted((workdir / "checkpoints").iterdir()):
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
-        found[folder.name] = (metadata["custom_metadata"]["digests"], (folder / "metrics" / "metrics").read_text())
+        state[folder.name] = (metadata["custom_metadata"]["digests"], (folder / "metrics" / "metrics").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+    state["metrics"] = [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
     for name in ("config.json", "contract.json", "data.json"):
-        found[name] = json.loads((workdir / name).read_text())
-    found["config.json"].pop("mesh")  # type: ignore[attr-defined]  # every start of two processes has another address
-    return found
+        state[name] = json.loads((workdir / name).read_text())
+    state["config.json"].pop("mesh")  # type: ignore[attr-defined]  # every start of two processes has another address
+    return state
 
 
 @dataclass
@@ -71,7 +71,7 @@ def undisturbed(begin: Begin, file: Path, folder: Path, result: Callable[[Path],
         if not first and folder.exists():
             first = time.monotonic() - processes[0].started
     last = time.monotonic() - processes[0].started
-    assert not any(process.returncode for process in processes), "\n".join(process.told for process in processes)
+    assert not any(process.returncode for process in processes), "\n".join(process.output for process in processes)
     return Alone(result(folder), first, last, int(file.read_text()))
 
 
@@ -103,10 +103,10 @@ def chain(begin: Begin, folder: Path, kills: int, random: np.random.Generator, a
         if not any(statuses):
             return killed, ""
         if -signal.SIGKILL not in statuses:
-            return killed, "\n".join(process.told for process in processes)
+            return killed, "\n".join(process.output for process in processes)
     processes = begin(folder)
     statuses = [process.wait() for process in processes]
-    return kills, "\n".join(process.told for process in processes) if any(statuses) else ""
+    return kills, "\n".join(process.output for process in processes) if any(statuses) else ""
 
 
 def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable[[Path], Any], trials: Trials) -> None:
@@ -114,14 +114,14 @@ def all_chains(begin: Begin, root: Path, seed: int, alone: Alone, look: Callable
     random, killed = np.random.default_rng(seed), 0
     while killed < KILLS // CHAINS:
         folder = root / f"killed{seed}.{killed}"
-        done, told = chain(begin, folder, KILLS // CHAINS - killed, random, alone)
+        done, message = chain(begin, folder, KILLS // CHAINS - killed, random, alone)
         killed += done
-        if told:
+        if message:
             trials.survived += done - 1
-            trials.count(False, f"{folder.name}: {told}")
+            trials.count(False, f"{folder.name}: {message}")
             continue
-        found = look(folder)
-        wrong = [key for key in found.keys() | alone.result.keys() if found.get(key) != alone.result.get(key)]
+        state = look(folder)
+        wrong = [key for key in state.keys() | alone.result.keys() if state.get(key) != alone.result.get(key)]
         for _ in range(done):
             trials.count(not wrong and not leftovers(folder), f"{folder.name}: {wrong} {leftovers(folder)}")
 
@@ -224,8 +224,8 @@ def test_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, t
                 killed += 1
                 jobs[place] = begin()
         clean = [job.wait() for job in jobs] == [0] * 3
-        told = "\n".join(job.told for job in jobs)
-        trials.count(clean and vectors(folder) == encoded_alone.result and not leftovers(folder), told)
+        message = "\n".join(job.output for job in jobs)
+        trials.count(clean and vectors(folder) == encoded_alone.result and not leftovers(folder), message)
 
 
 @pytest.mark.faults(1)
@@ -249,7 +249,7 @@ def test_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
             again = start("encode.py", *flags)
             again.wait()
             left = open_encoded(folder).total_rows
-            trials.count(gone in (0, 2) and left == before - 2 and not leftovers(folder), f"{kill_at}: {again.told}")
+            trials.count(gone in (0, 2) and left == before - 2 and not leftovers(folder), f"{kill_at}: {again.output}")
         if killed != -signal.SIGKILL:
             return
     trials.count(False, "it never ended by itself")

@@ -54,7 +54,7 @@ def lists(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("encode.py", f"--workdir={workdir}", f"--corpus={tiny.data}"),
     ):
         done = run(script, *flags)
-        assert done.returncode == 0, done.told
+        assert done.returncode == 0, done.output
     return workdir
 
 
@@ -68,18 +68,18 @@ def refuses(trials: Trials, what: str, act: Callable[[], object], trace: Path | 
     tracemalloc.start()
     try:
         act()
-        told = "accepted"
+        message = "accepted"
     except REFUSALS as error:
-        told = "" if names in str(error) else f"names no {names}: {error}"
+        message = "" if names in str(error) else f"names no {names}: {error}"
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
     memory = tracemalloc.get_traced_memory()[1] >> 20
     tracemalloc.stop()
     seconds = time.monotonic() - begin
     ran = trace is not None and trace.exists()
     trials.count(
-        not told and not ran and memory < 200 and seconds < 30,
-        f"{what}: {told[:300]} {'IT RAN' if ran else ''} {memory} MiB, {seconds:.0f} s",
+        not message and not ran and memory < 200 and seconds < 30,
+        f"{what}: {message[:300]} {'IT RAN' if ran else ''} {memory} MiB, {seconds:.0f} s",
         detected=True,
     )
 
@@ -133,7 +133,7 @@ def test_code_beside_a_model(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
         workdir = tmp_path / kind
         done = run("train.py", *tiny.training(workdir, encoder__checkpoint=str(encoder), train__steps=1))
         clean = done.returncode == 0 or bool(refusal(done))
-        trials.count(clean and not trace.exists(), f"{name}: {done.told}", detected=done.returncode != 0)
+        trials.count(clean and not trace.exists(), f"{name}: {done.output}", detected=done.returncode != 0)
 
 
 @pytest.mark.faults(19)
@@ -183,13 +183,13 @@ def test_json_of_another_kind(victim: Path, trials: Trials) -> None:
     (victim / "seal.json").unlink()  # else it would be the seal that refuses
     texts = ["[]", "7", "null", '"x"', "{}", "[" * 100_000, '{"a": 1, "a": 2}']
 
-    def asked() -> None:
+    def open_untyped() -> None:
         done = run("search.py", f"--workdir={victim}", "--query=river")
         raise (ValueError if refusal(done) else AssertionError)(done.stderr)
 
     looks: dict[Path, Callable[[], object]] = {
         victim / "config.json": lambda: open_run(victim),
-        victim / "contract.json": asked,  # the types that tests check at every call would be in the way
+        victim / "contract.json": open_untyped,  # the types that tests check at every call would be in the way
         victim / "encoder" / "config.json": lambda: open_run(victim),
         victim / "encoder" / "tokenizer.json": lambda: open_run(victim),
         folder / "manifest.json": lambda: search(opened, folder),
@@ -211,9 +211,9 @@ def test_names_that_lead_outside(tiny: Tiny, victim: Path, trials: Trials) -> No
         refuses(trials, f"--name={name!r}", lambda: encode_corpus(opened, tiny.data, name, progress=False))  # noqa: B023
     for flag in ("--name=../../escape", "--name=.."):
         done = run("encode.py", f"--workdir={victim}", f"--corpus={tiny.data}", flag)
-        trials.count("name" in refusal(done), done.told, detected=True)
+        trials.count("name" in refusal(done), done.output, detected=True)
     done = run("search.py", f"--workdir={victim}", "--query=river", "--corpus=../../escape")
-    trials.count(bool(refusal(done)), done.told, detected=True)
+    trials.count(bool(refusal(done)), done.output, detected=True)
     trials.count(sorted(victim.parent.iterdir()) == before, "something was written outside")
 
 

@@ -40,7 +40,7 @@ def made(folder: Path) -> dict[str, bytes]:
 @pytest.mark.faults(25)
 def test_every_step(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     alone = begin(tiny, tmp_path / "alone")
-    assert alone.wait() == 0, alone.told
+    assert alone.wait() == 0, alone.output
     expected = made(tmp_path / "alone")
     assert len(expected) == 6
     random, folder = np.random.default_rng(0), tmp_path / "killed"
@@ -53,7 +53,7 @@ def test_every_step(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         killed = process.wait() == -signal.SIGKILL
         done = [path.stem for path in (folder / "done").glob("*.json")]
         before = STEPS[: STEPS.index(step)]
-        trials.count(killed and set(before) <= set(done), f"{step}: {process.told}")
+        trials.count(killed and set(before) <= set(done), f"{step}: {process.output}")
     last = begin(tiny, folder)
     ended = last.wait() == 0
-    trials.count(ended and made(folder) == expected and not leftovers(folder), f"{last.told} {leftovers(folder)}")
+    trials.count(ended and made(folder) == expected and not leftovers(folder), f"{last.output} {leftovers(folder)}")

@@ -100,7 +100,7 @@ class Script:
         return self._stderr.text()
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         """All that it said."""
         return f"exit {self.returncode}\n{self.stdout}\n{self.stderr}"
 
@@ -130,6 +130,6 @@ def run(script: str, *arguments: str, env: dict[str, str] | None = None, **fault
 
 def refusal(process: Script) -> str:
     """The sentence in which a script says why it stopped; "" if there is none, or a traceback."""
-    before, _, told = f"\n{process.stderr}".rpartition("\nerror: ")
-    clean = process.returncode == 1 and "\nerror: " not in before and "Traceback" not in before + told
-    return told.strip() if clean else ""
+    before, _, message = f"\n{process.stderr}".rpartition("\nerror: ")
+    clean = process.returncode == 1 and "\nerror: " not in before and "Traceback" not in before + message
+    return message.strip() if clean else ""

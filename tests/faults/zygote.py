@@ -70,12 +70,12 @@ def install(faults: dict[str, Any]) -> None:
 
         setattr(os, name, failing)
     if "delay" in faults:
-        name, place, seconds, *told = faults["delay"]
+        name, place, seconds, *files = faults["delay"]
         call, calls = getattr(os, name), itertools.count(1)
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == place:
-                for file in told:
+                for file in files:
                     Path(file).touch()
                 time.sleep(seconds)
             return call(*args, **kwargs)

@@ -64,8 +64,8 @@ FORWARD = {"queries": layers(BERT, QUERIES, QUERY_LENGTH), "passages": layers(BE
 SCORES = 2 * QUERIES * QUERIES * GROUP * BERT.hidden_size
 
 
-def by_phase(found: Counter[flops.ProductKind], part: str) -> dict[str, int]:
-    return {kind.phase: number for kind, number in found.items() if kind.part == part}
+def by_phase(kinds: Counter[flops.ProductKind], part: str) -> dict[str, int]:
+    return {kind.phase: number for kind, number in kinds.items() if kind.part == part}
 
 
 @pytest.mark.parametrize("tied", [False, True])

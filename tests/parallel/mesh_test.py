@@ -202,9 +202,9 @@ print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visibl
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("hosts", "devices"), [(2, ["all", "all"]), (1, ["0", "1"])])
 def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
-    given = SLURM | {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": str(hosts)}
-    given["JAX_COORDINATOR_PORT"] = free_address().rpartition(":")[2]
-    tasks = [given | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i * (2 - hosts))} for i in range(2)]
+    step = SLURM | {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": str(hosts)}
+    step["JAX_COORDINATOR_PORT"] = free_address().rpartition(":")[2]
+    tasks = [step | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i * (2 - hosts))} for i in range(2)]
     settings = [[f"{name}={value}" for name, value in task.items()] for task in tasks]
     done = together(*(["env", *each, sys.executable, "-c", TASK] for each in settings))
     actual = [(status, output.split()) for status, output, _ in done]
@@ -263,9 +263,9 @@ def test_two_processes_are_one() -> None:
     first, second = (json.loads(output.splitlines()[-1]) for _, output, _ in done)
     assert first == second, "both processes see the same global metrics"
     assert len(expected) == len(first) == 9
-    for actual, wanted in zip(first, expected, strict=True):
+    for actual, target in zip(first, expected, strict=True):
         for name in ("loss", "gradient_norm"):
-            assert abs(actual[name] - wanted[name]) <= 2e-6 * wanted[name]
+            assert abs(actual[name] - target[name]) <= 2e-6 * target[name]
     assert abs(expected[0]["loss"] - expected[1]["loss"]) > 1e-3, "control: another step, another loss"
 
 
@@ -303,8 +303,8 @@ def test_two_processes_train_stop_resume_and_encode(tmp_path: Path) -> None:
     assert [status for status, _, _ in resumed] == [0, 0], resumed
     actual, expected = logged(shared), logged(alone)
     assert [line.keys() for line in actual] == [line.keys() for line in expected]
-    for line, wanted in zip(actual, expected, strict=True):
-        for name, value in wanted.items():
+    for line, target in zip(actual, expected, strict=True):
+        for name, value in target.items():
             assert line[name] == pytest.approx(value, rel=1e-4, abs=1e-4), (line["step"], name)
     assert any("validation/nDCG@10" in line for line in expected)
 

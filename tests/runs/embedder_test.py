@@ -190,12 +190,12 @@ def test_a_stream_of_parts(model: tuple[RetrieverModel, Params]) -> None:
     alone = [ours(part, "passage") for part in parts]
     order: list[str] = []
 
-    def asked() -> Iterator[Ragged]:
+    def requested() -> Iterator[Ragged]:
         for number, part in enumerate(parts):
             order.append(f"asked {number}")
             yield part
 
-    for number, actual in enumerate(ours.encode_stream(asked(), "passage")):
+    for number, actual in enumerate(ours.encode_stream(requested(), "passage")):
         order.append(f"got {number}")
         np.testing.assert_array_equal(actual.flat, alone[number].flat)
         np.testing.assert_array_equal(actual.offsets, alone[number].offsets)

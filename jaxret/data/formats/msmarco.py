@@ -6,8 +6,7 @@ repairs it, so its texts differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
@@ -17,7 +16,7 @@ from jaxret.data.formats.tables import tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.texts import record_id, record_ids, require_new_id
 from jaxret.data.formats.trec import RunLine, is_integer
-from jaxret.data.lines import Digest, write_text
+from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
 from jaxret.data.records import Example, Passage, Query
 
@@ -204,17 +203,6 @@ def _is_candidates(sample: FileSample) -> bool:
 
 
 # Writing
-
-
-def write_texts(path: Path, rows: Iterable[tuple[str, str]]) -> int:
-    """Writes id TAB text; tabs and line ends inside become blanks. How many texts had some."""
-    changed = 0
-    with write_text(path) as file:
-        for key, text in rows:
-            flat = one_line(text)
-            changed += flat != text
-            file.write(f"{key}\t{flat}\n")
-    return changed
 
 
 def one_line(text: str) -> str:

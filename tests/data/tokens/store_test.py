@@ -200,14 +200,14 @@ def test_one_makes_it_and_the_others_wait(origin: StoreOrigin, tmp_path: Path) -
         assert go.wait(60)
         return make(writer)
 
-    def told(line: str) -> None:
+    def log(line: str) -> None:
         said.append(line)
         go.set()  # somebody waits
 
     first = threading.Thread(target=open_or_make_store, args=(origin, tmp_path / "stores", slowly, quiet))
     first.start()
     assert begun.wait(60)
-    actual = open_or_make_store(origin, tmp_path / "stores", never, told)
+    actual = open_or_make_store(origin, tmp_path / "stores", never, log)
     first.join()
     assert actual.facts == {"length": 11}
     assert len(said) == 1

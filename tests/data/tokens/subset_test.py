@@ -55,6 +55,7 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     for place, row in enumerate(rows):
         np.testing.assert_array_equal(scores.negatives[place], negatives[row])
         assert part.positives[place] == data.positives[row]
+        np.testing.assert_array_equal(part.known_positives[place], data.known_positives[row])
         for name in ("queries", "negatives"):
             np.testing.assert_array_equal(getattr(part, name)[place], getattr(data, name)[row])
     assert (

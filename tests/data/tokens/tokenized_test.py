@@ -18,7 +18,6 @@ from jaxret.data.formats import (
     example_files,
     read_corpus,
     read_examples,
-    scan_corpus,
     write_dpr_examples,
     write_run,
 )
@@ -73,12 +72,12 @@ def equal(one: Any, two: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
+    "changes", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
 )
 def test_a_training_set_is_that_of_the_text(
-    given: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths: dict[str, Any] = {"path": "data"} | given
+    paths: dict[str, Any] = {"path": "data"} | changes
     places: dict[str, Any] = {key: str(root / name) for key, name in paths.items()}
     source = ExampleSource(split="train", on_error="error", **places)
     examples = read_examples(source.path, "train", negatives_run=source.negatives_run or None)
@@ -182,7 +181,7 @@ def test_a_corpus_is_that_of_the_text(root: Path, tokenizer: TextTokenizer, tmp_
     corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice
-    scan, cut = scan_corpus(corpus, policy), Truncation("passages", PASSAGE_LENGTH)
+    scan, cut = Corpus.open(corpus).scan(policy), Truncation("passages", PASSAGE_LENGTH)
     passages = list(read_corpus(corpus, Policy("skip")))
     expected = tokenizer.passages(passages, truncation=cut)
     assert load_tokenized_corpus(Corpus.open(corpus), policy, tokenizer, tmp_path / "stores") is None
