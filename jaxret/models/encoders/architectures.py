@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -59,16 +60,20 @@ class StoredTensors(NamedTuple):
 
 def stored_tensors(config: EncoderConfig) -> dict[str, StoredTensors]:
     """Return {parameter path: its tensors}."""
-    names = ARCHITECTURES[config.model_type].names(config)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     shapes = jax.eval_shape(make_encoder(config).init, jax.random.key(0), tokens)["params"]
+    return match_tensors(shapes, ARCHITECTURES[config.model_type].names(config), config.num_layers)
+
+
+def match_tensors(params: Any, names: Mapping[str, str], num_layers: int) -> dict[str, StoredTensors]:
+    """Return {parameter path: its tensors} for parameters, or their shapes, and names as in `Architecture.names`."""
     tensors = {}
-    for path, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
+    for path, leaf in traverse_util.flatten_dict(params, sep="/").items():
         parent, _, suffix = path.rpartition("/")
         name = names[path] if path in names else f"{names[parent]}.{_SUFFIXES[suffix]}"
         stacked = "{}" in name
         shape = leaf.shape[1:] if stacked else leaf.shape
-        layers = range(config.num_layers - leaf.shape[0], config.num_layers) if stacked else range(1)
+        layers = range(num_layers - leaf.shape[0], num_layers) if stacked else range(1)
         shape = shape[::-1] if suffix == "kernel" else shape
         tensors[path] = StoredTensors(tuple(name.format(i) for i in layers), shape, stacked)
     return tensors

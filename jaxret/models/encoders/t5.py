@@ -86,11 +86,15 @@ def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Ar
     """
     distance = jnp.arange(length)[None] - jnp.arange(length)[:, None]  # [query,key]
     half = buckets // 2
-    far, exact = jnp.abs(distance), half // 2
-    scale = (half - exact) / math.log(max_distance / exact)
+    return jnp.where(distance > 0, half, 0) + distance_buckets(jnp.abs(distance), half, max_distance)
+
+
+def distance_buckets(far: Int[jax.Array, "Q T"], buckets: int, max_distance: int) -> Int[jax.Array, "Q T"]:
+    """Return the bucket of each distance in one direction; half of the buckets are for a single distance."""
+    exact = buckets // 2
+    scale = (buckets - exact) / math.log(max_distance / exact)
     shared = exact + (jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / exact) * scale).astype(jnp.int32)
-    bucket = jnp.where(far < exact, far, jnp.minimum(shared, half - 1))
-    return jnp.where(distance > 0, half, 0) + bucket
+    return jnp.where(far < exact, far, jnp.minimum(shared, buckets - 1))
 
 
 class T5Layer(nn.Module):

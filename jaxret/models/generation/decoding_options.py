@@ -1,0 +1,46 @@
+"""Options of decoding queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+METHODS = ("sample", "beam", "greedy")
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How queries are decoded. Defaults of beam search are those of transformers' `generate`."""
+
+    method: str = option("sample", "greedy: the likeliest token each time; beam: beam search; sample", choices=METHODS)
+    queries: int = option(1, "queries for each passage: samples, or the best beams", lower_bound=1)
+    query_length: int = option(32, "most tokens of a query", lower_bound=1)
+    seed: int = option(0, "seed of sampling", lower_bound=0)
+    temperature: float = option(1.0, "sampling: logits are divided by it", lower_bound=0.0)
+    top_k: int = option(10, "sampling: from this many of the likeliest tokens; 0: from all", lower_bound=0)
+    top_p: float = option(
+        1.0, "sampling: from the likeliest tokens whose probabilities sum to at least it", lower_bound=0.0
+    )
+    beams: int = option(4, "beam search: sequences that are kept", lower_bound=1)
+    length_penalty: float = option(1.0, "beam search: log-probabilities are divided by length to this power")
+    early_stopping: bool = option(
+        False,
+        "beam search: stop as soon as there are as many whole sequences as beams, not when none can become better",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.temperature == 0:
+            raise ValueError("temperature is 0; it must be above 0 (method greedy takes the likeliest token)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.method == "greedy" and self.queries > 1:
+            raise ValueError(f"queries is {self.queries}; greedy decoding has one query for each passage")
+        if self.method == "beam" and self.queries > self.beams:
+            raise ValueError(f"queries is {self.queries}; beam search with {self.beams} beams has no more than these")
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences that are decoded at a time for a passage."""
+        return {"greedy": 1, "sample": self.queries, "beam": self.beams}[self.method]

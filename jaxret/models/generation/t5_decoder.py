@@ -1,0 +1,244 @@
+"""The decoder of T5 in Linen, and the whole encoder-decoder: tokens of a passage -> logits of the next query token.
+
+A call of the decoder reads Q new tokens and the keys and values of those before them, which are in a cache of fixed
+size. One call with all tokens (teacher forcing) and one call for each token are the same computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from jaxret.models.encoders.attention import ACTIVATIONS, attend, split_heads
+from jaxret.models.encoders.layers import Compute, Dense, ScaledNorm, product, scaled_norm
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.encoders.t5 import T5, T5Config, distance_buckets
+from jaxret.types import Tokens
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Shapes and constants of a T5 model with its decoder; ids of tokens that decoding needs."""
+
+    encoder: T5Config
+    decoder: T5Config  # as the encoder's, but for num_layers
+    scaled_output: bool  # whether states are divided by sqrt(hidden size) before the output matrix (T5 v1.0)
+    own_output: bool  # whether the output matrix is another than the word table (v1.1, Flan-T5)
+    start_id: int  # first token that the decoder reads
+    end_id: int
+    pad_id: int
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of all layers: of the tokens decoded so far, or of a source text."""
+
+    keys: Float[jax.Array, "L R U heads width"]
+    values: Float[jax.Array, "L R U heads width"]
+
+
+class Source(NamedTuple):
+    """A batch of source texts as the decoder's cross-attention reads it."""
+
+    cross: KeysValues  # [L,B,T,heads,width]
+    mask: Bool[jax.Array, "B T"]
+
+
+def empty_cache(config: T5Config, rows: int, length: int, dtype: Any) -> KeysValues:
+    """Return a cache of zeros.
+
+    Args:
+      config: of the decoder.
+      rows: R, texts that are decoded at a time.
+      length: U, most tokens of each.
+      dtype: of keys and values.
+    """
+    shape = config.num_layers, rows, length, config.num_heads, config.head_size
+    return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class CrossProjection(nn.Module):
+    """Keys and values of a layer's cross-attention."""
+
+    config: T5Config
+    compute: Compute
+
+    @nn.compact
+    def __call__(
+        self, carry: None, states: Float[jax.Array, "B T H"]
+    ) -> tuple[None, tuple[Float[jax.Array, "B T heads width"], Float[jax.Array, "B T heads width"]]]:
+        c = self.config
+        init = nn.initializers.normal(c.initializer_factor * c.hidden_size**-0.5)
+
+        def heads(name: str) -> Float[jax.Array, "B T heads width"]:
+            flat = Dense(c.num_heads * c.head_size, self.compute, init, use_bias=False, name=name)(states)
+            return split_heads(flat, c.num_heads)
+
+        return None, (heads("key"), heads("value"))
+
+
+class DecodingStep(NamedTuple):
+    """Values that all layers of a call share."""
+
+    position: Int[jax.Array, ""]  # of the first new token
+    mask: Bool[jax.Array, "Q U"]  # cached tokens that each new token may attend to
+    bias: Float[jax.Array, "heads Q U"]
+    source_mask: Bool[jax.Array, "B T"]
+
+
+class T5DecoderLayer(nn.Module):
+    """A pre-norm layer: causal self-attention, cross-attention, feed-forward. Returns its output and the cache."""
+
+    config: T5Config
+    compute: Compute
+
+    @nn.compact
+    def __call__(
+        self,
+        carry: tuple[Float[jax.Array, "R Q H"], KeysValues],
+        index: Int[jax.Array, ""],
+        cross: KeysValues,
+        step: DecodingStep,
+    ) -> tuple[tuple[Float[jax.Array, "R Q H"], KeysValues], None]:
+        c, (hidden, cache) = self.config, carry
+        rows, positions, texts = *hidden.shape[:2], len(step.source_mask)
+
+        def dense(features: int, name: str, deviation: float) -> Dense:
+            init = nn.initializers.normal(c.initializer_factor * deviation)
+            return Dense(features, self.compute, init, use_bias=False, name=name)
+
+        def heads(name: str, deviation: float) -> Float[jax.Array, "R Q heads width"]:
+            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(normed), c.num_heads)
+
+        query_deviation, width = (c.hidden_size * c.head_size) ** -0.5, c.num_heads * c.head_size
+        normed = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
+        query = heads("query", query_deviation)
+        cache = KeysValues(
+            *(
+                # In place: a cache that was a scanned input and output would be copied at every token.
+                jax.lax.dynamic_update_slice(
+                    whole, heads(name, c.hidden_size**-0.5)[None].astype(whole.dtype), (index, 0, step.position, 0, 0)
+                )
+                for name, whole in zip(("key", "value"), cache, strict=True)
+            )
+        )
+        key, value = (jax.lax.dynamic_index_in_dim(whole, index, keepdims=False) for whole in cache)
+        mask = jnp.broadcast_to(step.mask[None], (rows, *step.mask.shape))
+        attended = attend(query, key, value, mask, _keep, step.bias, self.compute)
+        hidden = hidden + dense(c.hidden_size, "output", width**-0.5)(attended)
+
+        normed = ScaledNorm(c.layer_norm_eps, name="cross_norm")(hidden)
+        query = heads("cross_query", query_deviation)
+        # The rows of one source text are queries of one product: its keys and values are neither copied nor read again.
+        query = query.reshape(texts, -1, *query.shape[2:])
+        attended = attend(query, cross.keys, cross.values, step.source_mask, _keep, None, self.compute)
+        attended = attended.reshape(rows, positions, -1)
+        hidden = hidden + dense(c.hidden_size, "cross_output", width**-0.5)(attended)
+
+        normed = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(normed))
+        if c.gated:
+            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(normed)
+        hidden = hidden + dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(wide)
+        return (hidden, cache), None
+
+
+def _keep(weights: jax.Array) -> jax.Array:
+    """Return attention weights without dropout: a generator is not trained here."""
+    return weights
+
+
+class T5Decoder(nn.Module):
+    """Token ids and a source -> logits of the next tokens."""
+
+    config: GeneratorConfig
+    compute: Compute
+
+    def setup(self) -> None:
+        c, normal = self.config.decoder, nn.initializers.normal
+        deviation = c.initializer_factor * c.hidden_size**-0.5
+        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(deviation))
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
+        if self.config.own_output:
+            self.vocabulary = self.param("vocabulary", normal(c.initializer_factor), (c.vocab_size, c.hidden_size))
+        scanned: dict[str, Any] = {
+            "variable_axes": {"params": 0},
+            "split_rngs": {"params": True},
+            "length": c.num_layers,
+        }
+        layers = nn.scan(T5DecoderLayer, in_axes=(0, 0, nn.broadcast), **scanned)
+        self.layers = layers(c, self.compute)
+        self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scanned)(c, self.compute)
+
+    def read(self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Source:
+        """Return the source of the encoder's last states, for all steps of decoding."""
+        _, cross = self.source_layers(None, states.astype(self.compute.dtype))
+        return Source(KeysValues(*cross), mask)
+
+    def __call__(
+        self,
+        embedded: Float[jax.Array, "R Q H"],
+        table: Float[jax.Array, "vocabulary H"],
+        cache: KeysValues,
+        position: Int[jax.Array, ""],
+        source: Source,
+    ) -> tuple[Float[jax.Array, "R Q vocabulary"], KeysValues]:
+        """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
+
+        Args:
+          embedded: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
+          table: word table.
+          cache: of the tokens before `position`.
+          position: of the first new token.
+          source: of B texts.
+        """
+        c = self.config.decoder
+        slots = jnp.arange(cache.keys.shape[2])
+        behind = position + jnp.arange(embedded.shape[1])[:, None] - slots[None]  # [Q,U]
+        buckets = distance_buckets(jnp.maximum(behind, 0), c.buckets, c.max_distance)
+        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))
+        step = DecodingStep(position, behind >= 0, bias, source.mask)
+        (hidden, cache), _ = self.layers((embedded, cache), jnp.arange(c.num_layers), source.cross, step)
+        hidden = scaled_norm(hidden, self.final_norm, c.layer_norm_eps)
+        if self.config.scaled_output:
+            hidden = hidden * c.hidden_size**-0.5
+        output = self.vocabulary if self.config.own_output else table
+        return product("rqh,vh->rqv", hidden, output, self.compute.dtype, jnp.float32), cache
+
+
+class T5Generator(nn.Module):
+    """T5 with its decoder. `read` once, then `decode` for every token; a call is teacher forcing."""
+
+    config: GeneratorConfig
+    compute: Compute = Compute()
+
+    def setup(self) -> None:
+        self.encoder = T5(self.config.encoder, self.compute)
+        self.decoder = T5Decoder(self.config, self.compute)
+
+    def read(self, tokens: Tokens) -> Source:
+        """Return the source of a batch of texts."""
+        return self.decoder.read(self.encoder(tokens, Selection(layers="last")).states[-1], tokens.mask)
+
+    def decode(
+        self, ids: Int[jax.Array, "R Q"], cache: KeysValues, position: Int[jax.Array, ""], source: Source
+    ) -> tuple[Float[jax.Array, "R Q vocabulary"], KeysValues]:
+        """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
+
+        Args:
+          ids: new tokens.
+          cache: of the tokens before `position`.
+          position: of the first new token.
+          source: of B texts; R is a multiple of B, and consecutive rows have one source text.
+        """
+        return self.decoder(self.encoder.word(ids), self.encoder.word_table, cache, position, source)
+
+    def __call__(self, tokens: Tokens, ids: Int[jax.Array, "R Q"]) -> Float[jax.Array, "R Q vocabulary"]:
+        """Return the logits after each token of `ids`, whose first ones are `start_id`."""
+        rows, length = ids.shape
+        cache = empty_cache(self.config.decoder, rows, length, self.compute.dtype)
+        return self.decode(ids, cache, jnp.int32(0), self.read(tokens))[0]
