@@ -26,5 +26,6 @@ VERBS = {
     "plan": "plan memory, time and storage of a config on chips, without the chips",
     "demo": "train, encode, search and evaluate on documentation of Python",
     "diversity": "measure how different the vectors of a passage are",
+    "generate": "generate queries for passages with a T5 model (resumes)",
     "keywords": "write pseudo-queries from the words of the passages",
 }

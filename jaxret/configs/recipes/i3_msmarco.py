@@ -5,8 +5,9 @@ configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3 layers without retrieval pre
 the teacher too). :distilled_released has the published code's weights for it.
 
 :warm_up and :warm_up_bert are what the paper does first: reconstructor and interactor are trained for 20,000 steps on
-(pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. Give
-these pairs as data.train; go on with --config.train.start_from=WORKDIR. :released has what the published code differs
+(pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. `jaxret
+generate --model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs (the paper: Flan-T5-XL,
+zero-shot, no prompt stated). Give FOLDER/training as data.train; go on with --config.train.start_from=WORKDIR. :released has what the published code differs
 in. The paper trains until a dev set says stop: give data.dev, and the best checkpoint is used.
 """
 

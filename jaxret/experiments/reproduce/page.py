@@ -31,8 +31,10 @@ Settings that the tables do not show:
 - MLR counts 502,939 training queries of MS MARCO, Aggretriever 532,761 (query, positive) pairs of the same.
 - Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .768 in MVR (dev questions, and as
   it says two million passages). Compare within a paper only.
-- I3's pseudo-queries are from Flan-T5-XL, zero-shot: give yours as `--set=data.pseudo_queries=FILE`. The paper chooses
-  the best checkpoint on the dev set that it reports; give `data.dev` another set for an unbiased number.
+- I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. `jaxret generate --model=FLAN-T5-XL
+  --corpus=COLLECTION --out=generated` makes them ([generated queries](generation.md)):
+  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper chooses the best checkpoint on
+  the dev set that it reports; give `data.dev` another set for an unbiased number.
 - MVR has no published code. What its paper leaves open is in [methods](methods.md).
 """
 

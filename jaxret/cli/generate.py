@@ -1,0 +1,36 @@
+"""Generates queries for the passages of a corpus with a T5 model (T5, Flan-T5, doc2query):
+
+jaxret generate --model=FOLDER --corpus=FOLDER_OR_FILE --out=FOLDER
+jaxret generate --model=FOLDER --corpus=FOLDER_OR_FILE --out=FOLDER --queries=5 --write=training --write=expanded
+
+Run the same command again to continue an interrupted job, and as often as you like at the same time: each job takes
+parts that no other has, those of jobs that died too. With other values of --write nothing is generated again.
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.mining.generation_options import GenerationOptions
+from jaxret.models.generation.decoding_options import DecodingOptions
+
+_MODEL = flags.DEFINE_string(
+    "model", None, "folder of a T5 with its decoder: config.json, safetensors, tokenizer.json", required=True
+)
+_CORPUS = shared_flags.corpus(required=True)
+_OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
+_DECODING = OptionFlags(DecodingOptions)
+_OPTIONS = OptionFlags(GenerationOptions)
+_PLATFORM = shared_flags.platform()
+
+
+def main() -> None:
+    decoding, options = _DECODING(), _OPTIONS()
+    from jaxret.mining.generate_queries import generate_queries
+    from jaxret.parallel.processes import require_platform
+
+    require_platform(_PLATFORM.value, "--platform")
+    result = generate_queries(_MODEL.value, _CORPUS.value, _OUT.value, decoding, options)
+    print(f"{result.queries:,} queries for {result.with_queries:,} of {result.passages:,} passages")
+    for file in result.files:
+        print(f"written: {file}")

@@ -1,0 +1,267 @@
+"""Pseudo-queries of a corpus from a T5 model, in a folder that any number of jobs fill; resumable, with the same bytes
+however often they were killed.
+
+<out>/generation.json         everything that the queries depend on, with a digest
+<out>/parts/0000012.json      queries of `part_rows` passages, with a digest
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxret.data.formats import Corpus, CorpusScan, Policy
+from jaxret.data.records import Passage
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.mining.generation_options import GenerationOptions
+from jaxret.mining.generation_outputs import OUTPUTS, GeneratedQueries
+from jaxret.models.generation.decoding_options import DecodingOptions
+from jaxret.models.generation.generator_weights import weight_files
+from jaxret.parallel.mesh import make_mesh
+from jaxret.runs.query_generator import QueryGenerator, open_query_generator
+from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, with_digest, write_json
+from jaxret.storage.leases import Lease, Leases
+
+PAUSE = 0.5  # seconds between two looks at what other jobs do
+BEGUN, PARTS = "generation.json", "parts"
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """Counts of a call of `generate_queries`."""
+
+    passages: int
+    with_queries: int
+    queries: int
+    parts: int
+    parts_written: int  # by this job: others were there already, or other jobs wrote them
+    programs: int  # compiled
+    files: tuple[Path, ...]  # outputs
+
+
+def generate_queries(
+    model: str | Path,
+    corpus: str | Path,
+    out: str | Path,
+    decoding: DecodingOptions = DecodingOptions(),
+    options: GenerationOptions = GenerationOptions(),
+    progress: bool = True,
+) -> GenerationResult:
+    """Generate queries for every passage of a corpus, and write the files that `options.write` names.
+
+    Any number of jobs may do so at the same time: each takes parts that no other has, and those of jobs that died. With
+    the same settings more files can be written later, without generating again.
+
+    Args:
+        model: Hugging Face directory of a T5 with its decoder (T5, Flan-T5, doc2query) and its tokenizer.
+        corpus: Folder or file with passages.
+        out: Folder to write.
+        decoding: How queries are decoded.
+        options: How passages are read, and what is written.
+        progress: Show progress.
+
+    Raises:
+        DataError: A bad record.
+        FileNotFoundError: The model has no weights.
+        ValueError: Weights, tokenizer or prompt do not fit, there is no passage, or the folder holds queries of other
+            settings.
+    """
+    if not Path(model).is_dir():
+        raise FileNotFoundError(
+            f"--model={model} is not a folder; `hf download NAME --local-dir FOLDER` fetches a model, and "
+            "--model=FOLDER reads it"
+        )
+    opened, policy = Corpus.open(corpus), Policy(options.on_error)
+    scan = opened.scan(policy)
+    if not scan.passages:
+        raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
+    if progress and (report := policy.report()):
+        tqdm.write(report)
+    with Leases(Path(out), options.lease) as leases:
+        job = GenerationJob(Path(model), opened, scan, decoding, options, leases, progress)
+        job.begin()
+        job.fill()
+        return job.finish()
+
+
+@dataclass
+class GenerationJob:
+    """A job that fills a folder with parts."""
+
+    model: Path
+    corpus: Corpus
+    scan: CorpusScan
+    decoding: DecodingOptions
+    options: GenerationOptions
+    leases: Leases
+    progress: bool
+    written: int = 0  # parts
+    cut: int = 0  # passages of these parts that were too long
+    read: int = 0  # passages of these parts
+
+    @property
+    def folder(self) -> Path:
+        return self.leases.folder
+
+    @cached_property
+    def made_from(self) -> dict[str, Any]:
+        """Everything that the queries depend on, as JSON. The number of devices changes them by rounding only."""
+        files = sorted({*weight_files(self.model).values(), self.model / "config.json"})
+        weights = {path.name: sha256_file(path) for path in files}
+        names = "prompt", "passage_length", "dtype", "tokens_per_batch", "part_rows"
+        return {
+            "model": weights | TextTokenizer.digests(self.model),
+            "corpus": {"sha256": self.scan.sha256, "passages": self.scan.passages},
+            "decoding": asdict(self.decoding),
+            "generation": {name: getattr(self.options, name) for name in names},
+        }
+
+    @cached_property
+    def generator(self) -> QueryGenerator:
+        options = self.options
+        return open_query_generator(
+            self.model,
+            options.prompt,
+            options.passage_length,
+            self.decoding,
+            options.dtype,
+            options.tokens_per_batch,
+            make_mesh(),
+        )
+
+    @property
+    def parts(self) -> list[Path]:
+        """Files of all parts, whether or not they exist."""
+        count = -(-self.scan.passages // self.options.part_rows)
+        return [self.folder / PARTS / f"{number:07}.json" for number in range(count)]
+
+    def begin(self) -> None:
+        """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
+        path = self.folder / BEGUN
+        while not path.exists():
+            if lease := self.leases.claim("begun"):
+                lease.publishes(partial(write_json, path, with_digest(self.made_from), lease.work))
+                self.leases.release(lease)
+            else:
+                time.sleep(PAUSE)
+        if difference := first_difference(read_with_digest(path), self.made_from):
+            name, stored, current = difference
+            raise ValueError(
+                f"{self.folder} has queries that were made with {name} {stored!r}, and this command has {current!r}; "
+                "give another --out, or the same settings"
+            )
+        (self.folder / PARTS).mkdir(exist_ok=True)
+
+    def fill(self) -> None:
+        """Generate the queries of parts that no other job has, until all parts exist."""
+        parts, waiting = self.parts, False
+        total = self.scan.passages
+        with tqdm(total=total, desc="generate", unit="passage", disable=not self.progress, delay=1) as bar:
+            while missing := {number for number, path in enumerate(parts) if not path.exists()}:
+                bar.update(max(total - len(missing) * self.options.part_rows - bar.n, 0))
+                before = self.written
+                self.generate(parts, missing, bar)
+                if self.written == before and any(not path.exists() for path in parts):  # other jobs have them
+                    if not waiting and self.progress:
+                        tqdm.write(f"waiting for {len(missing)} parts of other jobs")
+                    waiting = True
+                    time.sleep(PAUSE)
+        if self.read and self.progress:
+            tqdm.write(
+                f"{self.read:,} passages: {self.cut / self.read:.1%} cut, so that prompt and passage have at most "
+                f"{self.options.passage_length} tokens"
+            )
+
+    def generate(self, parts: list[Path], missing: set[int], bar: Any) -> None:
+        """Read the corpus once, and write those of the missing parts that can be claimed."""
+        passages = self.corpus.read(Policy(self.options.on_error), self.scan)
+        for number, path in enumerate(parts):
+            block = list(islice(passages, self.options.part_rows))
+            if number not in missing or path.exists():
+                continue
+            lease = self.leases.claim(f"part-{number}")
+            if lease is None:
+                continue
+            try:
+                if not path.exists() and lease.publishes(partial(self.write_part, number, path, block, lease, bar)):
+                    self.written += 1
+            finally:
+                self.leases.release(lease)
+        for _ in passages:  # the end compares the digest of the corpus
+            pass
+
+    def write_part(self, number: int, path: Path, passages: list[Passage], lease: Lease, bar: Any) -> None:
+        """Generate and write the queries of a part.
+
+        Args:
+            number: Of the part.
+            path: File to write.
+            passages: Of the part.
+            lease: Of the part.
+            bar: Shows progress.
+        """
+        queries, cut = self.generator(passages, number * self.options.part_rows, bar.update)
+        rows = [[passage.id, texts] for passage, texts in zip(passages, queries, strict=True)]
+        content = {"part": number, "made_from": sha256_json(self.made_from), "queries": rows}
+        write_json(path, with_digest(content), lease.work)
+        self.cut += cut
+        self.read += len(passages)
+
+    def queries(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield (passage id, queries) of all parts. Raises ValueError for a damaged part."""
+        for number, path in enumerate(self.parts):
+            remedy = "remove it, and run the command again"
+            try:
+                content = read_with_digest(path)
+            except ValueError as error:
+                raise ValueError(f"{error}; {remedy}") from error
+            if (content.get("part"), content.get("made_from")) != (number, sha256_json(self.made_from)):
+                raise ValueError(f"{path} is a part of other queries than {self.folder / BEGUN} describes; {remedy}")
+            yield from ((key, texts) for key, texts in content["queries"])
+
+    def finish(self) -> GenerationResult:
+        """Write the outputs from the parts; one job at a time does so, each with the same bytes."""
+        generated = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
+        while True:
+            lease = self.leases.claim("outputs")
+            if lease:
+                files: list[Path] = []
+                write = partial(self._write_outputs, generated, lease.work, files)
+                try:
+                    published = lease.publishes(write)
+                finally:
+                    self.leases.release(lease)
+                if published:
+                    break
+            time.sleep(PAUSE)
+        return GenerationResult(
+            passages=self.scan.passages,
+            with_queries=generated.with_queries,
+            queries=generated.count,
+            parts=len(self.parts),
+            parts_written=self.written,
+            programs=self.generator.program.count if self.written else 0,
+            files=tuple(files),
+        )
+
+    def _write_outputs(self, generated: GeneratedQueries, work: Path, files: list[Path]) -> None:
+        generated.count_queries()
+        for name in self.options.write:
+            files.extend(OUTPUTS[name](generated, self.folder, work))
+
+
+def first_difference(stored: Any, current: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return (key path, stored value, current value) of the first leaf that differs between two JSON values."""
+    if isinstance(stored, dict) and isinstance(current, dict):
+        for key in sorted(stored.keys() | current.keys()):
+            if difference := first_difference(stored.get(key), current.get(key), f"{name}.{key}".strip(".")):
+                return difference
+        return None
+    return None if stored == current else (name, stored, current)

@@ -1,0 +1,101 @@
+"""Files that are made of generated queries.
+
+<out>/pseudo-queries.jsonl    the first query of each passage, for data.pseudo_queries
+<out>/training/               a data set in BEIR's layout, for data.train: each query with its passage as the positive
+<out>/expanded/corpus.jsonl   the corpus with the queries behind its texts (docT5query, Nogueira and Lin 2019)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jaxret.data.formats import Corpus, CorpusScan, Policy
+from jaxret.data.formats.beir import QRELS_HEADER
+from jaxret.data.records import Passage
+from jaxret.mining.generation_options import EXPANDED, PSEUDO_QUERIES, TRAINING
+from jaxret.storage.atomic import atomic_write
+
+
+@dataclass
+class GeneratedQueries:
+    """A corpus with the generated queries of its passages, read from disk each time."""
+
+    corpus: Corpus
+    scan: CorpusScan
+    on_error: str
+    read: Callable[[], Iterator[tuple[str, list[str]]]]  # yields (passage id, queries) in the corpus's order
+    count: int = 0  # of queries
+    with_queries: int = 0  # passages
+
+    def count_queries(self) -> None:
+        """Count queries and passages that have some, and read every part."""
+        lengths = [len(texts) for _, texts in self.read()]
+        self.count, self.with_queries = sum(lengths), sum(length > 0 for length in lengths)
+
+    def passages(self) -> Iterator[tuple[Passage, list[str]]]:
+        """Yield each passage with its queries."""
+        corpus = self.corpus.read(Policy(self.on_error), self.scan)
+        for passage, (key, texts) in zip(corpus, self.read(), strict=True):
+            if passage.id != key:
+                raise ValueError(f"queries of passage {key!r} are where those of {passage.id!r} should be")
+            yield passage, texts
+
+
+def write_pseudo_queries(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+    """Write {"_id": passage id, "text": its first query} lines; return the file."""
+    path = folder / "pseudo-queries.jsonl"
+    _write_lines(path, work, (_line(_id=key, text=texts[0]) for key, texts in generated.read() if texts))
+    return [path]
+
+
+def write_training_set(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+    """Write a BEIR folder of the corpus, the queries, and judgements of the split train; return the folder."""
+    training = folder / "training"
+    (training / "qrels").mkdir(parents=True, exist_ok=True)
+
+    def queries() -> Iterator[tuple[str, str, str]]:
+        for key, texts in generated.read():
+            yield from ((f"{key}-{number}", text, key) for number, text in enumerate(texts, 1))
+
+    def judgements() -> Iterator[str]:
+        yield QRELS_HEADER
+        yield from (f"{query}\t{key}\t1" for query, _, key in queries())
+
+    corpus = (_line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated.passages())
+    _write_lines(training / "corpus.jsonl", work, corpus)
+    _write_lines(training / "queries.jsonl", work, (_line(_id=query, text=text) for query, text, _ in queries()))
+    _write_lines(training / "qrels" / "train.tsv", work, judgements())
+    return [training]
+
+
+def write_expanded_corpus(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+    """Write the corpus with each passage's queries behind its text; return the file."""
+    path = folder / "expanded" / "corpus.jsonl"
+    path.parent.mkdir(exist_ok=True)
+
+    def expanded() -> Iterator[str]:
+        for passage, texts in generated.passages():
+            longer = replace(passage, text=" ".join([passage.text, *texts]))
+            yield _line(_id=longer.id, title=longer.title, text=longer.text)
+
+    _write_lines(path, work, expanded())
+    return [path]
+
+
+OUTPUTS: dict[str, Callable[[GeneratedQueries, Path, Path], list[Path]]] = {
+    PSEUDO_QUERIES: write_pseudo_queries,
+    TRAINING: write_training_set,
+    EXPANDED: write_expanded_corpus,
+}
+
+
+def _line(**record: str) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _write_lines(path: Path, work: Path, lines: Iterable[str]) -> None:
+    with atomic_write(path, work=work) as file:
+        file.writelines(f"{line}\n" for line in lines)

@@ -1,0 +1,205 @@
+"""Generates queries for many passages: prompts sorted by length, in batches of few static shapes, whose rows are split
+over the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxret.data.records import Passage
+from jaxret.data.tokens.backend import load_backend
+from jaxret.models.encoders.layers import Compute
+from jaxret.models.generation.decoding import generate_tokens
+from jaxret.models.generation.decoding_options import DecodingOptions
+from jaxret.models.generation.generator_weights import load_generator
+from jaxret.models.generation.t5_decoder import T5Generator
+from jaxret.parallel.mesh import ROWS, Program, path_name, replicated_sharding, row_sharding, shard_whole_batch
+from jaxret.runs.embedder import plan_batches
+from jaxret.types import Ragged, Tokens
+
+FIELDS = ("{passage}", "{title}", "{text}")
+_CHARACTERS = 64  # of a passage that are read for each token of the limit; English has 4 to 5 for each
+
+
+@dataclass(frozen=True)
+class PromptTokenizer:
+    """A prompt with a passage -> token ids, of which the passage's are cut so that all of the prompt remains.
+
+    Attributes:
+        backend: tokenizers.Tokenizer of the generator.
+        template: Prompt in which "{passage}" (title and text), "{title}" and "{text}" stand for the passage's.
+        limit: Most tokens, with the end of text.
+        end_id: Id of the end of text.
+    """
+
+    backend: Any
+    template: str
+    limit: int
+    end_id: int
+
+    def __post_init__(self) -> None:
+        if not any(name in self.template for name in FIELDS):
+            raise ValueError(f"the prompt {self.template!r} has no passage; it must have one of {', '.join(FIELDS)}")
+        taken = len(self._ids(self._prompt("", "")))
+        if taken >= self.limit:
+            raise ValueError(
+                f"the prompt takes {taken} tokens, which leaves none of {self.limit} for a passage; shorten the prompt "
+                "or allow more tokens"
+            )
+
+    def __call__(self, passage: Passage) -> tuple[list[int], bool]:
+        """Return the ids of the prompt with a passage, and whether the passage was cut."""
+        most = _CHARACTERS * self.limit
+        title, text = passage.title.strip()[:most], passage.text.strip()[:most]
+        cut = len(title) + len(text) < len(passage.title.strip()) + len(passage.text.strip())
+        ids = self._ids(self._prompt(title, text))
+        while len(ids) > self.limit:
+            cut = True
+            # The text loses its last tokens, the title only when there is no text left.
+            title, text = (title, self._shorten(text, len(ids))) if text else (self._shorten(title, len(ids)), "")
+            ids = self._ids(self._prompt(title, text))
+        return ids, cut
+
+    def _shorten(self, text: str, length: int) -> str:
+        """Return a text without as many of its last tokens as `length` has too many, at least without one character."""
+        ends = [end for _, end in self.backend.encode(text, add_special_tokens=False).offsets]
+        kept = len(ends) - (length - self.limit)
+        return text[: min(ends[kept - 1], len(text) - 1)].rstrip() if kept > 0 else ""
+
+    def _prompt(self, title: str, text: str) -> str:
+        passage = " ".join(part for part in (title, text) if part)
+        values = dict(zip(FIELDS, (passage, title, text), strict=True))
+        # One pass: a passage that spells "{title}" is not filled in.
+        parts, rest = [], self.template
+        while rest:
+            name = min((name for name in FIELDS if name in rest), key=rest.index, default="")
+            before, _, rest = rest.partition(name) if name else (rest, "", "")
+            parts += [before, values.get(name, "")]
+        return "".join(parts)
+
+    def _ids(self, prompt: str) -> list[int]:
+        return [*self.backend.encode(prompt, add_special_tokens=False).ids, self.end_id]
+
+
+@dataclass(frozen=True)
+class QueryGenerator:
+    """A T5 model that generates queries for any number of passages.
+
+    Attributes:
+        generator: Model.
+        params: Its parameters, on every device whole.
+        mesh: Devices.
+        prompts: Makes token ids of passages.
+        options: How to decode.
+        tokens_per_batch: Tokens of a batch of prompts, approximately, over the sequences that are decoded for each.
+    """
+
+    generator: T5Generator
+    params: Any = field(repr=False)
+    mesh: Mesh
+    prompts: PromptTokenizer
+    options: DecodingOptions
+    tokens_per_batch: int
+
+    @cached_property
+    def program(self) -> Program:
+        """The program that generates for a batch, compiled once per shape. Devices decode their rows independently of
+        each other, so that one with short queries does not wait at every token."""
+        generate = jax.shard_map(
+            partial(generate_tokens, self.generator, self.options),
+            mesh=self.mesh,
+            in_specs=(P(), P(ROWS), P(ROWS)),
+            out_specs=P(ROWS),
+            check_vma=False,  # zeros and constants begin the loop's state; there is no collective in it
+        )
+        rows = row_sharding(self.mesh)
+        return Program(
+            generate,
+            in_shardings=(replicated_sharding(self.mesh), rows, rows),
+            out_shardings=replicated_sharding(self.mesh),
+        )
+
+    def __call__(
+        self, passages: Sequence[Passage], first: int, advance: Callable[[int], object] | None = None
+    ) -> tuple[list[list[str]], int]:
+        """Return the queries of each passage, without empty ones and repetitions, and the number of passages cut.
+
+        Args:
+            passages: In the order of the corpus.
+            first: Number of the first one in the corpus, on which its samples depend.
+            advance: Called with the number of passages of each finished batch.
+        """
+        encoded = [self.prompts(passage) for passage in passages]
+        texts, pad_id = Ragged.from_lists([ids for ids, _ in encoded]), self.generator.config.pad_id
+        queries: list[list[str]] = [[] for _ in passages]
+        budget = max(self.tokens_per_batch // self.options.sequences, 1)
+        for rows, size, length in plan_batches(texts.lengths, budget, self.mesh.size):
+            ids, mask = np.full((size, length), pad_id, np.int32), np.zeros((size, length), bool)
+            numbers = np.zeros(size, np.uint32)
+            ids[: len(rows)], mask[: len(rows)] = texts.padded(rows, length, pad_id)
+            numbers[: len(rows)] = first + rows
+            batch = shard_whole_batch(self.mesh, (Tokens(ids, mask), numbers))
+            decoded = np.asarray(jax.device_get(self.program(self.params, *batch)))
+            for row, sequences in zip(rows, decoded, strict=False):
+                queries[row] = self.texts(sequences)
+            if advance:
+                advance(len(rows))
+        return queries, sum(cut for _, cut in encoded)
+
+    def texts(self, sequences: np.ndarray) -> list[str]:
+        """Return the different texts of one passage's queries [queries, U], best first, without empty ones."""
+        words = (self.prompts.backend.decode(ids.tolist(), skip_special_tokens=True) for ids in sequences)
+        return [text for text in dict.fromkeys(" ".join(text.split()) for text in words) if text]
+
+
+def open_query_generator(
+    directory: str | Path,
+    template: str,
+    limit: int,
+    options: DecodingOptions,
+    dtype: str,
+    tokens_per_batch: int,
+    mesh: Mesh,
+) -> QueryGenerator:
+    """Return the generator of a Hugging Face directory with its weights on the devices.
+
+    Args:
+        directory: T5 with its decoder, and its tokenizer.
+        template: Prompt, as of PromptTokenizer.
+        limit: Most tokens of a prompt with its passage.
+        options: How to decode.
+        dtype: Of products and kernels: "float32" or "bfloat16".
+        tokens_per_batch: As of QueryGenerator.
+        mesh: Devices.
+
+    Raises:
+        FileNotFoundError: There are no weights.
+        ValueError: Weights or tokenizer do not fit, or the prompt leaves no token for a passage.
+    """
+    config, params = load_generator(directory)
+    backend, special = load_backend(Path(directory))
+    if special["eos"] != config.end_id:
+        raise ValueError(
+            f"{directory}: the tokenizer's end of text has the id {special['eos']}, eos_token_id of config.json is "
+            f"{config.end_id}; they must be the same"
+        )
+    backend.no_padding()
+    backend.no_truncation()
+    compute = Compute(jnp.dtype(dtype))
+
+    def place(path: tuple[Any, ...], leaf: np.ndarray) -> jax.Array:
+        kernel = path_name(path).endswith("kernel")  # norms, tables and the stream of states stay float32
+        return jax.device_put(leaf.astype(compute.dtype) if kernel else leaf, replicated_sharding(mesh))
+
+    params = jax.tree_util.tree_map_with_path(place, params)
+    prompts = PromptTokenizer(backend, template, limit, config.end_id)
+    return QueryGenerator(T5Generator(config, compute), params, mesh, prompts, options, tokens_per_batch)

@@ -1,0 +1,215 @@
+"""`jaxret generate`: queries of a T5 for a corpus, in parts that survive kill -9, and the files made of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_corpus, read_examples, read_queries, write_beir
+from jaxret.data.records import Passage
+from jaxret.data.tokens.backend import load_backend
+from jaxret.mining.generate_queries import generate_queries
+from jaxret.mining.generation_options import GenerationOptions
+from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.generation.decoding_options import DecodingOptions
+from jaxret.models.generation.generator_weights import save_generator
+from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
+from jaxret.parallel.mesh import make_mesh
+from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
+from jaxret.types import Tokens
+from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_t5
+
+PROMPT = "music {passage} river"
+SAMPLES = DecodingOptions(queries=3, query_length=6, top_k=0)
+SETTINGS = GenerationOptions(prompt=PROMPT, passage_length=24, part_rows=4)
+FLAGS = ("--queries=3", "--query_length=6", "--top_k=0", f"--prompt={PROMPT}", "--passage_length=24", "--part_rows=4")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random T5 with its decoder, and a tokenizer of a few words."""
+    folder = write_t5(tmp_path_factory.mktemp("generator"))
+    encoder = T5Config(99, 32, 2, 4, 6, 48, feed_forward="gated-gelu", initializer_factor=4.0)
+    config = GeneratorConfig(encoder, replace(encoder, num_layers=1), False, True, start_id=0, end_id=1, pad_id=0)
+    tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
+    params = T5Generator(config).init(jax.random.key(3), tokens, jnp.zeros((1, 2), jnp.int32))["params"]
+    save_generator(folder, config, params)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    passages = [
+        Passage(f"p{i}", words(random, int(random.integers(1, 30))), WORDS[i % 18] if i % 2 else "") for i in range(22)
+    ]
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    write_beir(folder, passages, [], {})
+    return folder
+
+
+def parts(folder: Path) -> dict[str, bytes]:
+    return contents(folder / "parts")
+
+
+def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
+    out, every = tmp_path / "out", ("pseudo_queries", "training", "expanded")
+    result = generate_queries(model, corpus, out, SAMPLES, replace(SETTINGS, write=every), progress=False)
+    assert (result.passages, result.parts, result.parts_written) == (22, 6, 6)
+    passages = list(read_corpus(corpus))
+    generated = {
+        key: texts
+        for path in sorted((out / "parts").iterdir())
+        for key, texts in json.loads(path.read_text())["queries"]
+    }
+    assert list(generated) == [passage.id for passage in passages]
+    assert result.queries == sum(map(len, generated.values())) > 30
+    assert all(len(set(texts)) == len(texts) <= 3 for texts in generated.values())
+
+    first = {query.id: query.text for query in read_queries(out / "pseudo-queries.jsonl")}
+    assert first == {key: texts[0] for key, texts in generated.items() if texts}
+    examples = list(read_examples(out / "training", "train"))
+    assert {(e.query.text, e.positives[0]) for e in examples} == {
+        (text, passage) for passage in passages for text in generated[passage.id]
+    }
+    expanded = list(read_corpus(out / "expanded"))
+    assert expanded == [replace(p, text=" ".join([p.text, *generated[p.id]])) for p in passages]
+
+    again = generate_queries(model, corpus, out, SAMPLES, SETTINGS, progress=False)
+    assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
+
+
+def test_a_killed_job_goes_on_to_the_same_bytes(model: Path, corpus: Path, tmp_path: Path) -> None:
+    arguments = ["jaxret", "generate", f"--model={model}", f"--corpus={corpus}", *FLAGS, "--write=training"]
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    done = run_script("-m", *arguments, f"--out={whole}")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-2].endswith(" of 22 passages")
+    assert lines[-1] == f"written: {whole / 'training'}"
+
+    process = subprocess.Popen(
+        [*command("-m", *arguments), f"--out={out}"],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list((out / "parts").glob("*.json")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    written = parts(out)
+    assert 0 < len(written) < 6
+    done = run_script("-m", *arguments, f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert contents(out) == contents(whole)
+    assert written.items() <= parts(out).items()
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [SAMPLES, pytest.param(DecodingOptions("beam", queries=2, beams=3, query_length=6), marks=pytest.mark.exhaustive)],
+    ids=lambda decoding: decoding.method,
+)
+def test_eight_devices_generate_as_one_does(model: Path, corpus: Path, decoding: DecodingOptions) -> None:
+    passages = list(read_corpus(corpus))
+
+    def queries(devices: int, decoding: DecodingOptions) -> list[list[str]]:
+        mesh = make_mesh(devices=jax.devices()[:devices])
+        generator = open_query_generator(model, PROMPT, 24, decoding, "float32", 512, mesh)
+        return generator(passages, 0)[0]
+
+    eight = queries(8, decoding)
+    assert eight == queries(1, decoding)
+    if decoding.method == "sample":
+        assert eight != queries(8, replace(decoding, seed=1)), "control"
+
+
+def test_queries_are_those_of_transformers(model: Path, corpus: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    original = transformers.T5ForConditionalGeneration.from_pretrained(model).eval()
+    backend, _ = load_backend(model)
+    passages = [passage for passage in read_corpus(corpus) if len(passage.text.split()) < 12]
+    decoding = DecodingOptions("beam", queries=2, beams=3, query_length=6)
+    generator = open_query_generator(model, PROMPT, 24, decoding, "float32", 512, make_mesh())
+    generated, cut = generator(passages, 0)
+    assert cut == 0
+    assert len(passages) > 5
+    for passage, texts in zip(passages, generated, strict=True):
+        prompt = PROMPT.replace("{passage}", f"{passage.title} {passage.text}".strip())
+        ids = [*backend.encode(prompt, add_special_tokens=False).ids, 1]
+        sequences = original.generate(
+            torch.tensor([ids]), num_beams=3, num_return_sequences=2, max_new_tokens=6, do_sample=False
+        )
+        expected = [backend.decode(row.tolist(), skip_special_tokens=True) for row in sequences]
+        assert texts == [text for text in dict.fromkeys(" ".join(text.split()) for text in expected) if text]
+
+
+def test_a_long_passage_is_cut_and_the_prompt_is_not(model: Path) -> None:
+    backend, _ = load_backend(model)
+    ids = {word: backend.encode(word, add_special_tokens=False).ids for word in ("music", "river", "stone", "light")}
+    prompts = PromptTokenizer(backend, PROMPT, 10, end_id=1)
+    cut_ids, cut = prompts(Passage("a", "stone light " * 50, "light"))
+    assert cut
+    assert len(cut_ids) == 10
+    assert cut_ids == [*ids["music"], *ids["light"], *[*ids["stone"], *ids["light"]] * 3, *ids["river"], 1]
+    assert prompts(Passage("a", "stone")) == ([*ids["music"], *ids["stone"], *ids["river"], 1], False)
+    long_title = prompts(Passage("a", "stone", "light " * 30))
+    assert long_title == ([*ids["music"], *ids["light"] * 7, *ids["river"], 1], True)
+    spelled = PromptTokenizer(backend, "{title} river {text}", 10, end_id=1)(Passage("a", "stone", "{text}"))
+    assert spelled[0][-2:] == [*ids["stone"], 1]
+    assert spelled[0].count(ids["stone"][0]) == 1, "a title that spells a field stays as it is"
+
+
+def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_path: Path) -> None:
+    generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+    before = contents(tmp_path / "out")
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"decoding": replace(SAMPLES, seed=5)}, r"decoding.seed 0, and this command has 5"),
+        ({"options": replace(SETTINGS, prompt="{text}")}, r"generation.prompt 'music .*and this command has '{text}'"),
+    ]
+    for values, message in others:
+        arguments: dict[str, Any] = {"decoding": SAMPLES, "options": SETTINGS} | values
+        with pytest.raises(ValueError, match=message):
+            generate_queries(model, corpus, tmp_path / "out", progress=False, **arguments)
+    assert contents(tmp_path / "out") == before
+    part = tmp_path / "out" / "parts" / "0000002.json"
+    part.write_text(part.read_text().replace("p8", "q8"))
+    with pytest.raises(ValueError, match=r"0000002.json: damaged .*; remove it, and run the command again"):
+        generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+    part.unlink()
+    generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--model=nowhere",), "--model=nowhere is not a folder; `hf download NAME"),
+        (("--prompt=music",), "the prompt 'music' has no passage; it must have one of {passage}, {title}, {text}"),
+        (("--passage_length=3",), "the prompt takes 4 tokens, which leaves none of 3 for a passage"),
+        (("--write=anything",), "write is 'anything'; it must be one of 'pseudo_queries', 'training', 'expanded'"),
+        (("--method=greedy",), "queries is 3; greedy decoding has one query"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    model: Path, corpus: Path, tmp_path: Path, changes: tuple[str, ...], message: str
+) -> None:
+    arguments = (f"--model={model}", f"--corpus={corpus}", f"--out={tmp_path / 'out'}", *FLAGS, *changes)
+    done = run_script("-m", "jaxret", "generate", *arguments)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
