@@ -106,6 +106,7 @@ def get_config() -> ConfigDict:
     c.head.aggretriever.lexical_dim = 640
     c.head.aggretriever.cls_dim = 128
     c.head.aggretriever.pruning = "full"  # of the vocabulary: full (two halves with a sign), semi, linear (learned)
+    # or average, which has no vocabulary: the mean over tokens other than [CLS], projected (learned).
     c.head.aggretriever.mlm = True  # False: a token weighs its own word alone, without the MLM head
     c.head.aggretriever.term_weights = True
     c.head.aggretriever.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
@@ -172,6 +173,9 @@ def get_config() -> ConfigDict:
     c.loss.annealing_rate = 0.0
     c.loss.annealing_floor = 0.3
     c.loss.contrastive_weight = 1.0  # also of the local term; 0: only the terms below, or what a head adds
+    # False: a query's positive competes with the query's own hard negatives alone (I3's equation 9), not with the
+    # documents of other queries. Measures inside a dev batch (nll, average_rank) follow.
+    c.loss.in_batch_negatives = True
     # Distillation, from a teacher's scores of each query with its own documents: data.train must have some
     # (docs/training.md). KL(teacher || student), mean over queries; each side's scores are divided by a temperature of
     # its own.

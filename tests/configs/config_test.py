@@ -262,6 +262,8 @@ def test_recipes_have_the_papers_values() -> None:
         c = shipped("recipes/i3_msmarco", suffix)
         assert (c.encoder.layers, c.head.i3.reconstructor_layers, c.head.i3.interactor_layers) == layers
         assert (c.head.i3.pseudo_length, c.head.i3.reconstruction_decay) == (32, 0.1)
+        assert not c.loss.in_batch_negatives
+    assert shipped("recipes/i3_msmarco", "released").loss.in_batch_negatives
 
 
 # What a recipe says about a model or about text is replaced by something tiny, and nothing else.

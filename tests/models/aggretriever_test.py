@@ -171,6 +171,26 @@ def test_the_vector_from_every_hidden_state_by_hand() -> None:
         np.testing.assert_allclose(vectors[row], np.concatenate([agg, cls]), atol=2e-5)
 
 
+def test_the_average_by_hand() -> None:
+    """Table 8's AVERAGE: the mean over real tokens without [CLS], projected, beside the projected [CLS]."""
+    vectors, params, retriever = encode({"head.aggretriever.pruning": "average"})
+    tokens = make_tokens(3, 7)
+    states = np.asarray(jax.jit(lambda p: retriever.hidden_states(p, tokens, "passage").states[-1])(params), np.float64)
+    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["head"])
+    assert set(head) == {"average", "cls"}
+    assert "mlm_head" not in params["encoder"]
+    assert retriever.module.head.word_values("passage") == ""
+    lengths = np.asarray(tokens.mask).sum(1)
+    assert len(set(lengths)) > 1
+    for row, length in enumerate(lengths):
+        mean = sum(states[row, i] for i in range(1, length)) / (length - 1)
+        average = mean @ head["average"]["kernel"] + head["average"]["bias"]
+        cls = states[row, 0] @ head["cls"]["kernel"] + head["cls"]["bias"]
+        np.testing.assert_allclose(vectors[row], np.concatenate([average, cls]), atol=2e-5)
+        with_cls = states[row, :length].mean(0) @ head["average"]["kernel"] + head["average"]["bias"]
+        assert np.abs(with_cls - average).max() > 1e-3, "control: [CLS] in the mean"
+
+
 def test_parts_can_be_left_out() -> None:
     whole, params, _ = encode({})
     assert whole.shape == (3, 12)
@@ -208,7 +228,7 @@ def test_ablations_give_other_vectors(change: dict[str, Any]) -> None:
     [
         (
             {"head.aggretriever.pruning": "none"},
-            r"head.aggretriever.pruning is 'none'; it must be one of full, semi, linear",
+            r"head.aggretriever.pruning is 'none'; it must be one of full, semi, linear, average",
         ),
         ({"head.aggretriever.lexical_dim": 0, "head.aggretriever.cls_dim": 0}, r"one must be there"),
         ({"head.aggretriever.chunk": 0}, r"head.aggretriever.chunk is 0"),

@@ -61,6 +61,8 @@ def checked(overrides: dict[str, Any]) -> None:
             r"loss.contrastive_weight is 0, so validation by retrieval says nothing",
         ),
         (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
+        ({"loss.in_batch_negatives": False, "data.negatives": 0}, r"a positive has nothing to compete with"),
+        ({"validation.best": "first"}, r"validation.best is 'first'; it must be one of metric, last"),
     ],
 )
 def test_contradictions(overrides: dict[str, Any], message: str) -> None:

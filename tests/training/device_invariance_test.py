@@ -25,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.aggretriever.mlm": False},
     "mvr_with_a_table": tiny.MVR | {"head.mvr.first_id": -1},
     "i3": tiny.I3,
+    "i3_own_negatives": tiny.I3 | {"loss.in_batch_negatives": False},
     "i3_released": tiny.I3 | {"head.i3.variant": "released"},
 }
 DAILY = "late_interaction"  # the cheapest

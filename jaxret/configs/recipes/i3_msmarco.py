@@ -1,4 +1,4 @@
-"""I3 on MS MARCO: 16 queries a step with 127 negatives each, LAMB.
+"""I3 on MS MARCO: 16 queries a step, each with 127 negatives of its own and no others (eq. 9), LAMB.
 
 configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae 12 + 1 + 1, and
 :distilled the second, taught by a cross-encoder (KL divergence in place of the contrastive loss; `jaxret recipe` trains
@@ -7,8 +7,9 @@ the teacher too). :distilled_released has the published code's weights for it.
 :warm_up and :warm_up_bert are what the paper does first: reconstructor and interactor are trained for 20,000 steps on
 (pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. `jaxret
 generate --model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs (the paper: Flan-T5-XL,
-zero-shot, no prompt stated). Give FOLDER/training as data.train; go on with --config.train.start_from=WORKDIR. :released has what the published code differs
-in. The paper trains until a dev set says stop: give data.dev, and the best checkpoint is used.
+zero-shot, no prompt stated). Give FOLDER/training as data.train; go on with --config.train.start_from=WORKDIR.
+:released has what the published code differs in, such as negatives from the whole batch. The paper trains until a dev
+set says stop: give data.dev, and the best checkpoint is used.
 """
 
 from typing import Any
@@ -36,6 +37,7 @@ def get_config(system: str = "retromae") -> ConfigDict:
     c = i3()
     c.data.negatives = 127
     c.train.batch_size, c.train.chunk_size = 16, 4
+    c.loss.in_batch_negatives = system in ("released", "distilled_released")
     if system in ("bert", "warm_up_bert"):
         c.encoder.layers = 6
         c.head.i3.reconstructor_layers = c.head.i3.interactor_layers = 3
@@ -52,6 +54,7 @@ def get_config(system: str = "retromae") -> ConfigDict:
         c.head.i3.reconstruction_weight = 0.1
     if system.startswith("warm_up"):
         c.data.negatives = c.train.chunk_size = 0
+        c.loss.in_batch_negatives = True  # pairs have no negatives of their own
         c.head.i3.reconstruction_decay = 1.0
         c.optimizer.frozen = "encoder/"
         c.train.steps = 20_000

@@ -15,7 +15,7 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.types import Embeddings, HiddenStates
 
-PRUNINGS = ("full", "semi", "linear")
+PRUNINGS = ("full", "semi", "linear", "average")
 FREE_IDS = 1000  # the first ids of BERT's vocabulary are special or unused: dropping fewer costs nothing
 
 
@@ -127,6 +127,7 @@ class AggretrieverHead(VectorHead):
     For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative),
     v = max_i w_i p_i, pruned to `lexical_dim` (Aggretriever eq. 2-4). Ablations: `mlm=False` takes the token itself
     for p_i, `term_weights=False` takes 1 for w_i, pruning "semi" has no sign, "linear" is a learned projection.
+    pruning "average" has no words: the mean of h[L][i] over the tokens i >= 1, projected (table 8, AVERAGE).
     With token "mean" the mean takes the place of [CLS], and all tokens count.
 
     Where there are two parts, `parts_weight` of each part's own contrastive loss is added (eq. 7).
@@ -155,7 +156,7 @@ class AggretrieverHead(VectorHead):
             raise ValueError(f"head.aggretriever.chunk is {self.chunk}; at least 1 token is projected at a time")
 
     def needs(self) -> tuple[str, ...]:
-        return (*super().needs(), *(["mlm_head"] if self.mlm else []))
+        return (*super().needs(), *(["mlm_head"] if self.mlm and self.pruning != "average" else []))
 
     def dimension(self) -> int:
         return self.lexical_dim + self.cls_dim
@@ -169,8 +170,13 @@ class AggretrieverHead(VectorHead):
         bounds = {"words": (0, self.lexical_dim), "[CLS]": (self.lexical_dim, self.lexical_dim + self.cls_dim)}
         return {name: (begin, end) for name, (begin, end) in bounds.items() if begin < end}
 
+    @property
+    def has_words(self) -> bool:
+        """Return whether a part of the vector is of the vocabulary's words."""
+        return self.lexical_dim > 0 and self.pruning != "average"
+
     def word_values(self, side: Side) -> str:
-        return "weight of each word, before the vocabulary is pruned" if self.lexical_dim else ""
+        return "weight of each word, before the vocabulary is pruned" if self.has_words else ""
 
     def selection(self, side: Side) -> Selection:
         return Selection(mean=self.token == "mean", layers="last")
@@ -179,7 +185,10 @@ class AggretrieverHead(VectorHead):
     def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
         states = hidden.states[-1]
         vectors = []
-        if self.lexical_dim:
+        if self.lexical_dim and not self.has_words:
+            mean = masked_mean(states[:, 1:].astype(jnp.float32), hidden.mask[:, 1:])
+            vectors.append(torch_linear(self.lexical_dim, self.hidden_size, "average")(mean))
+        elif self.has_words:
             vectors.append(self.aggregate(states[:, 1:], hidden.mask[:, 1:], text))
         if self.cls_dim:
             first = states[:, 0].astype(jnp.float32)
@@ -208,6 +217,12 @@ class AggretrieverHead(VectorHead):
         if self.pruning == "linear":
             return torch_linear(self.lexical_dim, values.shape[1], "lexical")(values)
         return prune(values, self.lexical_dim, self.pruning)
+
+
+def masked_mean(states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Float[jax.Array, "B H"]:
+    """Return the mean over real tokens; zeros for a text without any."""
+    total = jnp.sum(jnp.where(mask[..., None], states, 0.0), axis=1)
+    return total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
 
 
 def one_hot_maximum(

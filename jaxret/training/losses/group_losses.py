@@ -111,6 +111,10 @@ def check_losses(config: ConfigDict) -> None:
         raise ValueError(
             "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: nobody reads it"
         )
+    if not config.loss.in_batch_negatives and config.data.negatives == 0:
+        raise ValueError(
+            "loss.in_batch_negatives is False and data.negatives is 0: a positive has nothing to compete with"
+        )
     for key in [*distillation, *(["loss.binary.weight"] if binary else [])]:
         if config.data.negatives == 0:
             raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own documents")

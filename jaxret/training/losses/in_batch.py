@@ -42,6 +42,7 @@ class LossSettings:
         annealing_rate: of both temperatures, per epoch; 0: none.
         annealing_floor: the least factor of annealing.
         contrastive_weight: of the contrastive and the local term.
+        in_batch_negatives: whether a query competes for the documents of other queries too, or for its own alone.
         parts: (start, stop) of the parts of a vector that have a contrastive loss of their own.
         parts_weight: of the sum of these losses.
         auxiliary_weight: of the loss that a head computes from a text alone.
@@ -60,6 +61,7 @@ class LossSettings:
     annealing_rate: float = 0.0
     annealing_floor: float = 0.3
     contrastive_weight: float = 1.0
+    in_batch_negatives: bool = True
     parts: tuple[tuple[int, int], ...] = ()
     parts_weight: float = 0.5
     auxiliary_weight: float = 1.0
@@ -94,13 +96,19 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
     return settings
 
 
-def competing_documents(batch: Batch) -> Bool[jax.Array, "B N"]:
+def competing_documents(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:
     """Return which documents the softmax of each query runs over: its positive, and every document of the batch that
-    exists and is not a known positive of it (another copy of its positive, another judged positive)."""
+    exists and is not a known positive of it (another copy of its positive, another judged positive). Without
+    `in_batch_negatives` its positive and its own hard negatives alone (I3 eq. 9), the N / B documents from its positive
+    on."""
     relevant = jnp.any(batch.document_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
     exists = batch.document_ids >= 0
     positive = jnp.arange(batch.document_ids.shape[0])[None] == batch.positives[:, None]
-    return positive | (exists[None] & ~relevant)
+    competing = positive | (exists[None] & ~relevant)
+    if in_batch_negatives:
+        return competing
+    place = jnp.arange(batch.document_ids.shape[0])[None] - batch.positives[:, None]
+    return competing & (place >= 0) & (place < batch.document_ids.shape[0] // batch.positives.shape[0])
 
 
 @dataclass(frozen=True)

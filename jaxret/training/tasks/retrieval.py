@@ -45,7 +45,8 @@ RetrievalData: TypeAlias = TrainingData[TrainingSet]
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalObjective(Objective[RetrieverModel, Batch]):
-    """The loss of a batch whose queries compete for all its documents, those of other devices too."""
+    """The loss of a batch whose queries compete for all its documents, those of other devices too; or each for its own
+    documents alone (loss.in_batch_negatives)."""
 
     settings: LossSettings = field(default_factory=LossSettings)
 
@@ -60,7 +61,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             Scores(
                 similarities=self.similarities(q, d),
                 positives=batch.positives,
-                competing=competing_documents(batch),
+                competing=competing_documents(batch, settings.in_batch_negatives),
                 settings=settings,
                 annealing=settings.annealing(step) if step is not None else 1.0,
                 epoch=settings.epoch(0 if step is None else step),

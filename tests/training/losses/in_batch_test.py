@@ -127,6 +127,30 @@ def test_values(V: int) -> None:
         assert close(terms, expected), (settings, terms, expected)
 
 
+def test_a_query_s_own_negatives_alone() -> None:
+    """I3 eq. 9 by a loop in float64: three queries with three documents each; the second query's last is another
+    positive of it, the third's last does not exist."""
+    generator = np.random.default_rng(3)
+    raw = generator.standard_normal((3, 9)) * 2
+    ids = np.array([1, 2, 3, 4, 5, 6, 7, 8, -1], np.int32)
+    relevant = np.array([[1, -1], [4, 6], [7, -1]], np.int32)
+    tokens = make_tokens(2, 2)
+    batch = Batch(tokens, tokens, *map(jnp.asarray, (np.array([0, 3, 6], np.int32), ids, relevant)))
+    own = {0: [0, 1, 2], 1: [3, 4], 2: [6, 7]}
+    expected = np.mean([minus_log_softmax([raw[i, j] for j in rows], 0) for i, rows in own.items()])
+    competing = competing_documents(batch, in_batch_negatives=False)
+    assert [list(np.flatnonzero(row)) for row in np.asarray(competing)] == list(own.values())
+    S = jnp.asarray(raw, jnp.float32)[..., None]
+    terms = contrastive_loss(S, batch.positives, competing, LossSettings(in_batch_negatives=False))
+    assert float(terms.loss) == pytest.approx(expected, rel=1e-6)
+    whole = contrastive_loss(S, batch.positives, competing_documents(batch), LossSettings())
+    assert abs(float(whole.loss) - expected) > 0.1, "control: the whole batch"
+    empty = Batch(tokens, tokens, jnp.array([0, 3, -1]), *map(jnp.asarray, (ids, relevant)))
+    alone = contrastive_loss(S, empty.positives, competing_documents(empty, False), LossSettings())
+    first_two = np.mean([minus_log_softmax([raw[i, j] for j in own[i]], 0) for i in (0, 1)])
+    assert float(alone.loss) == pytest.approx(first_two, rel=1e-6)
+
+
 def test_the_case_has_what_it_claims() -> None:
     """Every feature of the case changes the loss, so no test of values passes without it."""
     settings = LossSettings("first", "first", 1.0, 1.0, 1.0)
