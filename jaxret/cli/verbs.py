@@ -14,6 +14,8 @@ VERBS = {
     "explain": "explain why a passage is found, by words, tokens or vectors",
     "mine": "mine hard negatives from BM25, a run or a file of rankings",
     "recipe": "mine, train, encode, search for each stage of a config (resumes)",
+    "sweep": "train and compare a config at every point of a grid, with seeds (resumes)",
+    "plot": "draw sweeps, training curves, winners, weights of words and results of runs",
     "reproduce": "list or run the rows of the papers' tables, with the papers' numbers",
     "fuse": "fuse the runs of several systems, by ranks or normalized scores",
     "rerank": "rerank a run by a cross-encoder, or score training data with it",

@@ -173,11 +173,7 @@ def compare_systems(
     names = list(systems)
     for measure in measures:
         require_same_queries(systems, measure)
-    scores = [
-        Score(name, measure, tuple(float(np.mean(list(run[measure].values()))) for run in systems[name]))
-        for name in names
-        for measure in measures
-    ]
+    scores = score_systems(systems, measures)
     runs = {(one.system, one.measure): one.runs for one in scores}
     comparisons = [
         (name, measure, compare_over_queries(systems[names[0]], systems[name], measure, seed, resamples))
@@ -202,6 +198,15 @@ def compare_systems(
     ]
     queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
     return SystemComparison(tuple(names), tuple(measures), tuple(scores), tuple(system_tests), queries, resamples)
+
+
+def score_systems(systems: Mapping[str, Sequence[Values]], measures: Sequence[str]) -> list[Score]:
+    """Return the score of each system (name -> the values of each of its runs) by each measure."""
+    return [
+        Score(name, measure, tuple(float(np.mean(list(run[measure].values()))) for run in runs))
+        for name, runs in systems.items()
+        for measure in measures
+    ]
 
 
 def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) -> None:

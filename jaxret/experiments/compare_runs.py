@@ -74,23 +74,34 @@ def compare_runs(
         FileNotFoundError, ValueError: a result is missing, or cannot be compared.
         ContractError: the results are on different data.
     """
-    names = [path for argument in arguments for path in _split(argument)[1]]
+    names = [path for argument in arguments for path in split_argument(argument)[1]]
     chosen = data or common_result_name([name for name in names if Path(name).is_dir()])
     results = {name: read_result(name, chosen) for name in names}
-    first, *others = results.values()
+    require_comparable(list(results.values()))
+    systems = group_by_system(arguments, results)
+    chosen_measures = common_measures(list(results.values()), measures)
+    values = {name: [result.values for result in results_of] for name, results_of in systems.items()}
+    return compare_systems(values, chosen_measures, seed, resamples), systems
+
+
+def require_comparable(results: Sequence[RunResult]) -> None:
+    """Raise ContractError unless all results are on the same queries, judgements and passages."""
+    first, *others = results
     for other in others:
         remedy = "Search all runs with the same queries, judgements and corpus."
         require_equal(first.data, other.data, str(first.path), str(other.path), remedy)
-    systems = group_by_system(arguments, results)
-    chosen_measures = list(dict.fromkeys(measures)) or [
-        m for m in first.values if all(m in other.values for other in others)
-    ]
-    for measure in chosen_measures:
-        require_measure(measure, list(results.values()))
-    if not chosen_measures:
+
+
+def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) -> list[str]:
+    """Return the measures to compare: `measures`, or all that every result has. Raises ValueError for a measure that
+    some result lacks, and if there is none."""
+    first, *others = results
+    chosen = list(dict.fromkeys(measures)) or [m for m in first.values if all(m in other.values for other in others)]
+    for measure in chosen:
+        require_measure(measure, results)
+    if not chosen:
         raise ValueError(f"{first.path} and the others have no measure in common; search with the same --measures")
-    values = {name: [result.values for result in results_of] for name, results_of in systems.items()}
-    return compare_systems(values, chosen_measures, seed, resamples), systems
+    return chosen
 
 
 def render_comparison(
@@ -105,7 +116,7 @@ def render_comparison(
     return "\n\n".join([comparison.to_markdown() if form == "markdown" else comparison.to_text(), *notes])
 
 
-def _split(argument: str) -> tuple[str, list[str]]:
+def split_argument(argument: str) -> tuple[str, list[str]]:
     """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN])."""
     if "=" not in argument or os.path.exists(argument):
         return "", [argument]
@@ -231,7 +242,7 @@ def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> 
     """Return system -> its results, in the order of the arguments. Raises ValueError if a run would count twice."""
     groups: dict[tuple[str, str], list[RunResult]] = {}  # (name or "", group of unnamed runs) -> results
     for argument in arguments:
-        name, runs = _split(argument)
+        name, runs = split_argument(argument)
         for run in runs:
             groups.setdefault((name, "" if name else results[run].group), []).append(results[run])
     systems: dict[str, list[RunResult]] = {}

@@ -107,10 +107,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
         question: token ids of the query, None for none.
         top: rows before those of the query.
     """
-    ids, mask = text.padded(np.array([0]), int(text.lengths[0]), run.tokenizer.pad_id)
-    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
-    program = jax.jit(lambda params: run.model.word_values(params, tokens, side))
-    values = np.asarray(program(run.params))[0]  # [U,vocabulary]
+    values = vocabulary_values(run, text, side)
     strongest, positions = values.max(axis=0), values.argmax(axis=0)
     order = np.argsort(-strongest, kind="stable")
     rank = np.empty(len(order), int)
@@ -135,6 +132,32 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
         *(["in the query"] if query_words else []),
     ]
     return aligned_table(header, rows)
+
+
+def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
+    """Return the values of the vocabulary's words at each of U positions of a text, [U,vocabulary].
+
+    text: token ids of one text, of a run whose head computes values of words.
+    """
+    ids, mask = text.padded(np.array([0]), int(text.lengths[0]), run.tokenizer.pad_id)
+    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    program = jax.jit(lambda params: run.model.word_values(params, tokens, side))
+    return np.asarray(program(run.params))[0]
+
+
+def own_word_values(run: Run, passage: Passage) -> list[tuple[str, float]]:
+    """Return each token of a passage with the value that its word has in the passage's vector before pruning.
+
+    Raises ValueError for a family that has no values of words, and for a passage without text.
+    """
+    if not run.model.module.head.word_values("passage"):
+        raise ValueError(f"head {run.config.head.name!r} has no values of words; Aggretriever and I3 have")
+    check_passage(passage, Location(Path("the passage"), 1))
+    text = run.tokenizer.passages([passage])
+    strongest = vocabulary_values(run, text, "passage").max(axis=0)
+    special = {id for id in run.tokenizer.special_ids.values() if id is not None}
+    ids = [id for id in text.flat.tolist() if id not in special]
+    return [(str(run.tokenizer.backend.id_to_token(id)), float(strongest[id])) for id in ids]
 
 
 def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]:

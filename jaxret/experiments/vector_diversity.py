@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, source_name
 from jaxret.evaluation.diversity import Diversity, diversity
+from jaxret.models.pooling import POOLINGS
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
 
@@ -65,6 +66,14 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
     return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
 
 
+def pooling_weights(run: Run) -> dict[str, float] | None:
+    """Return the weight of each of a passage's vectors in the pooled vector at inference, by name; None where all
+    vectors are searched. For pooling "scalar_mix" these are softmax(alpha) (MLR eq. 8)."""
+    names = run.model.module.head.vector_names()
+    weights = POOLINGS[run.config.pooling].weights(len(names), run.params.get("pooling", {}))
+    return None if weights is None else dict(zip(names, weights, strict=True))
+
+
 def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
     """Return the diversity of the judged pairs of a folder.
 
@@ -85,11 +94,18 @@ def report_diversity(run: Run, data: str | Path, split: str, progress: bool = Tr
     names = run.model.module.head.vector_names()
     path = run.workdir.evaluation(f"{source_name(data)}.{split}.diversity")
     winners = dict(zip(names, result.wins, strict=True))
-    write_json(path, {**vars(result), "wins": winners, "equal": result.equal, "checkpoint": run.checkpoint})
+    mixture = pooling_weights(run)
+    pooling = {"name": run.config.pooling, "weights": mixture}
+    write_json(
+        path, {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
+    )
     lines = [
         f"{result.pairs:,} pairs of a query and a relevant passage; {result.passages:,} passages have several queries",
         f"1 - cos of two vectors of a passage, on average: {result.distance:.2g}",
     ]
+    if mixture:
+        weights = ", ".join(f"{name} {weight:.4f}" for name, weight in mixture.items())
+        lines.append(f"weights of pooling {run.config.pooling!r} at inference: {weights}")
     if result.equal:
         lines.append("the vectors of a passage are equal except for rounding, so no winner is shown")
         return "\n".join([*lines, f"written to {path}"])

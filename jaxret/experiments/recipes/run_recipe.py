@@ -58,18 +58,39 @@ def run_recipe(
         evaluation: data and measures that evaluate every stage.
         progress: whether to show progress bars.
     """
+    table = run_stages(stages, workdir, evaluation, progress)
+    path = Workdir(workdir) / "results.md"
+    print(f"\n{evaluation_text(table)}\ntable: {path}")
+    return path
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    workdir: str | Path,
+    evaluation: EvaluationSetup,
+    progress: bool = True,
+    log: Callable[[str], None] | None = None,
+) -> dict[str, Evaluation]:
+    """Run the steps that are not complete, write results.md, and return the evaluation of each stage that searches.
+
+    Args:
+        stages: the stages, see `read_stages`.
+        workdir: folder of the recipe.
+        evaluation: data and measures that evaluate every stage.
+        progress: whether to show progress bars.
+        log: takes a line for each step; None prints it.
+    """
     folder = Workdir(workdir).path
     check_recipe(stages, folder, evaluation)
     with hold_folder(folder, "a recipe"):
         for part in ("mined", "done"):  # only this process writes there
             remove_leftovers(folder / part)
-        recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder), progress)
+        recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder, log), progress)
         results = {stage.name: recipe.run_stage(stage) for stage in stages}
         table = {name: result for name, result in results.items() if result}
         with atomic_write(folder / "results.md") as file:
             file.write(evaluation_markdown(table) + "\n")
-    print(f"\n{evaluation_text(table)}\ntable: {folder / 'results.md'}")
-    return folder / "results.md"
+    return table
 
 
 @dataclass

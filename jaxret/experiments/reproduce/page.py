@@ -10,7 +10,8 @@ from jaxret.experiments.reproduce.papers import PAPERS, PaperRow, datasets, pape
 
 INTRODUCTION = """# Reproducing the papers
 
-Every row of every table of the papers, with the config that it is and the numbers that the paper prints. This page is
+Every row of every table of the papers, and every point of the figures that are sweeps, with its config and the numbers
+that the paper prints (figures print none). A sweep of your own is [one command](sweeps.md). This page is
 made from `jaxret/experiments/reproduce/tables/`; do not edit it. Numbers are fractions, also where the paper prints
 percentages.
 

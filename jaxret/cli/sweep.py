@@ -1,0 +1,58 @@
+"""Runs a config at every point of a grid of its keys, with several seeds, and compares the points:
+
+jaxret sweep --config=minilm:mlr --workdir=runs/layers --config.data.train=FOLDER --seeds=1,2,3 \\
+  --grid="head.mlr.chosen=(2,6);(4,6)" --grid=loss.local_weight=0.01,0.1,1
+jaxret sweep ... --list            the runs with their numbers
+jaxret sweep ... --index=5         one of them alone, as a job of a Slurm array does
+
+Run the same command again to continue. The table, its numbers and the picture are WORKDIR/results.md, .json, .svg and
+.png. Points are tested against --baseline by the first of --measures.
+"""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.app import config_overrides
+
+_TRAIN_FOLDER = "the folder of config.data.train"
+_CONFIG = shared_flags.config("config of the points")
+_WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
+_GRID = flags.DEFINE_multi_string("grid", [], "KEY=VALUE,VALUE of the config, or KEY=(1,2);(3,4); repeat it")
+_SEEDS = flags.DEFINE_list("seeds", [], "values of all keys of config.seed; default: one run with the config's own")
+_BASELINE = flags.DEFINE_string("baseline", "", "point that the others are tested against; default: the first")
+_STAGES = flags.DEFINE_boolean("stages", False, "run the stages of the config, as jaxret recipe does")
+_LIST = flags.DEFINE_boolean("list", False, "print the runs, and do nothing")
+_INDEX = flags.DEFINE_integer("index", 0, "number of the only run to do; 0: all, and the table", lower_bound=0)
+_CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
+_QUERIES = shared_flags.queries(_TRAIN_FOLDER)
+_QRELS = shared_flags.qrels("--queries, if it is a folder")
+_SPLIT = shared_flags.split("test")
+_K = shared_flags.k()
+_MEASURES = shared_flags.measures()
+_MATCH = shared_flags.match()
+
+
+def main() -> None:
+    from jaxret.experiments.recipes.check_recipe import EvaluationSetup
+    from jaxret.experiments.sweeps.grid import read_grid
+    from jaxret.experiments.sweeps.run_sweep import SweepSetup, list_sweep, report_sweep
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.processes import require_platform
+
+    keep_freed_memory()
+    config = _CONFIG.value
+    require_platform(config.mesh.platform, "mesh.platform")
+    measures = tuple(_MEASURES.value) if _MEASURES.value else None
+    sources = (_CORPUS.value, _QUERIES.value, _QRELS.value)
+    evaluation = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value)
+    overrides = config_overrides(config, sys.argv)
+    grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))
+    name = config_flags.get_config_filename(flags.FLAGS["config"])
+    setup = SweepSetup(name, overrides, grid, evaluation, _STAGES.value, _BASELINE.value)
+    if _LIST.value:
+        print(list_sweep(setup, _WORKDIR.value))
+    else:
+        report_sweep(setup, _WORKDIR.value, _INDEX.value)

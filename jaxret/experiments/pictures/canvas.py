@@ -1,0 +1,107 @@
+"""Style of all pictures, and their files: SVG and PNG with the same bytes for the same numbers.
+
+Only this module imports matplotlib, which the extra `plots` installs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxret.storage.atomic import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MISSING = "matplotlib is not installed; pip install 'jaxret[plots]', then start the same command again"
+# Okabe and Ito's colours, which readers with any colour vision can tell apart; lines differ in marker and dash, too.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
+INK, FAINT = "#222222", "#DADADA"
+WIDTH, HEIGHT = 5.2, 3.3  # inches of a picture with one panel: a column and a half of a paper
+
+_STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+    "font.size": 9.5,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9.5,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "figure.facecolor": "white",  # opaque: the inks stay readable on a dark page
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "jaxret",  # ids of the SVG are random without it
+    "svg.fonttype": "path",
+}
+
+
+def drawing_is_installed() -> bool:
+    """Return whether matplotlib can be imported."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def new_picture(
+    panels: int = 1, height: float = HEIGHT, width: float = WIDTH, share: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure and its panels, side by side.
+
+    Args:
+        panels: number of panels.
+        height: in inches.
+        width: of a single panel, in inches; several panels are narrower.
+        share: whether the panels have one vertical axis.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels**0.7, height))
+    figure.set_layout_engine("constrained")
+    return figure, list(figure.subplots(1, panels, sharey=share, squeeze=False)[0])
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour, marker and dash of the line with a number; they repeat together only after many lines."""
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+    }
+
+
+def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
+    """Draw a picture, write PATH.svg and PATH.png without dates and versions, and return their names.
+
+    make: draws with `new_picture`; settings of matplotlib are the same for every user meanwhile. Raises ValueError if
+    matplotlib is not installed.
+    """
+    if not drawing_is_installed():
+        raise ValueError(MISSING)
+    import matplotlib
+
+    stem = Path(path).with_suffix("") if Path(path).suffix in (".svg", ".png") else Path(path)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc changes no picture
+        matplotlib.rcParams.update(_STYLE)
+        figure = make()
+        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+            with atomic_write(stem.with_name(f"{stem.name}.{kind}"), "wb") as file:
+                file.write(buffer.getvalue())
+    return f"{stem}.svg, {stem}.png"

@@ -1,0 +1,125 @@
+"""Draw one kind of picture from the folders of runs or of a sweep (`jaxret plot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxret.data.records import Passage
+from jaxret.experiments.compare_runs import split_argument
+from jaxret.experiments.explain import own_word_values
+from jaxret.experiments.pictures.canvas import save_picture
+from jaxret.experiments.pictures.run_pictures import (
+    DomainChoice,
+    Runs,
+    annealing_picture,
+    domain_picture,
+    training_picture,
+    weight_picture,
+    winner_picture,
+)
+from jaxret.experiments.pictures.sweep_picture import sweep_picture
+from jaxret.experiments.pictures.word_picture import word_picture
+from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# kind -> its picture of runs, from their files alone
+_OF_RUNS: dict[str, Callable[[Runs], Figure]] = {
+    "training": training_picture,
+    "annealing": annealing_picture,
+    "winners": winner_picture,
+    "weights": weight_picture,
+}
+KINDS = ("sweep", *_OF_RUNS, "domains", "words")
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """Options of single kinds of pictures.
+
+    Attributes:
+        measures: of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first.
+        x, y: names of results on the axes of `domains`.
+        passage: text of the passage of `words`.
+        title: its title.
+        checkpoint: of the run of `words`.
+    """
+
+    measures: tuple[str, ...] = ()
+    x: tuple[str, ...] = ()
+    y: tuple[str, ...] = ()
+    passage: str = ""
+    title: str = ""
+    checkpoint: str = "best"
+
+
+def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOptions | None = None) -> str:
+    """Draw a picture, write OUT.svg and OUT.png, and return their names.
+
+    Args:
+        kind: one of KINDS.
+        arguments: folders of runs, or NAME=RUN,RUN for seeds of a system; of a sweep, its folder.
+        out: path of the picture, with or without an ending; "" for the kind, in the current folder.
+        options: of single kinds.
+    Raises:
+        ValueError: an unknown kind, options that the kind does not read, or runs without the files that it draws.
+    """
+    options = options or PictureOptions()
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of picture; kinds are {', '.join(KINDS)}")
+    _require_options(kind, options)
+    if kind in ("sweep", "words") and len(arguments) != 1:
+        raise ValueError(f"a picture of {kind} is of one folder, and {len(arguments)} are named")
+    if kind == "sweep":
+        path = Path(arguments[0]) / "results.json"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: `jaxret sweep` writes it when all points are measured")
+        make = partial(sweep_picture, read_json(path), next(iter(options.measures), ""))
+    elif kind == "words":
+        run = open_run(arguments[0], options.checkpoint)
+        words = own_word_values(run, Passage("passage", options.passage, options.title))
+        make = partial(word_picture, words, run.model.module.head.word_values("passage"))
+    elif kind == "domains":
+        make = partial(domain_picture, _read_runs(arguments), DomainChoice(options.x, options.y, options.measures))
+    else:
+        make = partial(_OF_RUNS[kind], _read_runs(arguments))
+    return save_picture(make, out or kind)
+
+
+def _require_options(kind: str, options: PictureOptions) -> None:
+    """Raise ValueError for an option that is missing, or that the kind does not read."""
+    reads = {"sweep": ("measures",), "domains": ("measures", "x", "y"), "words": ("passage", "title", "checkpoint")}
+    needs = {"domains": ("x", "y"), "words": ("passage",)}
+    for name in needs.get(kind, ()):
+        if not getattr(options, name):
+            raise ValueError(f"--{name} must be given for a picture of {kind}")
+    for name, value in vars(options).items():
+        if value not in ((), "", "best") and name not in reads.get(kind, ()):
+            raise ValueError(f"--{name} has no meaning for a picture of {kind}; leave it out")
+    if len(options.measures) > (2 if kind == "domains" else 1):
+        raise ValueError(f"--measures={','.join(options.measures)} has too many measures for a picture of {kind}")
+
+
+def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:
+    """Return name -> runs. Raises FileNotFoundError for a folder that is no run, ValueError for a name that is there
+    twice."""
+    runs: dict[str, list[Workdir]] = {}
+    for argument in arguments:
+        name, paths = split_argument(argument)
+        members = [Workdir(path) for path in paths]
+        for member in members:
+            if not member.config.exists():
+                raise FileNotFoundError(f"{member} is no run (it has no config.json)")
+        label = name or members[0].name
+        label = argument if label in runs and not name else label
+        if label in runs:
+            raise ValueError(f"{label!r} is there twice; NAME=RUN names a run")
+        runs[label] = members
+    return runs

@@ -1,0 +1,193 @@
+"""Read the grid of a sweep: values of config keys, and the points that they span."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from jaxret.configs import change_config, require_keys
+from jaxret.experiments.reproduce.papers import SEEDS
+from jaxret.runs.identity import without_seeds
+from jaxret.storage.atomic import sha256_json
+
+_PARSERS: dict[type, Any] = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
+# Keys that identity leaves out because data.json has digests of the files: another path may hold other data.
+_PATHS = ("data.train", "data.dev", "data.dev_negatives_run")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A config key and the values that it takes."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The axes of a sweep, and its seeds; without seeds, every point is one run with the config's own."""
+
+    axes: tuple[Axis, ...]
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(axis.key for axis in self.axes)
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield {key: value} of every point; the last key varies fastest."""
+        for values in itertools.product(*(axis.values for axis in self.axes)):
+            yield dict(zip(self.keys, values, strict=True))
+
+    def label(self, point: Mapping[str, Any]) -> str:
+        """Return the name of a point: "chosen=4,6 local_weight=0.1"."""
+        names = short_names(self.keys)
+        return " ".join(f"{names[key]}={format_value(value)}" for key, value in point.items())
+
+    def folder(self, point: Mapping[str, Any]) -> str:
+        """Return the name of a point's folder: "chosen=4-6_local_weight=0.1"; it differs for every point."""
+        names = short_names(self.keys)
+        return "_".join(f"{names[key]}={_plain(value)}" for key, value in point.items())
+
+
+def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, fixed: Sequence[str]) -> Grid:
+    """Read the grid of a command line.
+
+    Args:
+        entries: "KEY=VALUE,VALUE", "KEY=(1,2);(3,4)".
+        seeds: values for all keys of `seed.`.
+        config: its values have the types of the keys.
+        fixed: keys that the command line sets to one value.
+    Raises:
+        ValueError: an unknown key, a value of another type, a key or a value that is repeated, or a key that is set
+            otherwise too or that changes no result.
+    """
+    if not entries and not seeds:
+        raise ValueError("--grid=KEY=VALUE,VALUE must be given, or several --seeds")
+    axes: list[Axis] = []
+    for entry in entries:
+        key, equals, text = entry.partition("=")
+        if not equals or not text:
+            raise ValueError(f"--grid={entry} must be KEY=VALUE,VALUE, or KEY=(1,2);(3,4) for a key that is a list")
+        require_keys(config, [key], "the config")
+        if key in (axis.key for axis in axes):
+            raise ValueError(f"--grid has {key} twice; write all its values in one")
+        if key in fixed:
+            raise ValueError(f"{key} is in --grid and set by --config.{key}; leave one out")
+        if key in SEEDS and seeds:
+            raise ValueError(f"{key} is in --grid, and --seeds sets it too; leave one out")
+        if key not in (*SEEDS, *_PATHS) and not without_seeds({key: 0}):
+            raise ValueError(f"{key} changes no result, so a sweep over it has one point")
+        axes.append(Axis(key, _read_values(entry, key, text, config)))
+    if clash := [key for key in SEEDS if key in fixed and seeds]:
+        raise ValueError(f"{clash[0]} is set by --seeds and by --config.{clash[0]}; leave one out")
+    return Grid(tuple(axes), _read_seeds(seeds))
+
+
+def point_changes(point: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """Return the config keys of a point, and of its seed."""
+    return {**point, **({} if seed is None else dict.fromkeys(SEEDS, seed))}
+
+
+def require_distinct_points(grid: Grid, configs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Raise ValueError if two points train the same system.
+
+    A key of `head.FAMILY.` counts only where head.name is that family.
+
+    Args:
+        grid: the grid, for the message.
+        configs: label of a point -> the flat configs of its stages.
+    """
+    seen: dict[str, str] = {}
+    for label, stages in configs.items():
+        digest = sha256_json([list(map(_read_keys, stages))])
+        if digest in seen:
+            names = sorted({config["head.name"] for config in stages})
+            raise ValueError(
+                f"the points {seen[digest]!r} and {label!r} of {' and '.join(grid.keys)} are the same system: "
+                f"head {' and '.join(names)} reads no key in which they differ"
+            )
+        seen[digest] = label
+
+
+def _read_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a flat config that its family reads."""
+    keys = {key: value for key, value in config.items() if key in (*SEEDS, *_PATHS)} | without_seeds(config)
+    family = f"head.{config['head.name']}."
+    return {key: value for key, value in keys.items() if key.count(".") < 2 or not _of_other_family(key, family)}
+
+
+def _of_other_family(key: str, family: str) -> bool:
+    return key.startswith("head.") and not key.startswith(family)
+
+
+def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
+    values = []
+    for text in seeds:
+        if not re.fullmatch(r"\d+", text):
+            raise ValueError(f"--seeds={','.join(seeds)}: {text!r} is no seed, which is a whole number of at least 0")
+        values.append(int(text))
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"--seeds has {twice[0]} twice, and a run counts once")
+    return tuple(values)
+
+
+def _read_values(entry: str, key: str, text: str, config: ConfigDict) -> tuple[Any, ...]:
+    current: Any = config
+    for part in key.split("."):
+        current = current[part]
+    values = [_read_value(entry, key, part, current) for part in _split_values(text)]
+    for value in values:
+        change_config(config, {key: value}, "the config")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"--grid={entry}: {format_value(twice[0])} is there twice; a point counts once")
+    return tuple(values)
+
+
+def _split_values(text: str) -> list[str]:
+    """Split at semicolons, or else at commas outside of brackets."""
+    if ";" in text:
+        return [part.strip() for part in text.split(";")]
+    return [part.strip() for part in re.split(r",(?![^(\[]*[)\]])", text)]
+
+
+def _read_value(entry: str, key: str, text: str, current: Any) -> Any:
+    """Return a value of the type that the key has in the config."""
+    if isinstance(current, str):
+        return text
+    try:
+        if not isinstance(current, (tuple, list)):
+            return _PARSERS[type(current)].parse(text)
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    except (ValueError, SyntaxError) as error:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        kind = kinds.get(type(current), "a list, as in (10,12)")
+        raise ValueError(f"--grid={entry}: {text!r} is no value of {key}, which is {kind}") from error
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each key, or the whole key where two have the same last part."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
+
+
+def format_value(value: Any) -> str:
+    """Return a value for a table or a picture: "4,6" for a list, '""' for an empty text."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value))
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value) or '""'
+
+
+def _plain(value: Any) -> str:
+    """Return a value as part of a file name; a digest follows where letters had to be replaced."""
+    text = "-".join(map(str, value)) if isinstance(value, (tuple, list)) else format_value(value)
+    plain = re.sub(r"[^\w.+-]+", "-", text)
+    return plain if plain == text and plain else f"{plain}-{sha256_json(text)[:8]}"

@@ -1,0 +1,251 @@
+"""Run the points of a grid, each as a recipe in a folder of its own, and compare them.
+
+WORKDIR/sweep.json        settings that all points share; a sweep with others is refused
+        POINT/            the recipe of a point (recipes/run_recipe.py), or POINT/seed-N/ where there are seeds
+        results.md        the table
+        results.json      the scores of all runs, and the tests
+        results.svg .png  the picture
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs import change_config, load_config
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.compare_runs import read_result
+from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, save_picture
+from jaxret.experiments.pictures.sweep_picture import sweep_picture
+from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, complete_evaluation
+from jaxret.experiments.recipes.run_recipe import run_stages
+from jaxret.experiments.recipes.stages import Stage, read_stages
+from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
+from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_results
+from jaxret.runs.identity import without_seeds
+from jaxret.runs.mismatch import flatten, require_equal
+from jaxret.runs.run import config_json
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.lockfile import LockedError
+
+STAGE = "run"  # name of the only stage of a config that is trained as it is
+
+
+@dataclass(frozen=True)
+class SweepSetup:
+    """The settings of a sweep.
+
+    Attributes:
+        config: "NAME" or "FILE.py", with or without ":SUFFIX".
+        overrides: keys of the config that have another value in every point.
+        grid: the swept keys and seeds.
+        evaluation: data and measures; the tests of the table are of the first measure.
+        stages: whether each point runs the stages of the config; else the config is trained once, on data.train.
+        baseline: label of the point that others are tested against; "" for the first.
+    """
+
+    config: str
+    overrides: Mapping[str, Any]
+    grid: Grid
+    evaluation: EvaluationSetup
+    stages: bool = False
+    baseline: str = ""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep: a point and a seed.
+
+    Attributes:
+        label: name of the point.
+        point: swept key -> value.
+        seed: None for the config's own seeds.
+        folder: of the run's recipe.
+        stages: the stages of the recipe; the last one that searches is measured.
+    """
+
+    label: str
+    point: Mapping[str, Any]
+    seed: int | None
+    folder: Path
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        return self.label if self.seed is None else f"{self.label} seed={self.seed}"
+
+    @property
+    def measured(self) -> Workdir:
+        """The folder of the stage that is measured."""
+        return Workdir(self.folder / [stage.name for stage in self.stages if not stage.is_reranker][-1])
+
+
+def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
+    """Return the runs of a sweep in order, seeds of a point side by side. Raises ValueError for points that are the
+    same system, and for a point whose config cannot be read."""
+    folder, runs, configs = Workdir(workdir).path, [], {}
+    for point in setup.grid.points():
+        label = setup.grid.label(point)
+        for seed in setup.grid.seeds or (None,):
+            stages = _point_stages(setup, label, point_changes(point, seed))
+            path = folder / setup.grid.folder(point) if point else folder / "config"
+            runs.append(SweepRun(label, point, seed, path if seed is None else path / f"seed-{seed}", stages))
+        configs[label] = [flatten(config_json(stage.config)) for stage in runs[-1].stages]
+    require_distinct_points(setup.grid, configs)
+    if setup.baseline and setup.baseline not in configs:
+        raise ValueError(f"--baseline={setup.baseline} is no point; points are {', '.join(map(repr, configs))}")
+    return runs
+
+
+def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
+    """Return a table of the runs of a sweep: index, point, seed, folder, and whether it is measured."""
+    runs = sweep_runs(setup, workdir)
+    name = _result_name(_evaluation(setup, runs))
+    rows = [
+        [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _state(run, name)]
+        for index, run in enumerate(runs, 1)
+    ]
+    return aligned_table(["index", "point", "seed", "folder", "state"], rows, left=5)
+
+
+def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: bool = True) -> SweepResults | None:
+    """Run what is not complete, and return the comparison of all points; None if only one run was asked for.
+
+    Args:
+        setup: the sweep.
+        workdir: its folder; several jobs may run points in it at the same time.
+        index: number of the only run to do, from 1; 0 for all runs, and their comparison.
+        progress: whether to show progress bars.
+    Raises:
+        ValueError: settings that contradict each other, or that differ from those of the folder. Nothing has run then.
+        LockedError: other jobs run some of the points; the others are done.
+    """
+    runs = sweep_runs(setup, workdir)
+    if not 0 <= index <= len(runs):
+        raise ValueError(f"--index={index}: the sweep has the runs 1 to {len(runs)} (--list shows them)")
+    evaluation = _evaluation(setup, runs)
+    chosen = runs[index - 1 : index] if index else runs
+    _check_runs(chosen, evaluation)
+    _require_same_sweep(setup, evaluation, Workdir(workdir).path)
+    held = [run.name for run in chosen if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
+    if held:
+        raise LockedError(
+            f"another job is at {' and at '.join(held)}; start the same command again when it has ended, to compare"
+        )
+    if index:
+        return None
+    name = _result_name(evaluation)
+    results = {run.label: [read_result(str(r.measured), name) for r in runs if r.label == run.label] for run in runs}
+    points = {run.label: run.point for run in runs}
+    return compare_points(setup.grid, points, results, setup.baseline, evaluation.measures or ())
+
+
+def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """Return the stages of a point, with its keys. Raises ValueError, with the point, for a wrong value."""
+    keys = {**setup.overrides, **changes}
+    try:
+        if setup.stages:
+            match = setup.evaluation.match
+            return tuple(read_stages(setup.config, keys, match if match != "string" else ""))
+        config = change_config(load_config(setup.config), keys, setup.config)
+        if config.task != "retrieval":
+            raise ValueError(f"{setup.config} trains no retriever, so there is nothing to search with")
+        return (Stage(STAGE, config, explicit_keys=tuple(sorted(keys))),)
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from error
+
+
+def _evaluation(setup: SweepSetup, runs: Sequence[SweepRun]) -> EvaluationSetup:
+    """Return the evaluation with its sources. Raises ValueError where they would differ between points."""
+    paths = dict.fromkeys(run.stages[-1].config.data.train for run in runs)
+    evaluations = {train: complete_evaluation(setup.evaluation, train) for train in paths}
+    first = next(iter(evaluations.values()))
+    if any(other != first for other in evaluations.values()):
+        raise ValueError("data.train is swept: give --corpus, --queries and --qrels, so that points are comparable")
+    return first
+
+
+def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
+    """Raise the error that a step of any run would raise, with the name of the point; seeds of a point are alike."""
+    for run in {run.label: run for run in reversed(runs)}.values():
+        try:
+            check_recipe(run.stages, run.folder, evaluation)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{run.label}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{run.label}: {error}") from error
+
+
+def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: Path) -> None:
+    """Write what all points share, or compare it with what the folder has. More values and seeds may come later."""
+    path, keys = folder / "sweep.json", set(setup.grid.keys)
+    config = flatten(config_json(_base_config(setup)))
+    shared = {
+        "config": {key: value for key, value in without_seeds(config).items() if key not in keys},
+        "grid": sorted(keys),
+        "stages": setup.stages,
+        "evaluation": {**asdict(evaluation), "measures": list(evaluation.measures or ())},
+    }
+    if path.exists():
+        remedy = "Give another --workdir for a sweep with other settings."
+        require_equal(read_json(path), shared, str(path), "this sweep", remedy)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, shared)
+
+
+def _base_config(setup: SweepSetup) -> ConfigDict:
+    return change_config(load_config(setup.config), setup.overrides, setup.config)
+
+
+def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup, progress: bool) -> bool:
+    """Run what is not complete of a run. Returns False if another job holds its folder."""
+    name = f"[{number}/{count}] {run.name}"
+
+    def log(line: str) -> None:
+        if not line.endswith("already done"):
+            print(f"{name} {line}", flush=True)
+
+    try:
+        run_stages(run.stages, run.folder, evaluation, progress, log)
+    except LockedError as error:
+        print(f"{name}: {error}", flush=True)
+        return False
+    except ArithmeticError as error:
+        raise ArithmeticError(f"{run.name}: {error}") from error
+    return True
+
+
+def _result_name(evaluation: EvaluationSetup) -> str:
+    return result_name(evaluation.queries, evaluation.qrels, evaluation.split)
+
+
+def _state(run: SweepRun, name: str) -> str:
+    if run.measured.evaluation(name).exists():
+        return "measured"
+    return "begun" if run.folder.exists() else "-"
+
+
+def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None:
+    """Run a sweep; print and write its table, and draw its picture if matplotlib is installed.
+
+    Args:
+        setup: the sweep.
+        workdir: its folder.
+        index: see `run_sweep`.
+    """
+    results = run_sweep(setup, workdir, index)
+    if results is None:
+        return
+    folder = Workdir(workdir).path
+    print(f"\n{results.to_text()}\ntable: {write_results(results, folder)}")
+    if not drawing_is_installed():
+        print(f"no picture: {MISSING}")
+        return
+    print(f"picture: {save_picture(lambda: sweep_picture(results.to_json()), folder / 'results')}")

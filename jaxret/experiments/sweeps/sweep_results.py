@@ -1,0 +1,141 @@
+"""Compare the points of a sweep: scores over seeds, and tests against one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.evaluation.comparison import (
+    Score,
+    SystemComparison,
+    compare_systems,
+    format_p_value,
+    score_systems,
+)
+from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
+from jaxret.experiments.compare_runs import (
+    RunResult,
+    common_measures,
+    comparison_notes,
+    require_comparable,
+    require_distinct_runs,
+)
+from jaxret.experiments.sweeps.grid import Grid, format_value, short_names
+from jaxret.storage.atomic import atomic_write, write_json
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """The scores of a sweep's points, and the tests of the first measure against the baseline.
+
+    Attributes:
+        keys: swept keys in order.
+        points: label -> swept key -> value, in the order of the grid.
+        scores: of every point and measure.
+        comparison: of the first measure; its first system is the baseline.
+        notes: sentences on differences between runs.
+    """
+
+    keys: tuple[str, ...]
+    points: Mapping[str, Mapping[str, Any]]
+    scores: tuple[Score, ...]
+    comparison: SystemComparison
+    notes: tuple[str, ...]
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(score.measure for score in self.scores))
+
+    @property
+    def baseline(self) -> str:
+        return self.comparison.systems[0]
+
+    def to_text(self) -> str:
+        return self._render(aligned_table)
+
+    def to_markdown(self) -> str:
+        return self._render(markdown_table)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as a JSON value; `sweep_picture` reads it."""
+        return {
+            "keys": list(self.keys),
+            "points": [
+                {
+                    "label": label,
+                    "values": dict(point),
+                    "scores": {score.measure: list(score.runs) for score in self.scores if score.system == label},
+                }
+                for label, point in self.points.items()
+            ],
+            "measures": list(self.measures),
+            "comparison": self.comparison.to_json(),
+            "notes": list(self.notes),
+        }
+
+    def _render(self, table: Callable[[Row, Sequence[Row], int], str]) -> str:
+        names, main = short_names(self.keys), self.measures[0]
+        header = [*(names[key] for key in self.keys), "runs", *self.measures]
+        header += [f"{main} minus baseline", "95 %", "Holm", "over runs"]
+        rows = [self._row(label) for label in self.points]
+        parts = [table(header, rows, len(self.keys)), f"Baseline: {self.baseline}."]
+        if any(len(score.runs) > 1 for score in self.scores):
+            parts[-1] += " ±: standard deviation over runs."
+        parts.append(
+            f"Means over {self.comparison.queries[main]:,} queries. Holm: p-value of the randomisation test over "
+            f"queries, corrected for all points; over runs: Welch's t-test between the means of runs, not corrected."
+        )
+        return "\n\n".join([*parts, *self.notes])
+
+    def _row(self, label: str) -> list[str]:
+        values = [format_value(self.points[label][key]) for key in self.keys]
+        scores = [score for score in self.scores if score.system == label]
+        cells = [*values, str(len(scores[0].runs)), *map(str, scores)]
+        for one in self.comparison.tests:
+            if one.system == label:
+                paired = one.comparison
+                cells += [f"{paired.difference:+.4f}", f"{paired.low:+.4f} to {paired.high:+.4f}"]
+                return [*cells, format_p_value(one.holm_permutation), format_p_value(one.p_runs)]
+        return [*cells, "baseline", "", "", ""]
+
+
+def compare_points(
+    grid: Grid,
+    points: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Sequence[RunResult]],
+    baseline: str = "",
+    measures: Sequence[str] = (),
+) -> SweepResults:
+    """Compare the points of a sweep.
+
+    Args:
+        grid: the swept keys.
+        points: label -> swept key -> value.
+        results: label -> the results of its runs.
+        baseline: label of the point that the others are tested against; "" for the first.
+        measures: the first one is tested; by default all that every result has.
+    Raises:
+        ContractError: results are on different data.
+        ValueError: two runs of a point are the same, or a measure is missing.
+    """
+    every = [result for members in results.values() for result in members]
+    require_comparable(every)
+    for members in results.values():
+        require_distinct_runs(members, named=True)
+    chosen = common_measures(every, measures)
+    first = baseline or next(iter(results))
+    values = {label: [result.values for result in results[label]] for label in (first, *results)}
+    comparison = compare_systems(values, chosen[:1])
+    scores = score_systems({label: values[label] for label in results}, chosen)
+    notes = comparison_notes({label: list(members) for label, members in results.items()})
+    return SweepResults(grid.keys, points, tuple(scores), comparison, tuple(notes))
+
+
+def write_results(results: SweepResults, folder: Path) -> Path:
+    """Write results.md and results.json into the folder of a sweep, and return the path of the table."""
+    write_json(folder / "results.json", results.to_json())
+    with atomic_write(folder / "results.md") as file:
+        file.write(results.to_markdown() + "\n")
+    return folder / "results.md"

@@ -1,0 +1,125 @@
+"""A sweep in miniature: processes that are killed, one point a process, the table, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.evaluation.comparison import compare_systems
+from jaxret.storage.atomic import read_json
+from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
+
+GRID = ("--grid=loss.temperature=1,0.2", "--seeds=1,2", "--measures=RR@10", "--k=10")
+
+Start = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[str]]:
+    folder = tmp_path_factory.mktemp("sweep")
+    encoder, data = write_encoder(folder / "encoder"), write_data(folder / "data")
+    return lambda workdir: ["sweep", *train_arguments(encoder, data, workdir, train__steps=2, data__dev="")]
+
+
+def sweep(arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("-m", "jaxret", *arguments, *more),
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def values(folder: Path) -> dict[str, dict[str, float]]:
+    """Return run -> query -> RR@10, from the evaluation of every run."""
+    return {
+        str(path.relative_to(folder).parent.parent.parent): read_json(path)["per_query"]["RR@10"]
+        for path in sorted(folder.glob("*/seed-*/run/eval/*.json"))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--grid=loss.temperatur=1,2",), "--config.loss.temperatur: the config has no such key; did you mean"),
+        (("--grid=data.negatives=0,1",), "data.negatives is in --grid and set by --config.data.negatives"),
+        (("--grid=loss.temperature=1,0",), "temperature=0: "),
+        (("--grid=head.mvr.count=4,8",), "are the same system: head dual_encoder reads no key"),
+        (("--grid=loss.temperature=1,2", "--baseline=x"), "--baseline=x is no point; points are 'temperature=1'"),
+        (("--grid=loss.temperature=1,2", "--index=3"), "--index=3: the sweep has the runs 1 to 2"),
+    ],
+)
+def test_settings_are_refused_before_anything_runs(
+    more: tuple[str, ...], message: str, arguments: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    done = sweep(arguments(tmp_path / "sweep"), *more)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.exhaustive
+def test_points_alone_and_a_kill_give_the_table_of_one_job(
+    arguments: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    """kill -9 in the second point; then a process for each of two points; then the same command collects."""
+    folder = tmp_path / "sweep"
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command("-m", "jaxret", *arguments(folder), *GRID), cwd=REPOSITORY, env=environment(), stdout=file
+        )
+        while "[2/4] temperature=1 seed=2 == run.train" not in log.read_text() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert len(values(folder)) == 1
+    assert not (folder / "results.md").exists()
+
+    listed = sweep(arguments(folder), *GRID, "--list")
+    states = [re.split(r"\s{2,}", line)[-1] for line in listed.stdout.splitlines()[2:]]
+    assert states == ["measured", "begun", "-", "-"], listed.stdout
+    for index in (3, 4):
+        alone = sweep(arguments(folder), *GRID, f"--index={index}")
+        assert alone.returncode == 0, alone.stderr
+        assert f"[{index}/4]" in alone.stdout
+        assert not (folder / "results.md").exists(), "one point compares nothing"
+    collected = sweep(arguments(folder), *GRID)
+    assert collected.returncode == 0, collected.stderr
+    assert re.findall(r"^\[(\d)/4\]", collected.stdout, re.MULTILINE) == ["2"] * 3, "the point that was killed goes on"
+
+    runs = values(folder)
+    systems = {
+        label: [{"RR@10": runs[f"{label}/seed-{seed}"]} for seed in (1, 2)]
+        for label in ("temperature=1", "temperature=0.2")
+    }
+    (test,) = compare_systems(systems, ["RR@10"]).tests
+    results = read_json(folder / "results.json")
+    for point in results["points"]:
+        expected = [np.mean(list(run["RR@10"].values())) for run in systems[point["label"]]]
+        np.testing.assert_allclose(point["scores"]["RR@10"], expected, rtol=1e-12)
+        mean, deviation = np.mean(expected), np.std(expected, ddof=1)
+        assert f"{mean:.4f} ± {deviation:.4f}" in collected.stdout
+    assert results["comparison"]["tests"][0]["holm_permutation"] == test.holm_permutation
+    assert f"{test.comparison.difference:+.4f}" in collected.stdout
+
+    again = sweep(arguments(folder), *GRID, "--baseline=temperature=0.2")
+    assert "[" not in again.stdout.split("\n\n")[0].replace("[--", ""), "nothing is done twice"
+    assert f"{-test.comparison.difference:+.4f}" in again.stdout
+    other = sweep(arguments(folder), *GRID, "--config.train.steps=3")
+    assert other.returncode == 1
+    assert "train.steps: 2 in " in other.stderr
+    shutil.rmtree(folder / "temperature=1" / "seed-1" / "run" / "eval")
+    remade = sweep(arguments(folder), *GRID)
+    assert re.findall(r"^\[(\d)/4\].*== run.(\w+)", remade.stdout, re.MULTILINE) == [("1", "search")]
