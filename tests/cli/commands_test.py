@@ -29,6 +29,7 @@ OWN_MEANING |= {
     ("plan", "queries"),
     ("fuse", "k"),
     ("fuse", "measures"),
+    ("plot", "measures"),
     ("rerank", "workdir"),
     ("rerank", "split"),
     ("rerank", "k"),

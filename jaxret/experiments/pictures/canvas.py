@@ -25,7 +25,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 
 INK, FAINT = "#222222", "#DADADA"
 WIDTH, HEIGHT = 5.2, 3.3  # inches of a picture with one panel: a column and a half of a paper
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 9.5,
     "axes.edgecolor": INK,

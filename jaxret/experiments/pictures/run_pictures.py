@@ -159,9 +159,11 @@ def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
         look = line_style(number)
         if len(members) > 1:
             x_error, y_error = (float(np.std(column, ddof=1)) for column in columns)
-            ax.errorbar(*means, y_error, x_error, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5)
+            ax.errorbar(
+                means[0], means[1], y_error, x_error, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5
+            )
         ax.plot(*means, color=look["color"], marker=look["marker"], linestyle="none", markersize=7)
-        ax.annotate(name, means, xytext=(7, 5), textcoords="offset points", fontsize=9)
+        ax.annotate(name, (means[0], means[1]), xytext=(7, 5), textcoords="offset points", fontsize=9)
     ax.margins(0.2)
     ax.set_xlabel(f"{labels[0]} (in domain)")
     ax.set_ylabel(f"{labels[1]} (zero-shot)")

@@ -82,7 +82,7 @@ def _draw_baseline(ax: Axes, results: Mapping[str, Any], measure: str) -> None:
     scores = next(point["scores"][measure] for point in results["points"] if point["label"] == label)
     mean = float(np.mean(scores))
     ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.6, zorder=1)
-    place = {"xytext": (-2, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+    place: dict[str, Any] = {"xytext": (-2, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
     ax.annotate("baseline", (1, mean), xycoords=("axes fraction", "data"), fontsize=8, alpha=0.8, **place)
 
 

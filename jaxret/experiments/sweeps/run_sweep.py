@@ -26,7 +26,7 @@ from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recip
 from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
 from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
-from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_results
+from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_sweep
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.run import config_json
@@ -244,7 +244,7 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
     if results is None:
         return
     folder = Workdir(workdir).path
-    print(f"\n{results.to_text()}\ntable: {write_results(results, folder)}")
+    print(f"\n{results.to_text()}\ntable: {write_sweep(results, folder)}")
     if not drawing_is_installed():
         print(f"no picture: {MISSING}")
         return

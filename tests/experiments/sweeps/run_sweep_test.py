@@ -53,7 +53,7 @@ def values(folder: Path) -> dict[str, dict[str, float]]:
     ("more", "message"),
     [
         (("--grid=loss.temperatur=1,2",), "--config.loss.temperatur: the config has no such key; did you mean"),
-        (("--grid=data.negatives=0,1",), "data.negatives is in --grid and set by --config.data.negatives"),
+        (("--grid=train.batch_size=4,8",), "train.batch_size is in --grid and set by --config.train.batch_size"),
         (("--grid=loss.temperature=1,0",), "temperature=0: "),
         (("--grid=head.mvr.count=4,8",), "are the same system: head dual_encoder reads no key"),
         (("--grid=loss.temperature=1,2", "--baseline=x"), "--baseline=x is no point; points are 'temperature=1'"),
