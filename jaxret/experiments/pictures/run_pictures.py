@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Runs = Mapping[str, Sequence[Workdir]]  # name in the legend -> the runs that it stands for
-_MARKERS_UP_TO = 40  # points of a curve
+_MARKERS_UP_TO = 15  # points of a curve; more markers hide each other
 
 
 @dataclass(frozen=True)

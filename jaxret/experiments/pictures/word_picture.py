@@ -37,7 +37,7 @@ def word_picture(words: Sequence[tuple[str, float]], title: str = "") -> Figure:
     lines = 1 + max(row for *_, row in boxes)
     figure, (ax,) = new_picture(height=lines * _LINE + 0.75, width=width)
     scale = Normalize(0, max(max(value for _, value in words), 1e-9))
-    colors = colormaps["cividis_r"]
+    colors = colormaps["Blues"]
     for (word, value), (left, size, row) in zip(words, boxes, strict=True):
         strength = scale(value) if value > 0 else 0.0
         if value > 0:
