@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
 from jaxret.data.formats import (
+    Corpus,
     CorpusScan,
     Policy,
-    corpus_file,
     detect_queries,
-    read_corpus,
     read_queries,
     read_run,
-    scan_corpus,
     source_path,
     write_run,
 )
@@ -88,6 +87,11 @@ class RerankJob:
     match: str = "string"
     latency: int = LATENCY
 
+    @cached_property
+    def passages(self) -> Corpus:
+        """The corpus, opened."""
+        return Corpus.open(self.corpus)
+
 
 @dataclass(frozen=True)
 class _Inputs:
@@ -143,7 +147,7 @@ def _require_separate_output(job: RerankJob) -> None:
     require_other_file(job.out, run_files(job.run), "the run that is reranked")
     query_files = [source.path for source in detect_queries(job.queries, job.split)]
     require_other_file(job.out, query_files, f"the queries ({job.queries})")
-    require_other_file(job.out, [corpus_file(job.corpus)], f"the corpus ({job.corpus})")
+    require_other_file(job.out, job.passages.files, f"the corpus ({job.corpus})")
     if job.qrels:
         require_other_file(job.out, [detect_judgements(job.qrels, job.split).path], f"the judgements ({job.qrels})")
 
@@ -189,8 +193,8 @@ def _read_run_passages(
     depths: query id -> number of passages.
     """
     passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
-    scan = scan_corpus(job.corpus, policy)
-    passages = {passage.id: passage for passage in read_corpus(job.corpus, policy, scan) if passage.id in passage_ids}
+    scan = job.passages.scan(policy)
+    passages = {passage.id: passage for passage in job.passages.read(policy, scan) if passage.id in passage_ids}
     if missing := sorted(passage_ids - passages.keys()):
         message = f"{job.run} has passage {missing[0]!r}, one of {len(missing):,} that are not here"
         raise Location(source_path(job.corpus)).error("no such passage", message, "give the corpus of the run")

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxret.data.formats import scan_corpus
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import open_encoded
@@ -128,7 +128,7 @@ def check_teacher(name: str, corpus: str, texts: str) -> None:
         encoded = open_encoded(corpus_folder(folder, corpus), verify=False)
         if texts:
             remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
-            require_encoded(encoded, texts, scan_corpus(texts).sha256, remedy)
+            require_encoded(encoded, texts, Corpus.open(texts).scan().sha256, remedy)
 
 
 def teacher_files(name: str, corpus: str) -> list[Path]:

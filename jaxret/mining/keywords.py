@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from jaxret.data.formats import Policy, read_corpus
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.storage.atomic import atomic_write
 
@@ -50,11 +50,11 @@ def inverse_document_frequencies(passages: Iterable[Passage]) -> dict[str, float
     return {word: math.log((1 + total) / (1 + n)) + 1 for word, n in frequencies.items()}
 
 
-def write_keywords(corpus: str | Path, out: str | Path, count: int = 8, progress: bool = True) -> tuple[int, int]:
+def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bool = True) -> tuple[int, int]:
     """Write {"_id": passage id, "text": keywords} lines for a corpus, which is read twice.
 
     Args:
-        corpus: folder or file with passages.
+        corpus: to read.
         out: file to write.
         count: words for each passage, at most. English stop words and words of one letter are left out.
         progress: show progress bars.
@@ -63,13 +63,13 @@ def write_keywords(corpus: str | Path, out: str | Path, count: int = 8, progress
     """
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
-    bar = tqdm(read_corpus(corpus, Policy()), "count words", disable=not progress, delay=1)
+    bar = tqdm(corpus.read(), "count words", disable=not progress, delay=1)
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:
-        raise ValueError(f"{corpus} has no passage with an English word that is not a stop word")
+        raise ValueError(f"{corpus.source} has no passage with an English word that is not a stop word")
     written = total = 0
     with atomic_write(Path(out)) as file:
-        rows = keywords(read_corpus(corpus, Policy()), idf, count)
+        rows = keywords(corpus.read(), idf, count)
         for passage, text in tqdm(rows, "keywords", unit="passage", disable=not progress, delay=1):
             total += 1
             if text:

@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,7 @@ from tqdm import tqdm
 from jaxret.data.errors import Policy
 from jaxret.data.formats import (
     Corpus,
-    corpus_file,
     describe_source,
-    list_files,
-    read_corpus,
     run_files,
     source_exists,
     source_path,
@@ -75,6 +73,11 @@ class MiningJob:
     settings: MiningSettings = field(default_factory=MiningSettings)
     on_error: str = "error"  # or "skip": what to do with bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
+
+    @cached_property
+    def passages(self) -> Corpus:
+        """The corpus, opened."""
+        return Corpus.open(self.corpus)
 
     @property
     def judged(self) -> bool:
@@ -154,7 +157,7 @@ def require_settings(job: MiningJob) -> None:
         require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
     read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranked]
     read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
-    read += [("the corpus", job.corpus, list_files(corpus_file(job.corpus)))] if job.corpus else []
+    read += [("the corpus", job.corpus, job.passages.files)] if job.corpus else []
     for pool in runs if not job.corpus else ():
         encoded = open_encoded(corpus_folder(Workdir(pool), job.encoded, "--encoded"), verify=False)
         read.append(("the corpus that a pool encoded", pool, text_files(encoded)))
@@ -205,7 +208,7 @@ def open_pools(
     pools: list[NegativePool] = []
     for name in job.pools:
         if name == BM25_NAME:
-            pools.append(BM25Pool(read_corpus(job.corpus, policy), progress))
+            pools.append(BM25Pool(job.passages.read(policy), progress))
         elif is_run_folder(name):
             pools.append(RunPool(name, job.encoded, positives))
         else:
@@ -221,13 +224,12 @@ def open_pools(
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
         return pools, searcher.passages, searcher.shards.corpus
-    opened = Corpus.open(job.corpus)
-    scan = opened.scan(policy)
+    scan = job.passages.scan(policy)
     for pool in pools:
         if isinstance(pool, RunPool):
             pool.require_corpus(job.corpus, scan.sha256)
-    note_corpus(folder, opened, scan)
-    corpus = {"path": opened.absolute, "sha256": scan.sha256, "passages": scan.passages}
+    note_corpus(folder, job.passages, scan)
+    corpus = {"path": job.passages.absolute, "sha256": scan.sha256, "passages": scan.passages}
     return pools, Passages(folder).read, corpus
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.data.formats import corpus_file, list_files, source_path
+from jaxret.data.formats import Corpus, source_path
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
@@ -90,8 +90,8 @@ def encoded_source(folder: Path) -> str:
 def text_files(encoded: EncodedCorpus) -> list[Path]:
     """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
     a folder that was encoded has no corpus any more."""
-    places = [encoded_source(shards.folder) for shards in encoded.shards]
-    return [file for place in places if place for file in list_files(corpus_file(place))]
+    sources = [encoded_source(shards.folder) for shards in encoded.shards]
+    return [file for source in sources if source for file in Corpus.open(source).files]
 
 
 def is_source(encoded: str, name: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from jaxret.data.formats import Corpus
 from jaxret.configs import NOT_CONFIGS
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.mismatch import ContractError
@@ -340,7 +341,7 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
-    assert write_keywords(data, queries, count=3, progress=False)[0] > 8
+    assert write_keywords(Corpus.open(data), queries, count=3, progress=False)[0] > 8
 
     def run(suffix: str, workdir: Path, **more: Any) -> Any:
         config = shipped("recipes/i3_msmarco", suffix).lock()

@@ -13,7 +13,7 @@ import pytest
 
 from jaxret.data import lines
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, scan_corpus, tables
+from jaxret.data.formats import Corpus, read_corpus, read_examples, read_judgements, read_queries, read_run, tables
 from jaxret.data.lines import read_json_array
 from jaxret.data.records import Passage
 from tests.conftest import REPOSITORY
@@ -65,10 +65,10 @@ print(time.process_time() - begin, peak() - before)
 @pytest.mark.parametrize(
     ("name", "code", "start", "filler"),
     [
-        ("corpus.jsonl.gz", "scan_corpus(path)", b'{"_id": "1", "text": "', b"river "),
-        pytest.param("corpus.jsonl.gz", "scan_corpus(path)", b"", b"\0", marks=LONG),
-        pytest.param("psgs.tsv.gz", "scan_corpus(path)", b"1\t", b"x", marks=LONG),
-        ("psgs.tsv.gz", "scan_corpus(path)", b'id\ttext\ttitle\n1\t"', b"a quote that is never closed\n"),
+        ("corpus.jsonl.gz", "Corpus.open(path).scan()", b'{"_id": "1", "text": "', b"river "),
+        pytest.param("corpus.jsonl.gz", "Corpus.open(path).scan()", b"", b"\0", marks=LONG),
+        pytest.param("psgs.tsv.gz", "Corpus.open(path).scan()", b"1\t", b"x", marks=LONG),
+        ("psgs.tsv.gz", "Corpus.open(path).scan()", b'id\ttext\ttitle\n1\t"', b"a quote that is never closed\n"),
         pytest.param("test.tsv.gz", "read_judgements(path)", b"q1\tp1\t", b"0", marks=LONG),
         ("train.json.gz", "read_examples(path)", b'[{"question": "', b"river "),
         pytest.param("train.json.gz", "read_examples(path)", b"[", b"[", marks=LONG),
@@ -88,7 +88,7 @@ def test_a_line_without_an_end_is_an_error_soon(
 @pytest.mark.parametrize("name", ["corpus.jsonl.gz", pytest.param("psgs.tsv.gz", marks=LONG)])
 def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
     path = write_gzip(tmp_path / name, (b"\n" * (8 * MIB), 8), b"not a record")
-    said, seconds, peak = measure("scan_corpus(path)", path)
+    said, seconds, peak = measure("Corpus.open(path).scan()", path)
     assert f"{name}:{64 * MIB + 1}: this" in said
     assert seconds < 20  # 1; line by line it is 100 and more
     assert peak < AIR
@@ -111,9 +111,9 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "start", "end"),
     [
-        ("corpus.jsonl", "scan_corpus(path)", '{"_id": "1", "text": "', '"}\n'),
-        pytest.param("psgs.tsv", "scan_corpus(path)", "1\t", "\ttitle\n", marks=LONG),
-        pytest.param("quoted.tsv", "scan_corpus(path)", '1\t"', '"\ttitle\n', marks=LONG),
+        ("corpus.jsonl", "Corpus.open(path).scan()", '{"_id": "1", "text": "', '"}\n'),
+        pytest.param("psgs.tsv", "Corpus.open(path).scan()", "1\t", "\ttitle\n", marks=LONG),
+        pytest.param("quoted.tsv", "Corpus.open(path).scan()", '1\t"', '"\ttitle\n', marks=LONG),
         pytest.param("dev.csv", "read_queries(path)", "", "\t['x']\n", marks=LONG),
         ("dev.json", "read_queries(path)", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
     ],
@@ -173,7 +173,7 @@ def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: p
         list(read_corpus(tmp_path / "a.jsonl"))
     (tmp_path / "a.tsv").write_text('1\t"a\n\nb"\tt\n\n\n2\tt\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.tsv:6: this row has 2 columns"):
-        scan_corpus(f"dpr.passages:{tmp_path / 'a.tsv'}")  # no line of it has three columns
+        Corpus.open(f"dpr.passages:{tmp_path / 'a.tsv'}").scan()  # no line of it has three columns
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 4096])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import read_queries, write_beir
+from jaxret.data.formats import Corpus, read_queries, write_beir
 from jaxret.data.records import Passage
 from jaxret.mining.keywords import write_keywords
 from tests.pipeline import run_script
@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: Path) -> None:
-    assert write_keywords(corpus, tmp_path / "pseudo.jsonl", count=2, progress=False) == (3, 4)
+    assert write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=2, progress=False) == (3, 4)
     words_of = {query.id: query.text.split() for query in read_queries(tmp_path / "pseudo.jsonl")}
     assert set(words_of) == {"a", "b", "d"}
     assert "river" not in words_of["a"], "in every passage that has words"
@@ -36,17 +36,17 @@ def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: P
 
 def test_a_count_of_none_is_an_error(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="count is 0"):
-        write_keywords(corpus, tmp_path / "pseudo.jsonl", count=0)
+        write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=0)
     assert not (tmp_path / "pseudo.jsonl").exists()
 
 
 def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
     write_beir(tmp_path / "data", PASSAGES[2:3], [], {})
     with pytest.raises(ValueError, match="data has no passage with an English word"):
-        write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
+        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
     (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b"}\n')
     with pytest.raises(ValueError, match=r"corpus.jsonl:2: there is no key 'text'"):
-        write_keywords(tmp_path / "data", tmp_path / "pseudo.jsonl", progress=False)
+        write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
 
 
 def test_from_the_command_line(corpus: Path, tmp_path: Path) -> None:

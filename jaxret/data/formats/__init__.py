@@ -13,10 +13,8 @@ from jaxret.data.formats.corpus import (
     ChangedCorpusError,
     Corpus,
     CorpusScan,
-    corpus_file,
     hash_id,
     read_corpus,
-    scan_corpus,
     stat_files,
 )
 from jaxret.data.formats.detect import (
@@ -50,7 +48,6 @@ __all__ = [
     "DataError",
     "Policy",
     "absolute_source",
-    "corpus_file",
     "describe_source",
     "detect_file",
     "detect_queries",
@@ -65,7 +62,6 @@ __all__ = [
     "read_queries",
     "read_run",
     "run_files",
-    "scan_corpus",
     "source_exists",
     "source_name",
     "source_path",

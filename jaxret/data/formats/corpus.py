@@ -174,28 +174,15 @@ class Corpus:
         )
 
 
-def read_corpus(
-    source: PathLike | Corpus, policy: Policy | None = None, scan: CorpusScan | None = None
-) -> Iterator[Passage]:
+def read_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> Iterator[Passage]:
     """Stream the passages of a folder or file, see `Corpus.read`."""
-    return Corpus.open(source).read(policy, scan)
-
-
-def scan_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> CorpusScan:
-    """Validate, count and digest a corpus, see `Corpus.scan`."""
-    return Corpus.open(source).scan(policy)
+    return Corpus.open(source).read(policy)
 
 
 def stat_files(files: Sequence[Path]) -> dict[str, int]:
     """Return {"bytes", "modified" (ns)}: the total size and the latest change of files."""
     stats = [file.stat() for file in files]
     return {"bytes": sum(stat.st_size for stat in stats), "modified": max(stat.st_mtime_ns for stat in stats)}
-
-
-def corpus_file(source: PathLike) -> Path:
-    """Return the file that `read_corpus` reads. Raises DataError if a folder has none."""
-    path = source_path(source)
-    return passages_path(path) if is_folder(path) else path
 
 
 def hash_id(passage_id: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import beir, trec
-from jaxret.data.formats.corpus import Corpus, corpus_file, read_corpus
+from jaxret.data.formats.corpus import Corpus, read_corpus
 from jaxret.data.formats.detect import detect_file, parse_source, source_exists, source_path
 from jaxret.data.formats.examples_by_ids import join_texts
 from jaxret.data.formats.format import DataFile
@@ -226,7 +226,7 @@ def example_files(source: PathLike, split: str | None = None, negatives_run: Pat
         texts = source if training_file is None else _folder_of(training_file)
         files += [detect_judgements(source, split).path] if training_file is None else []
         queries = query_paths(source_path(texts), split)
-        files += [*queries, corpus_file(texts)]
+        files += [*queries, Corpus.open(texts).file.path]
         files += [find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")]
     return [*(file for place in files if place for file in list_files(place)), *run]
 

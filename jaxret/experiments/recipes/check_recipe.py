@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import corpus_file, scan_corpus, source_path
+from jaxret.data.formats import source_path
 from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.readers import has_teacher_scores
 from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
@@ -165,8 +165,11 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
     texts = evaluation.corpus if stage.mining else data_texts
     if stage.teacher not in stages:
         check_teacher(stage.teacher, corpus_name(evaluation.corpus), texts)
-    elif texts and not stages[stage.teacher].is_reranker and corpus_file(texts) != corpus_file(evaluation.corpus):
-        encoded, passed = ({"sha256": scan_corpus(corpus).sha256} for corpus in (evaluation.corpus, texts))
+    elif texts and not stages[stage.teacher].is_reranker:
+        corpora = [Corpus.open(source) for source in (evaluation.corpus, texts)]
+        if corpora[0].file.path == corpora[1].file.path:
+            return
+        encoded, passed = ({"sha256": corpus.scan().sha256} for corpus in corpora)
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
         require_equal(encoded, passed, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
 

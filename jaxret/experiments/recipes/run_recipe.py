@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config
-from jaxret.data.formats import corpus_file, detect_queries, example_files, list_files
+from jaxret.data.formats import Corpus, detect_queries, example_files, list_files
 from jaxret.data.formats.readers import detect_judgements
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, read_evaluation
@@ -106,7 +106,7 @@ class _Recipe:
         self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs: inputs of later steps
         self._lineage: dict[str, str] = {}  # stage -> digest of its inputs without seeds
         self._corpus_name = corpus_name(self.evaluation.corpus)
-        self._corpus = self._digest(list_files(corpus_file(self.evaluation.corpus)))
+        self._corpus = self._digest(Corpus.open(self.evaluation.corpus).files)
 
     def run_stage(self, stage: Stage) -> Evaluation | None:
         """Run the steps of a stage, and return its evaluation; None for a reranker."""

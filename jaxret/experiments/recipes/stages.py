@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, load_config, load_stages
-from jaxret.data.formats import corpus_file, list_files, source_path
+from jaxret.data.formats import Corpus, source_path
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.mining.training_queries import training_query_files
@@ -191,7 +191,7 @@ def referenced_files(config: ConfigDict, start: bool) -> list[Path]:
         if source and source_path(source).is_file():
             paths.append(source_path(source))
     if config.validation.corpus:
-        paths += list_files(corpus_file(config.validation.corpus))
+        paths += Corpus.open(config.validation.corpus).files
     paths += model_files(config.encoder.checkpoint)
     if start and config.train.start_from:
         paths += sorted(Workdir(config.train.start_from).checkpoints.glob("*/_CHECKPOINT_METADATA"))

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.data.formats import Corpus
 from jaxret.data.tokens.store import store_root
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.pretrained import find_model
@@ -110,7 +111,9 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
     if job.has_begun:
         require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
     root, method = store_root(config.data.store), make_method(config)
-    documents = load_documents(config.data.train, config.data.on_error, tokenizer, root, job.progress, job.log)
+    documents = load_documents(
+        Corpus.open(config.data.train), config.data.on_error, tokenizer, root, job.progress, job.log
+    )
     spans = cut_spans(documents.tokens, c.length - 2, c.shortest, least=2 if method.pairs else 1)
     corpus = PretrainingCorpus(documents, spans, method.pairs, tokenizer.pad_id)
     if not len(corpus):

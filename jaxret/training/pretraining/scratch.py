@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Policy, read_corpus, scan_corpus
+from jaxret.data.formats import Corpus, Policy
 from jaxret.data.tokens.store import Say
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
@@ -76,9 +76,9 @@ def random_weights(shapes: BertConfig, seed: int) -> Params:
 
 def corpus_texts(config: ConfigDict) -> Iterator[str]:
     """Return the documents of the corpus, as text."""
-    path, on_error = config.data.train, config.data.on_error
-    scan = scan_corpus(path, Policy(on_error))
-    return (document_text(passage) for passage in read_corpus(path, Policy(on_error), scan))
+    corpus, on_error = Corpus.open(config.data.train), config.data.on_error
+    scan = corpus.scan(Policy(on_error))
+    return (document_text(passage) for passage in corpus.read(Policy(on_error), scan))
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

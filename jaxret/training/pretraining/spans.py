@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jaxret.data.formats import Policy, corpus_file, list_files, parse_source, read_corpus, scan_corpus, source_name
+from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.data.tokens.store import ColumnWriter, Say, StoreOrigin, open_or_make_store
 from jaxret.data.tokens.tokenizer import TextTokenizer
@@ -37,12 +37,12 @@ class Documents:
 
 
 def load_documents(
-    corpus: str | Path, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+    corpus: Corpus, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
 ) -> Documents:
     """Return the documents of a corpus from the store, memory-mapped; tokenise them first if they are not stored.
 
     Args:
-        corpus: path, with or without its format.
+        corpus: to read.
         on_error: policy for bad records, which raise DataError or are skipped.
         tokenizer: of the run.
         root: folder of stores.
@@ -51,24 +51,22 @@ def load_documents(
     """
     plain = replace(tokenizer, query_prompt="")
     recipe: dict[str, Any] = {"on_error": on_error, "documents": plain.recipe()}
-    if name := parse_source(corpus)[0]:
-        recipe["formats"] = {"corpus": name}
+    if corpus.format_name:
+        recipe["formats"] = {"corpus": corpus.format_name}
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(on_error)
-        scan = scan_corpus(corpus, policy)
+        scan = corpus.scan(policy)
 
         def texts() -> Iterator[str]:
-            passages = read_corpus(corpus, Policy(on_error), scan)
+            passages = corpus.read(Policy(on_error), scan)
             for passage in tqdm(passages, "tokenize", scan.passages, leave=False, delay=1, disable=not progress):
                 yield document_text(passage)
 
         plain.without_markers(texts(), lambda blocks: writer.ragged("documents", blocks))
         return {"sha256": scan.sha256, "report": policy.report()}
 
-    store = open_or_make_store(
-        StoreOrigin(f"{source_name(corpus)}.documents", list_files(corpus_file(corpus)), recipe), root, make, log
-    )
+    store = open_or_make_store(StoreOrigin(f"{corpus.name}.documents", corpus.files, recipe), root, make, log)
     return Documents(store.ragged("documents"), store.facts["sha256"], store.facts["report"])
 
 

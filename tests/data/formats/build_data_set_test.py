@@ -21,7 +21,6 @@ from jaxret.data.formats import (
     read_examples,
     read_judgements,
     read_queries,
-    scan_corpus,
     source_exists,
     source_name,
     source_path,
@@ -192,7 +191,7 @@ def test_a_set_is_known_by_its_files(built: Path) -> None:
     assert {file.parent.parent.name for file in files} == {"examples", "passages", "other_passages"}
     record = next(file for file in files if "array_record" in file.name)
     before = StoreOrigin("made", tuple(files), {}).state()
-    scan, stat = scan_corpus(built), Corpus.open(built).stat()
+    scan, stat = Corpus.open(built).scan(), Corpus.open(built).stat()
     assert StoreOrigin("made", tuple(files), {}).changed(before) is None
     assert stat["bytes"] == sum(file.stat().st_size for file in list_files(source_path(built) / "passages" / "full"))
     data = bytearray(record.read_bytes())

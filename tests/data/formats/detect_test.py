@@ -25,7 +25,6 @@ from jaxret.data.formats import (
     read_judgements,
     read_queries,
     read_run,
-    scan_corpus,
     write_beir,
 )
 from jaxret.data.formats.detect import FORMATS, FORMATS_BY_NAME
@@ -266,7 +265,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_of_ms_marco(folder: Path) -> None:
     text = {i: Passage(str(i), f"text {i}") for i in range(8)}
     assert list(read_corpus(folder)) == [*text.values()]
-    assert scan_corpus(folder).passages == 8
+    assert Corpus.open(folder).scan().passages == 8
     assert [q.id for q in read_queries(folder)] == ["20", "10", "11"]
     assert read_queries(folder, split="dev") == [Query("20", "third")]
     assert read_judgements(folder, "dev")[1] == Judgement("20", "4", 1)
@@ -416,7 +415,7 @@ def test_zstandard(tmp_path: Path) -> None:
     data = (tmp_path / "collection.tsv.zst").read_bytes()
     assert len(data) < 10_000
     assert list(read_corpus(tmp_path)) == list(read_corpus(tmp_path / "plain"))
-    assert scan_corpus(tmp_path) == scan_corpus(tmp_path / "plain")
+    assert Corpus.open(tmp_path).scan() == Corpus.open(tmp_path / "plain").scan()
     (tmp_path / "collection.tsv.zst").write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match=r"collection\.tsv\.zst:\d+: the compressed file is damaged"):
         list(read_corpus(tmp_path, Policy("skip")))
@@ -430,15 +429,15 @@ def test_parquet(tmp_path: Path) -> None:
     assert str(Corpus.open(tmp_path).file) == "Tevatron corpus, parquet"
     passages = list(read_corpus(tmp_path))
     assert passages == list(read_corpus(tmp_path / "plain"))
-    scan = scan_corpus(tmp_path)
-    assert list(read_corpus(tmp_path, scan=scan)) == passages
+    scan = Corpus.open(tmp_path).scan()
+    assert list(Corpus.open(tmp_path).read(scan=scan)) == passages
     parquet.write_parquet(tmp_path / "corpus.parquet", [{**row, "text": "other"} for row in rows])
     with pytest.raises(DataError, match="the corpus changed"):
-        list(read_corpus(tmp_path, scan=scan))
+        list(Corpus.open(tmp_path).read(scan=scan))
     data = (tmp_path / "corpus.parquet").read_bytes()
     (tmp_path / "corpus.parquet").write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match=r"corpus\.parquet: pyarrow cannot read it"):
-        scan_corpus(tmp_path)
+        Corpus.open(tmp_path).scan()
 
 
 def test_a_parquet_file_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,8 +586,8 @@ def test_a_grade_is_a_whole_number(score: str, tmp_path: Path) -> None:
 def test_an_array_with_an_id_twice_is_read_without_the_second(tmp_path: Path) -> None:
     passages = [{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}, {"_id": "b", "text": "z"}]
     (tmp_path / "c.json").write_text(json.dumps(passages))
-    scan = scan_corpus(tmp_path / "c.json", Policy("skip"))
-    assert [passage.text for passage in read_corpus(tmp_path / "c.json", Policy("skip"), scan)] == ["x", "z"]
+    scan = Corpus.open(tmp_path / "c.json").scan(Policy("skip"))
+    assert [passage.text for passage in Corpus.open(tmp_path / "c.json").read(Policy("skip"), scan)] == ["x", "z"]
 
 
 def test_a_parquet_file_has_the_keys_of_all_records(tmp_path: Path) -> None:

@@ -17,20 +17,20 @@ import pytrec_eval
 from jaxret.data import formats
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import (
-    corpus as corpus_module,
-)
-from jaxret.data.formats import (
+    Corpus,
     read_corpus,
     read_examples,
     read_judgements,
     read_queries,
     read_run,
-    scan_corpus,
     write_beir,
     write_dpr_corpus,
     write_dpr_examples,
     write_dpr_queries,
     write_run,
+)
+from jaxret.data.formats import (
+    corpus as corpus_module,
 )
 from jaxret.data.record_checks import check_question
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -369,11 +369,11 @@ def test_bad_corpus_lines(tmp_path: Path, line: str | bytes | dict, reason: str,
     path = lines(tmp_path / "corpus.jsonl", GOOD, line, {"_id": "last", "text": "", "title": "legal"})
     expected = [Passage("ok", "good"), Passage("last", "", "legal")]
     assert check(lambda policy: list(read_corpus(path, policy)), reason, message, "corpus.jsonl:2") == expected
-    scan = check(lambda policy: scan_corpus(path, policy), reason, message, "corpus.jsonl:2")
+    scan = check(lambda policy: Corpus.open(path).scan(policy), reason, message, "corpus.jsonl:2")
     assert isinstance(scan, formats.CorpusScan)
     assert scan.passages == 2
     policy = Policy("skip")
-    assert list(read_corpus(path, policy, scan)) == expected
+    assert list(Corpus.open(path).read(policy, scan)) == expected
     assert policy.skipped == {reason: 1}
 
 
@@ -392,7 +392,7 @@ def test_bad_psgs_rows(tmp_path: Path, row: str | bytes, reason: str, message: s
     path = lines(tmp_path / "psgs.tsv", "1\ttext\ttitle", row, '3\t"two\nlines"\ttitle')
     expected = [Passage("1", "text", "title"), Passage("3", "two\nlines", "title")]
     assert check(lambda policy: list(read_corpus(path, policy)), reason, message, "psgs.tsv:2") == expected
-    scan = check(lambda policy: scan_corpus(path, policy), reason, message, "psgs.tsv:2")
+    scan = check(lambda policy: Corpus.open(path).scan(policy), reason, message, "psgs.tsv:2")
     assert isinstance(scan, formats.CorpusScan)
     assert scan.passages == 2
 
@@ -614,7 +614,7 @@ def test_a_truncated_gzip_file_is_an_error_under_any_policy(tmp_path: Path) -> N
         list(read_corpus(tmp_path / "psgs.tsv.gz", Policy("skip")))
     (tmp_path / "corpus.jsonl.gz").write_bytes(b"not compressed")
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz:1: the compressed file is damaged"):
-        scan_corpus(tmp_path, Policy("skip"))
+        Corpus.open(tmp_path).scan(Policy("skip"))
 
 
 # The policy and the scan
@@ -642,10 +642,10 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
     ids = ["a", "b", "a", "c", "b", "a"]
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": str(i)} for i, key in enumerate(ids)))
     policy = Policy("skip")
-    scan = scan_corpus(tmp_path, policy)
+    scan = Corpus.open(tmp_path).scan(policy)
     assert scan.duplicates == {"a": (1, 3, 6), "b": (2, 5)}
     assert policy.skipped == {"duplicate id": 3}
-    with_scan = list(read_corpus(path, policy, scan))
+    with_scan = list(Corpus.open(path).read(policy, scan))
     assert with_scan == list(read_corpus(path, policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
     assert scan.passages == len(with_scan)
     assert policy.skipped == {"duplicate id": 3}  # the same places, however often they are read
@@ -654,7 +654,7 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ("aa", "ab", "b", "aa")))
     monkeypatch.setattr(corpus_module, "hash_id", lambda passage_id: ord(passage_id[0]))
-    scan = scan_corpus(path, Policy("skip"))
+    scan = Corpus.open(path).scan(Policy("skip"))
     assert scan.duplicates == {"aa": (1, 4)}
     assert scan.passages == 3
 
@@ -663,14 +663,14 @@ def test_scan_digest_is_of_the_decompressed_bytes(tmp_path: Path) -> None:
     plain = lines(tmp_path / "a.jsonl", GOOD)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     other = lines(tmp_path / "c.jsonl", {**GOOD, "text": "changed"})
-    assert scan_corpus(plain) == scan_corpus(tmp_path / "b.jsonl.gz")
-    assert scan_corpus(plain).sha256 != scan_corpus(other).sha256
-    assert scan_corpus(lines(tmp_path / "empty.jsonl")).passages == 0
+    assert Corpus.open(plain).scan() == Corpus.open(tmp_path / "b.jsonl.gz").scan()
+    assert Corpus.open(plain).scan().sha256 != Corpus.open(other).scan().sha256
+    assert Corpus.open(lines(tmp_path / "empty.jsonl")).scan().passages == 0
 
 
 def test_streaming_with_a_scan_reads_only_as_far_as_asked(tmp_path: Path) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, GOOD, "broken")
-    stream = read_corpus(path, scan=formats.CorpusScan(3, ""))
+    stream = Corpus.open(path).read(scan=formats.CorpusScan(3, ""))
     assert next(stream) == Passage("ok", "good")
     assert next(stream) == Passage("ok", "good")  # it remembers no ids, and believes the scan that has no duplicate
     with pytest.raises(DataError):
@@ -687,9 +687,9 @@ def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path
     path = lines(tmp_path / "corpus.jsonl", *rows)
     expected = [Passage("ok", "good"), Passage("a", " "), Passage("b", "", "\n"), Passage("c", "")]
     policy = Policy("keep", examples_per_reason=2)
-    scan = scan_corpus(path, policy)
+    scan = Corpus.open(path).scan(policy)
     assert scan.passages == len(rows)
-    assert list(read_corpus(path, policy, scan)) == list(read_corpus(path, policy)) == expected
+    assert list(Corpus.open(path).read(policy, scan)) == list(read_corpus(path, policy)) == expected
     assert policy.report() == "kept 3 empty passages (corpus.jsonl:2, corpus.jsonl:3, ...)"
     assert list(read_corpus(lines(tmp_path / "a.tsv", "1\tx\tt", "2\t \t"), Policy("keep")))[1] == Passage("2", " ")
     record = {"question": "q", "positive_ctxs": [{"text": "", "passage_id": "1"}]}
@@ -701,7 +701,7 @@ def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path
         ({"_id": "d"}, "no key 'text'"),
     ]:
         lines(path, *rows, bad)
-        for read in (lambda: scan_corpus(path, Policy("keep")), lambda: list(read_corpus(path, Policy("keep")))):
+        for read in (lambda: Corpus.open(path).scan(Policy("keep")), lambda: list(read_corpus(path, Policy("keep")))):
             with pytest.raises(DataError, match=rf":5: .*{message}"):
                 read()
     with pytest.raises(DataError, match="query 'a' has no text"):
@@ -720,10 +720,10 @@ def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(corpus_module, "hash_id", noting)
     with pytest.raises(DataError, match=r":3: passage id 'a' was used before, on line 1"):
-        scan_corpus(path)
+        Corpus.open(path).scan()
     assert read[len(ids) :] == ["a", "b", "a"]
     read.clear()
-    assert len(scan_corpus(path, Policy("skip")).duplicates) == 501  # control: a policy that needs them all
+    assert len(Corpus.open(path).scan(Policy("skip")).duplicates) == 501  # control: a policy that needs them all
     assert len(read) == 2 * len(ids)
 
 
@@ -746,14 +746,14 @@ def test_a_corpus_that_changed_since_its_scan(tmp_path: Path, suffix: str, chang
 
     path = tmp_path / f"corpus.jsonl{suffix}"
     write(rows)
-    scan, before = scan_corpus(tmp_path), path.stat()
-    assert len(list(islice(read_corpus(tmp_path, scan=scan), scan.passages))) == 5
+    scan, before = Corpus.open(tmp_path).scan(), path.stat()
+    assert len(list(islice(Corpus.open(tmp_path).read(scan=scan), scan.passages))) == 5
     write(change(rows))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    now = scan_corpus(path).sha256
+    now = Corpus.open(path).scan().sha256
     message = rf"corpus\.jsonl{suffix}: the corpus changed: its SHA-256 was {scan.sha256} .* is {now} now; .*again"
     with pytest.raises(DataError, match=message):  # by who takes as many passages as were counted, and no more
-        list(islice(read_corpus(tmp_path, scan=scan), scan.passages))
+        list(islice(Corpus.open(tmp_path).read(scan=scan), scan.passages))
 
 
 @pytest.mark.parametrize(
@@ -780,9 +780,9 @@ def test_a_typed_question_is_one_of_a_file(tmp_path: Path) -> None:
 
 def test_real_scifact(data_dir: Path) -> None:
     folder = data_dir / "scifact"
-    scan = scan_corpus(folder)
+    scan = Corpus.open(folder).scan()
     assert (scan.passages, scan.duplicates) == (5183, {})
-    passage_ids = {passage.id for passage in read_corpus(folder, scan=scan)}
+    passage_ids = {passage.id for passage in Corpus.open(folder).read(scan=scan)}
     query_ids = {query.id for query in read_queries(folder)}
     assert (len(passage_ids), len(query_ids)) == (5183, 1109)
     for split, queries, judgements in [("train", 809, 919), ("test", 300, 339)]:
@@ -803,9 +803,9 @@ def test_real_squadshifts_has_answers(data_dir: Path) -> None:
 
 def test_real_cranfield_has_an_empty_passage(data_dir: Path) -> None:
     with pytest.raises(DataError, match=r"corpus\.jsonl:471: passage '471' is empty"):
-        scan_corpus(data_dir / "cranfield")
+        Corpus.open(data_dir / "cranfield").scan()
     policy = Policy("skip")
-    assert scan_corpus(data_dir / "cranfield", policy).passages == 1398
+    assert Corpus.open(data_dir / "cranfield").scan(policy).passages == 1398
     assert policy.report() == "skipped 2 records: 2 empty passage (corpus.jsonl:471, corpus.jsonl:995)"
 
 
