@@ -199,8 +199,9 @@ print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visibl
 """
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("hosts", "devices"), [(2, ["all", "all"]), (1, ["0", "1"])])
+@pytest.mark.parametrize(
+    ("hosts", "devices"), [pytest.param(2, ["all", "all"], marks=pytest.mark.exhaustive), (1, ["0", "1"])]
+)
 def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
     step = SLURM | {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": str(hosts)}
     step["JAX_COORDINATOR_PORT"] = free_address().rpartition(":")[2]
