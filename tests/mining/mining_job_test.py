@@ -341,11 +341,13 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
 
 def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_read(tmp_path: Path) -> None:
     write_dpr_queries(tmp_path / "train.qa.csv", [Query("0", "which river", ("(a",))])
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "1", "text": "the river"}\n{"_id": "2"\n')
     settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
-    bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus="nowhere")
+    bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(corpus))
     with pytest.raises(ValueError, match=r"the answer '\(a' is no regular expression"):
         mine_negatives(replace(bad_answer, settings=settings), progress=False)
-    with pytest.raises(DataError, match="nowhere"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:2"):
         mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
 
 

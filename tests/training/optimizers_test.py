@@ -258,6 +258,7 @@ def test_what_is_frozen_does_not_move_and_has_no_part_in_clipping() -> None:
         "optimizer.warmup_fraction": 0.0,
         "optimizer.learning_rate": 0.1,
         "optimizer.clip_norm": 1.0,
+        "optimizer.weight_decay": 0.1,
     }
     gradients = [jax.tree.map(lambda x: 1e-3 * x, a_tree(1))]
     gradients[0]["encoder"]["embeddings"]["word"]["embedding"] *= 1e6  # would leave nothing of the others
