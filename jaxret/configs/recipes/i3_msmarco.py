@@ -8,8 +8,8 @@ the teacher too). :distilled_released has the published code's weights for it.
 (pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. `jaxret
 generate --model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs (the paper: Flan-T5-XL,
 zero-shot, no prompt stated). Give FOLDER/training as data.train; go on with --config.train.start_from=WORKDIR.
-:released has what the published code differs in, such as negatives from the whole batch. The paper trains until a dev
-set says stop: give data.dev, and the best checkpoint is used.
+:released has what the published code differs in, such as negatives from the whole batch. The paper does not say which
+checkpoint it keeps: give data.dev, and the best one is used.
 """
 
 from typing import Any

@@ -30,12 +30,13 @@ Settings that the tables do not show:
   `--set=optimizer.reference_processes=4` (or 8) does the same.
 - The first time, add `--set=encoder.download=True`.
 - MLR counts 502,939 training queries of MS MARCO, Aggretriever 532,761 (query, positive) pairs of the same.
-- Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .768 in MVR (dev questions, and as
-  it says two million passages). Compare within a paper only.
+- Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .768 in MVR (as it says, with two
+  million passages). Compare within a paper only. MVR's "SQuAD dev" is taken to be SQuAD's own development set, the
+  questions that DPR and MLR call the test set: DPR has published no questions with answers of its dev part.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. `jaxret generate --model=FLAN-T5-XL
   --corpus=COLLECTION --out=generated` makes them ([generated queries](generation.md)):
-  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper chooses the best checkpoint on
-  the dev set that it reports; give `data.dev` another set for an unbiased number.
+  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper does not say which checkpoint it keeps; here it
+  is the best on `data.dev`, which should be no set that is reported.
 - MVR has no published code. What its paper leaves open is in [methods](methods.md).
 """
 
