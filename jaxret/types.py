@@ -294,3 +294,105 @@ class Ragged:
 
     def astype(self, dtype: Any) -> Ragged:
         return Ragged(self.flat.astype(dtype), self.offsets)
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A vector for each row, of weights of words, on the host: row i has the words `words[offsets[i]:offsets[i + 1]]`,
+    ascending, with the weights in the same positions of `weights`; all others weigh 0 (the CSR layout).
+
+    Arrays may be memory-mapped. Rows read as dense vectors where [rows, V, D] or Ragged would, with V = 1.
+    """
+
+    words: np.ndarray  # uint16 or uint32 [E]
+    weights: np.ndarray  # float32 or float16 [E]
+    offsets: np.ndarray  # int64 [rows + 1]
+    dimension: int  # D, the number of words in the vocabulary
+
+    @classmethod
+    def from_dense(cls, vectors: np.ndarray, most: int = 0) -> SparseRows:
+        """Return the words of `vectors` [rows, D] with a weight above 0 (or a NaN); only the `most` heaviest of a row,
+        of equal ones the lower ids, if that is not 0."""
+        chosen = ~(vectors <= 0)
+        if most:
+            for row in np.flatnonzero(chosen.sum(axis=1) > most):
+                chosen[row, np.argsort(-vectors[row], kind="stable")[most:]] = False
+        rows, words = np.nonzero(chosen)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(vectors)))]).astype(np.int64)
+        return cls(words.astype(word_dtype(vectors.shape[1])), vectors[rows, words], offsets, vectors.shape[1])
+
+    @classmethod
+    def joined(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        """Return the rows of all parts, one part after the other."""
+        lengths = np.concatenate([part.word_counts for part in parts])
+        words, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("words", "weights"))
+        return cls(words, weights, np.concatenate([[0], np.cumsum(lengths)]), parts[0].dimension)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
+        """Return the vector of a row, dense [1, D]."""
+        return self.take(np.array([row])).stacked()[0]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def word_counts(self) -> np.ndarray:
+        """Number of words of every row, int64 [rows]."""
+        return np.diff(self.offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of vectors of every row: 1."""
+        return np.ones(len(self), np.int64)
+
+    @property
+    def flat(self) -> np.ndarray:
+        """Dense vectors [rows, D]."""
+        return self.stacked()[:, 0]
+
+    def part(self, start: int, stop: int) -> SparseRows:
+        """Return rows `start` to `stop` (excluded) without a copy."""
+        begin, end = self.offsets[start], self.offsets[stop]
+        offsets = self.offsets[start : stop + 1] - begin
+        return SparseRows(self.words[begin:end], self.weights[begin:end], offsets, self.dimension)
+
+    def take(self, rows: np.ndarray) -> SparseRows:
+        """Return a copy of the given rows, in the order of `rows`."""
+        rows = np.asarray(rows, np.int64)
+        counts = self.offsets[rows + 1] - self.offsets[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
+        return SparseRows(self.words[places], self.weights[places], offsets, self.dimension)
+
+    def stacked(self) -> np.ndarray:
+        """Return dense vectors [rows, 1, D]."""
+        dense = np.zeros((len(self), 1, self.dimension), self.weights.dtype)
+        dense[np.repeat(np.arange(len(self)), self.word_counts), 0, self.words] = self.weights
+        return dense
+
+    def padded(self, rows: Sequence[int] | np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (dense vectors [rows, length, D], mask [rows, length]), like `Ragged.padded`; row -1 is padding."""
+        rows = np.asarray(rows, np.int64)
+        items = np.zeros((len(rows), length, self.dimension), self.weights.dtype)
+        mask = np.zeros((len(rows), length), bool)
+        items[rows >= 0, 0], mask[rows >= 0, 0] = self.take(rows[rows >= 0]).stacked()[:, 0], True
+        return items, mask
+
+    def astype(self, dtype: Any) -> SparseRows:
+        """Return rows with weights of another type; words whose weight is 0 in it are left out."""
+        weights = self.weights.astype(dtype)
+        if (weights != 0).all():
+            return SparseRows(self.words, weights, self.offsets, self.dimension)
+        before = np.concatenate([[0], np.cumsum(weights != 0)])
+        return SparseRows(self.words[weights != 0], weights[weights != 0], before[self.offsets], self.dimension)
+
+
+def word_dtype(dimension: int) -> np.dtype:
+    """Return the type of word ids below `dimension`, little-endian."""
+    return np.dtype("<u2" if dimension <= 2**16 else "<u4")
+
+
+TextVectors: TypeAlias = Ragged | SparseRows  # what texts are encoded to

@@ -15,9 +15,10 @@ from jaxret.parallel.mesh import make_mesh, shard_batch, shardings
 from jaxret.runs.embedder import Embedder
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
+from jaxret.search.inverted_lists import InvertedLists, SparseBlocks
 from jaxret.training.step import make_train_step
 from jaxret.training.train_state import TrainState
-from jaxret.types import Ragged
+from jaxret.types import Ragged, SparseRows, TextVectors
 from tests import tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -30,6 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "aggretriever": tiny.AGGRETRIEVER,
     "aggretriever_without_mlm": tiny.AGGRETRIEVER | {"head.aggretriever.mlm": False},
     "i3": tiny.I3,
+    "splade": tiny.SPLADE,
+    "unicoil": tiny.UNICOIL,
 }
 POOLINGS = ("none", "average", "scalar_mix", "self_contrastive")
 ENCODERS: dict[str, Any] = {
@@ -48,7 +51,7 @@ WITHOUT_GRADIENT = (
 ERRORS = {
     **{
         (family, pooling): r"gives one vector: use 'none'"
-        for family in ("dual_encoder", "aggretriever", "aggretriever_without_mlm", "i3")
+        for family in ("dual_encoder", "aggretriever", "aggretriever_without_mlm", "i3", "splade", "unicoil")
         for pooling in POOLINGS[1:]
     },
     **{("mvr", pooling): r"keeps every viewer's vector" for pooling in POOLINGS[1:]},
@@ -63,7 +66,7 @@ def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
     if encoder == "t5" and family == "i3":
         return r"head.token is 'mean'; the interactor's output is read at \[CLS\]"
-    if encoder == "t5" and family in ("mvr", "aggretriever"):
+    if encoder == "t5" and family in ("mvr", "aggretriever", "splade"):
         return r"which t5 cannot have"
     if encoder == "modernbert" and family == "i3":
         return r"which modernbert cannot have: ModernBERT's embeddings hold no positions"
@@ -107,7 +110,7 @@ TABLE = [
 
 
 DAILY = ("mlr", "self_contrastive", "t5", False)  # a pooling, another encoder, and untied
-LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm")  # what others show too
+LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # what others show too
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,11 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     expected = VECTORS.get(family, 1) if pooling == "none" else 1
     assert retriever.vectors_per_passage == expected
     assert passages.flat.shape[1] == queries.flat.shape[1] == retriever.dimension
-    if expected is None:
+    if isinstance(passages, SparseRows):
+        assert isinstance(queries, SparseRows)
+        hits = InvertedLists(SparseBlocks([passages])).search(queries, 10)
+    elif expected is None:
+        assert isinstance(passages, Ragged)
         extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
         hits = search(queries, [passages], 10, select_backend(lists=True))
@@ -174,7 +181,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
     assert_ranking(hits.scores, hits.rows, queries, passages)
 
 
-def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: Ragged, passages: Ragged) -> None:
+def assert_ranking(scores: np.ndarray, rows: np.ndarray, queries: TextVectors, passages: TextVectors) -> None:
     """Every passage once, with the score that a loop finds."""
     for i in range(len(queries)):
         assert sorted(rows[i]) == list(range(10))

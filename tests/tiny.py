@@ -77,6 +77,17 @@ AGGRETRIEVER: dict[str, Any] = {
     "head.aggretriever.chunk": 2,
     "encoder.tied": True,
 }
+SPLADE: dict[str, Any] = {
+    "head.name": "splade",
+    "head.splade.special_ids": (0, 1, 2),
+    "head.splade.chunk": 2,
+    "encoder.tied": True,
+    "loss.sparsity.query": 0.02,
+    "loss.sparsity.passage": 0.03,
+    "loss.sparsity.query_norm": "l1",
+    "loss.sparsity.steps": 4,
+}
+UNICOIL = SPLADE | {"head.splade.expansion": False}
 I3: dict[str, Any] = {
     "head.name": "i3",
     "head.i3.pseudo_length": 4,

@@ -5,7 +5,7 @@ jaxret explain --workdir=runs/colbert --query="..." --passage_id=p17     the par
 
 I3: words of the queries that the passage imagines. Aggretriever: words with their weights, and the contribution of each
 part of the vector. ColBERT: the best passage token for each query token. MLR, ME-BERT, MVR: the vector with the best
-score.
+score. SPLADE: the words with their weights, and those that query and passage share.
 """
 
 from absl import flags

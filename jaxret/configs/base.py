@@ -76,7 +76,7 @@ def get_config() -> ConfigDict:
 
     # The family, which makes vectors of hidden states. It reads `token` and the keys of its own group, no others.
     c.head = ConfigDict()
-    c.head.name = "dual_encoder"  # dual_encoder, mlr, me_bert, colbert, mvr, aggretriever or i3
+    c.head.name = "dual_encoder"  # dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
     c.head.token = "cls"  # cls: the first token represents the text; mean: the mean over its tokens (needed for T5)
     # MLR: V = number of layers
     c.head.mlr = ConfigDict()
@@ -121,6 +121,15 @@ def get_config() -> ConfigDict:
     # The reconstruction loss is multiplied by weight * decay^epoch, epochs counted from 0.
     c.head.i3.reconstruction_weight = 1.0
     c.head.i3.reconstruction_decay = 0.1
+
+    # SPLADE: V = 1, a weight for each word of the vocabulary, stored as the words that have one
+    c.head.splade = ConfigDict()
+    c.head.splade.expansion = True  # False: only words of the text have a weight, a scalar for each token (uniCOIL)
+    # Weights of a query's words: encoded, as a passage's; words, 1 for each; or learned, one for each word of the
+    # vocabulary. The last two search without the encoder.
+    c.head.splade.queries = "encoded"
+    c.head.splade.special_ids = (0, 101, 102)  # BERT's [PAD], [CLS], [SEP], which are no words of a text
+    c.head.splade.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
 
     c.pooling = "none"  # of the V vectors: none (score = max), average, scalar_mix, self_contrastive
     c.normalize = False  # scale every vector to length 1
@@ -191,6 +200,16 @@ def get_config() -> ConfigDict:
     c.loss.binary = ConfigDict()
     c.loss.binary.weight = 0.0
     c.loss.binary.positive_weight = 1.0
+
+    # Penalties on the weights of words, over all texts of the batch, where vectors are such weights (splade):
+    # flops, sum_j (mean_i |w_ij|)^2, or l1, mean_i sum_j |w_ij|. Their weights suit one loss and one batch size only.
+    c.loss.sparsity = ConfigDict()
+    c.loss.sparsity.query = 0.0  # weight of the queries' penalty
+    c.loss.sparsity.passage = 0.0  # of the passages'
+    c.loss.sparsity.query_norm = "flops"
+    c.loss.sparsity.passage_norm = "flops"
+    # Both weights grow as the square of the step in so many steps, about a third of all; 0: they do not grow.
+    c.loss.sparsity.steps = 0
 
     c.optimizer = ConfigDict()
     # adamw, lamb (as in optax), or lamb_reference (without bias correction, weight norms clamped at 10).
@@ -314,6 +333,7 @@ def get_config() -> ConfigDict:
     # on every machine.
     c.encode.shard_rows = 8192
     c.encode.shard_mb = 64
+    c.encode.words = 0  # splade: words of a passage to store at most, the heaviest ones; 0: all that have a weight
     c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
 
     return c

@@ -21,6 +21,8 @@ SUFFIXES = (
     "mvr",
     "aggretriever",
     "i3",
+    "splade",
+    "unicoil",
 )
 
 
@@ -79,6 +81,14 @@ def get_config(system: str = "mlr") -> ConfigDict:
         c.head.name = "i3"
         c.head.token = "cls"
         c.data.pseudo_queries = "query"
+    elif system in ("splade", "unicoil"):
+        c.head.name = "splade"  # MiniLM has no MLM head: a new one on its word table
+        c.head.splade.expansion = system == "splade"
+        c.normalize = False
+        c.loss.temperature = 1.0
+        c.optimizer.head_learning_rate = 1e-3
+        if system == "splade":
+            c.loss.sparsity.query, c.loss.sparsity.passage, c.loss.sparsity.steps = 0.01, 0.01, 10
     elif system == "as_it_comes":
         c.train.steps = 0
     return c

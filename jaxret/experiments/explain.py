@@ -175,6 +175,8 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
     lines = [f"score {products.max(axis=1).sum():.4f}"]
     if run.model.late_interaction:
         return [*lines, token_matches(run, products, query, passage)]
+    if run.model.sparse:
+        return [*lines, word_matches(run, query_vectors[0], passage_vectors[0], top)]
     if unpooled.vectors_per_passage != 1:
         before = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
         return [*lines, *vector_matches(run, (query_vectors @ before.T)[0], passage, top)]
@@ -186,6 +188,29 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
             aligned_table(["part", "contributes"], [[name, f"{value:.4f}"] for name, value in shares.items()]),
         ]
     return [*lines, "query and passage have one vector each: their dot product has no parts"]
+
+
+def word_matches(run: Run, query: np.ndarray, passage: np.ndarray, top: int) -> str:
+    """Return a table of the words that a query and a passage share, those that contribute most first. The score is the
+    sum.
+
+    Args:
+        run: a run whose vectors are weights of words.
+        query, passage: weights [D] of one text each.
+        top: rows of the table.
+    """
+    products = query * passage
+    shared = np.flatnonzero(products)
+    if not len(shared):
+        return "query and passage share no word that has a weight in both"
+    order = shared[np.argsort(-products[shared], kind="stable")]
+    rows = [
+        [str(run.tokenizer.backend.id_to_token(word)), *(f"{x[word]:.4f}" for x in (query, passage, products))]
+        for word in order[:top].tolist()
+    ]
+    if len(order) > top:
+        rows.append([f"{len(order) - top} more", "", "", f"{products[order[top:]].sum():.4f}"])
+    return aligned_table(["word", "in the query", "in the passage", "contributes"], rows)
 
 
 def token_matches(run: Run, products: np.ndarray, query: Ragged, passage: Ragged) -> str:

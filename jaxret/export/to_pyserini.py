@@ -35,6 +35,10 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     folder = corpus_folder(run.workdir, corpus)
     searcher = Searcher(run, folder)
     shards = searcher.shards
+    if run.model.sparse:
+        raise ValueError(
+            f"the vectors in {folder} are weights of words, and Pyserini's dense search has others; use jaxret search"
+        )
     if (each := run.model.vectors_per_passage) != 1:
         several = "a vector for each token" if each is None else f"{each} vectors"
         raise ValueError(

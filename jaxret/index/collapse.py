@@ -10,12 +10,14 @@ from jaxret.index.shard_set import ShardSet
 
 LIMIT = 0.95  # mean cosine of random pairs; above it something is wrong
 PASSAGES = 1000  # that are looked at
+NUMBERS = 2**25  # of vectors that are held; a sparse vector is held whole
 
 
 def collapse_warning(shards: ShardSet) -> str:
     """Return a sentence if the vectors of a finished folder have collapsed, else "". It samples PASSAGES of them,
     evenly spread, the same ones every time."""
-    rows = np.unique(np.linspace(0, shards.total_rows - 1, PASSAGES).astype(np.int64))
+    sample = max(2, min(PASSAGES, NUMBERS // shards.dimension))
+    rows = np.unique(np.linspace(0, shards.total_rows - 1, sample).astype(np.int64))
     cosine = mean_cosine(list(_vectors(shards, rows)))
     if cosine <= LIMIT:
         return ""

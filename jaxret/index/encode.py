@@ -4,7 +4,7 @@ however many jobs there were and however often they were killed."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,15 @@ def encode_source(
         progress: show progress.
     """
     log, scan = progress_log(progress), source.scan
+    words = most_words(run, options)
     dtype = vector_dtype(options.dtype or run.config.encode.dtype)
     rows = rows_begun(folder)
     if options.shard_mb or not rows or options.shard_rows not in (0, rows):
         rows = rows_per_shard(run, source, options, progress)
-    produced_by = made_from(run, scan, dtype, rows, contract_begun(run, folder))
+    produced_by = made_from(run, scan, dtype, rows, contract_begun(run, folder), words)
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     with Leases(folder, options.lease) as leases:
-        job = EncodeWorker(run, source, writer, leases, run.embedder(), progress)
+        job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
         try:
             job.fill()
             finish_encoding(writer, leases, source)
@@ -135,7 +136,7 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
     """Return the number of passages per shard: as many as are allowed, with no more than the allowed MB of vectors.
 
     Where a passage has as many vectors as tokens, these are counted first, so that the largest shard is within the
-    limit too.
+    limit too. Shards of sparse vectors are limited by the number of passages alone.
 
     Args:
         run: the run whose checkpoint encodes.
@@ -144,6 +145,8 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
         progress: show progress.
     """
     rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS)
+    if run.model.sparse:  # a passage has few words
+        return max(1, rows)
     megabytes = options.shard_mb or run.config.encode.shard_mb
     vectors = (
         megabytes * MB // (run.model.dimension * np.dtype(DTYPES[options.dtype or run.config.encode.dtype]).itemsize)
@@ -203,7 +206,21 @@ def vector_dtype(name: str) -> str:
     return name
 
 
-def made_from(run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract: dict[str, Any]) -> dict[str, Any]:
+def most_words(run: Run, options: EncodeOptions) -> int:
+    """Return how many words of a passage are stored at most; 0: all that have a weight. Raises ValueError where vectors
+    are no weights of words."""
+    most = options.words or run.config.encode.words
+    if most < 0:
+        raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
+    if most and not run.model.sparse:
+        head = run.config.head.name
+        raise ValueError(f"--words={most}: the vectors of head {head!r} are no weights of words; leave it out")
+    return most
+
+
+def made_from(
+    run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract: dict[str, Any], words: int = 0
+) -> dict[str, Any]:
     """Return everything that the bytes of the shards depend on, as JSON.
 
     Args:
@@ -212,8 +229,10 @@ def made_from(run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract:
         dtype: of the vectors.
         shard_rows: passages per shard.
         contract: the run's, or that of shards which exist.
+        words: that are stored of a passage at most; 0: all.
     """
     settings = {"dtype": dtype, "shard_rows": shard_rows, "tokens_per_batch": run.config.encode.tokens_per_batch}
+    settings |= {"words": words} if words else {}
     return {
         "contract": contract,
         "checkpoint": run.checkpoint,

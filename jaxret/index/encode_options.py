@@ -27,6 +27,12 @@ class EncodeOptions:
     shard_mb: int = option(
         0, "MB (10^6 bytes) of vectors per shard at most; default: the run's encode.shard_mb", lower_bound=0
     )
+    words: int = option(
+        0,
+        "words of a passage to store at most, the heaviest ones, where vectors are weights of words; default: the "
+        "run's encode.words",
+        lower_bound=0,
+    )
     store: str = option("", "folder of token stores; default: the run's data.store, else the user's cache")
     lease: float = option(
         BOUND, "seconds without a sign of life after which other hosts take over the shards of this job", lower_bound=1

@@ -16,7 +16,7 @@ from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
 from jaxret.index.row_subset import RaggedRowSubset, RowSubset
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
 from jaxret.index.shards import ShardError
-from jaxret.types import Ragged
+from jaxret.types import Ragged, SparseRows
 
 
 class EncodedCorpus:
@@ -46,6 +46,11 @@ class EncodedCorpus:
         return self.shards[0].ragged
 
     @property
+    def sparse(self) -> bool:
+        """Whether vectors are weights of words."""
+        return self.shards[0].sparse
+
+    @property
     def fingerprint(self) -> dict[str, Any]:
         """Return what the first part was made from; contract and checkpoint are those of all parts."""
         return self.shards[0].fingerprint
@@ -57,9 +62,10 @@ class EncodedCorpus:
 
     @property
     def bytes_per_passage(self) -> float:
-        """Return the bytes of vectors on disk, and of the offsets of each passage's; without ids and digests."""
+        """Return the bytes on disk of vectors, or words and weights, and of the offsets of each passage's; without ids
+        and digests."""
         entries = [entry for each in self.shards for entry in each.manifest.shards]
-        sizes = (entry[name]["bytes"] for entry in entries for name in ("vectors", "offsets") if name in entry)
+        sizes = (entry[name]["bytes"] for entry in entries for name in ARRAYS if name in entry)
         return sum(sizes) / int(self.firsts[-1])
 
     def select(self, rows: np.ndarray) -> EncodedCorpus:
@@ -84,6 +90,9 @@ class EncodedCorpus:
             yield begin, shard
         elif begin < end:
             rows = self.selected[begin:end] - start
+            if isinstance(shard, SparseRows):
+                yield begin, shard.take(rows)
+                return
             yield begin, RaggedRowSubset(shard, rows) if isinstance(shard, Ragged) else RowSubset(shard, rows)
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
@@ -120,6 +129,7 @@ class EncodedCorpus:
         return missing
 
 
+ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard
 ROWS = 65_536  # whose ids are held at a time
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
-from jaxret.types import Ragged
+from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW = 64  # shards, for which there is room
 
@@ -27,7 +27,8 @@ _HEADERS = threading.Lock()
 class ShardSet:
     """A finished folder of vectors.
 
-    Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D], or Ragged under the layout "ragged".
+    Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D]; Ragged or SparseRows under the layouts
+    of these.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -45,10 +46,15 @@ class ShardSet:
         return self.manifest.layout == "ragged"
 
     @property
+    def sparse(self) -> bool:
+        """Whether vectors are weights of words."""
+        return self.manifest.layout == "sparse"
+
+    @property
     def vectors_per_row(self) -> int:
         """Return V, where it is the same for every row."""
         if self.manifest.vectors_per_row is None:
-            raise ValueError(f"{self.folder} has lists of vectors: every row has its own number")
+            raise ValueError(f"{self.folder} has lists of vectors, or of words: every row has its own number")
         return self.manifest.vectors_per_row
 
     @property
@@ -112,9 +118,7 @@ class ShardSet:
                 yield shard, slice(start, stop)
 
     def _map(self, shard: Shard) -> Any:
-        entry = self.manifest.shards[shard.index]
-        vectors = _map_vectors(self.folder, shard, entry)
-        return Ragged(vectors, _map_offsets(self.folder, shard, entry)) if self.ragged else vectors
+        return _map_shard(self.folder, shard, self.manifest)
 
 
 def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
@@ -133,9 +137,7 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
     def check(shard: Shard) -> None:
         entry = manifest.shards[shard.index]
         check_files(folder, shard, entry, verify)
-        _map_vectors(folder, shard, entry)
-        if manifest.layout == "ragged":
-            _map_offsets(folder, shard, entry)
+        _map_shard(folder, shard, manifest)
 
     with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
         checked = pool.map(check, shards)
@@ -166,24 +168,36 @@ def _map(path: Path) -> np.ndarray:
         raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
 
 
-def _map_vectors(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
-    path = shard.vectors(folder)
-    vectors = _map(path)
-    if list(vectors.shape) != entry["shape"] or vectors.dtype != np.dtype(DTYPES[entry["dtype"]]):
+def _map_shard(folder: Path, shard: Shard, manifest: Manifest) -> np.ndarray | Ragged | SparseRows:
+    entry = manifest.shards[shard.index]
+    shape, dtype = entry["shape"], DTYPES[entry["dtype"]]
+    if manifest.layout == "sparse":
+        words = _map_array(shard.words(folder), shard, shape[:1], word_dtype(shape[1]).str)
+        weights = _map_array(shard.weights(folder), shard, shape[:1], dtype)
+        return SparseRows(words, weights, _map_offsets(folder, shard, entry, least=0), shape[1])
+    vectors = _map_array(shard.vectors(folder), shard, shape, dtype)
+    return Ragged(vectors, _map_offsets(folder, shard, entry)) if manifest.layout == "ragged" else vectors
+
+
+def _map_array(path: Path, shard: Shard, shape: list[int], dtype: str) -> np.ndarray:
+    array = _map(path)
+    if list(array.shape) != shape or array.dtype != np.dtype(dtype):
         raise ShardError(
-            f"{path} ({shard}): holds {vectors.dtype} {list(vectors.shape)}, its manifest says {entry['dtype']} "
-            f"{entry['shape']}; run encode again"
+            f"{path} ({shard}): holds {array.dtype} {list(array.shape)}, its manifest says {np.dtype(dtype)} "
+            f"{shape}; run encode again"
         )
-    return vectors
+    return array
 
 
-def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any]) -> np.ndarray:
+def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any], least: int = 1) -> np.ndarray:
+    """Return where the vectors, or words, of each row begin and end; a row has `least` of them at least."""
     path = shard.offsets(folder)
     offsets = _map(path)
     if offsets.shape == (shard.rows + 1,) and offsets.dtype == np.int64:
         offsets = np.array(offsets)
-        if offsets[0] == 0 and offsets[-1] == entry["shape"][0] and (np.diff(offsets) > 0).all():
+        if offsets[0] == 0 and offsets[-1] == entry["shape"][0] and (np.diff(offsets) >= least).all():
             return offsets
+    items = "vectors" if least else "words"
     raise ShardError(
-        f"{path} ({shard}): does not cut {entry['shape'][0]} vectors into {shard.rows} rows; run encode again"
+        f"{path} ({shard}): does not cut {entry['shape'][0]} {items} into {shard.rows} rows; run encode again"
     )

@@ -1,7 +1,9 @@
 """Shards of vectors on disk: complete or absent, written in any order, read through memory maps.
 
 vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D]; float32 or float16
-offsets-00000-of-00064.npy   layout "ragged" alone: int64 [rows + 1], where the vectors of each row begin and end
+offsets-00000-of-00064.npy   not under "fixed": int64 [rows + 1], where the vectors, or words, of each row begin and end
+words-00000-of-00064.npy     layout "sparse", without vectors-*: ids of words, uint16 or uint32 [E], ascending in a row
+weights-00000-of-00064.npy   layout "sparse" alone: weights of these words, float32 or float16 [E]
 ids-00000-of-00064.txt       the passage id of each row
 shard-00000-of-00064.json    written last: sizes and digests of the files, what they were made from, and on what
 begun.json                   written first: what the shards are to be made from; removed when the manifest is written
@@ -24,10 +26,11 @@ import numpy as np
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage import atomic
 from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
-from jaxret.types import VECTOR_DTYPES, Ragged
+from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 BEGUN = "begun.json"
-LAYOUTS = ("fixed", "ragged")  # V vectors for every row, or each row its own number
+# V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
+LAYOUTS = ("fixed", "ragged", "sparse")
 # Little-endian, so that the bytes are the same on every machine.
 DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
 
@@ -70,10 +73,18 @@ class Shard:
     def offsets(self, folder: Path) -> Path:
         return folder / f"offsets-{self.suffix}.npy"
 
+    def words(self, folder: Path) -> Path:
+        return folder / f"words-{self.suffix}.npy"
+
+    def weights(self, folder: Path) -> Path:
+        return folder / f"weights-{self.suffix}.npy"
+
     def files(self, folder: Path, layout: str) -> dict[str, Path]:
         """Return the files of a shard, by the name of their entry in the sidecar."""
         files = {"vectors": self.vectors(folder), "ids": self.ids(folder)}
-        return files | {"offsets": self.offsets(folder)} if layout == "ragged" else files
+        if layout == "sparse":
+            files = {"words": self.words(folder), "weights": self.weights(folder), "ids": self.ids(folder)}
+        return files if layout == "fixed" else files | {"offsets": self.offsets(folder)}
 
     def sidecar(self, folder: Path) -> Path:
         return folder / f"shard-{self.suffix}.json"
@@ -88,7 +99,7 @@ class Manifest:
 
     total_rows: int
     rows_per_shard: int
-    vectors_per_row: int | None  # V; None under "ragged"
+    vectors_per_row: int | None  # V; None under "ragged" and "sparse"
     dimension: int  # D
     dtype: str
     shards: list[dict[str, Any]]
@@ -177,36 +188,46 @@ class ShardWriter:
         digests too, once."""
         return [shard for shard in self.shards if not self.has(shard, verify)]
 
-    def write(self, shard: Shard, vectors: np.ndarray | Ragged, ids: Sequence[str], work: Path | None = None) -> None:
+    def write(
+        self, shard: Shard, vectors: np.ndarray | Ragged | SparseRows, ids: Sequence[str], work: Path | None = None
+    ) -> None:
         """Write one shard.
 
         Args:
             shard: which.
-            vectors: [rows,V,D] float32 or float16, or a list of vectors for each row.
+            vectors: [rows,V,D] float32 or float16, a list of vectors for each row, or weights of words.
             ids: passage id of each row.
             work: folder of its files until they are complete.
         """
-        layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
-        flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
         _check_ids(shard, ids)
-        dtype = _check_vectors(shard, vectors, flat, ids)
+        if isinstance(vectors, SparseRows):
+            layout, shape = "sparse", [len(vectors.weights), vectors.dimension]
+            dtype = _check_weights(shard, vectors, ids)
+            arrays: dict[str, tuple[np.ndarray, str]] = {"weights": (vectors.weights, DTYPES[dtype])}
+            arrays["words"] = vectors.words, word_dtype(vectors.dimension).str
+        else:
+            layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
+            flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
+            shape, dtype = list(flat.shape), _check_vectors(shard, vectors, flat, ids)
+            arrays = {"vectors": (flat, DTYPES[dtype])}
+        if isinstance(vectors, Ragged | SparseRows):
+            arrays["offsets"] = vectors.offsets, "<i8"
+        paths = shard.files(self.folder, layout)
         _retire(self.folder / "manifest.json", work)  # it describes the shards that were there before
         self._whole.discard(shard.index)
-        with atomic_write(shard.vectors(self.folder), "wb", work) as file:
-            np.save(file, np.ascontiguousarray(flat, DTYPES[dtype]), allow_pickle=False)
-        if isinstance(vectors, Ragged):
-            with atomic_write(shard.offsets(self.folder), "wb", work) as file:
-                np.save(file, np.ascontiguousarray(vectors.offsets, "<i8"), allow_pickle=False)
+        for name, (array, kind) in arrays.items():
+            with atomic_write(paths[name], "wb", work) as file:
+                np.save(file, np.ascontiguousarray(array, kind), allow_pickle=False)
         with atomic_write(shard.ids(self.folder), "w", work) as file:
             file.writelines(f"{identifier}\n" for identifier in ids)
         entry = {
             "first_row": shard.start,
             "rows": shard.rows,
             "layout": layout,
-            "shape": list(flat.shape),
+            "shape": shape,
             "dtype": dtype,
             **({"made_on": self.made_on} if self.made_on else {}),
-            **{name: _describe(path) for name, path in shard.files(self.folder, layout).items()},
+            **{name: _describe(path) for name, path in paths.items()},
         }
         write_json(shard.sidecar(self.folder), with_digest(entry | self.made_from), work)
         self._whole.add(shard.index)
@@ -241,8 +262,9 @@ class ShardWriter:
         same = (layout, dtype, entries[0]["shape"][fixed])
         for shard, entry in zip(self.shards, entries, strict=True):
             if (entry["layout"], entry["dtype"], entry["shape"][fixed]) != same:
+                path = next(iter(shard.files(self.folder, entry["layout"]).values()))
                 raise ShardError(
-                    f"{shard.vectors(self.folder)}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
+                    f"{path}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
                     f"shard is {dtype} {entries[0]['shape']} {layout}: V, D and dtype must be the same in every shard"
                 )
         return Manifest(
@@ -298,8 +320,10 @@ def check_entry(path: Path, shard: Shard, entry: Any) -> None:
     problem = "is no object"
     if isinstance(entry, Mapping):
         shape, dtype, layout = (entry.get(key) for key in ("shape", "dtype", "layout"))
-        axes = {"fixed": 3, "ragged": 2}.get(layout) if isinstance(layout, str) else None
-        sizes = isinstance(shape, list) and len(shape) == axes and all(type(n) is int and n > 0 for n in shape)
+        axes = {"fixed": 3, "ragged": 2, "sparse": 2}.get(layout) if isinstance(layout, str) else None
+        sizes = isinstance(shape, list) and len(shape) == axes and all(type(n) is int and n >= 0 for n in shape)
+        if isinstance(shape, list):
+            sizes = sizes and all(shape[1:] if layout == "sparse" else shape)  # texts may have no word
         if (entry.get("first_row"), entry.get("rows")) != (shard.start, shard.rows):
             problem = f"is of rows from {entry.get('first_row')!r}, {entry.get('rows')!r} of them"
         elif not sizes or dtype not in list(DTYPES):
@@ -371,6 +395,26 @@ def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray,
     return dtype
 
 
+def _check_weights(shard: Shard, vectors: SparseRows, ids: Sequence[str]) -> str:
+    """Return the name of the weights' dtype. Raises ValueError or VectorError."""
+    entries = len(vectors.weights)
+    if len(vectors) != shard.rows or (vectors.offsets[0], vectors.offsets[-1], len(vectors.words)) != (
+        0,
+        entries,
+        entries,
+    ):
+        raise ValueError(f"shard {shard.suffix} wants words of {shard.rows} rows, got {entries} of {len(vectors)}")
+    dtype = vectors.weights.dtype.name
+    if dtype not in DTYPES:
+        raise ValueError(f"shard {shard.suffix} has {dtype} weights; they must be one of {', '.join(DTYPES)}")
+    sound = np.isfinite(vectors.weights) & (vectors.weights > 0)
+    if not sound.all():
+        row = int(np.searchsorted(vectors.offsets, int(sound.argmin()), "right")) - 1
+        hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
+        raise VectorError(shard.start + row, ids[row], f"has a weight that is no number above 0{hint}")
+    return dtype
+
+
 def _check_ids(shard: Shard, ids: Sequence[str]) -> None:
     if len(ids) != shard.rows:
         raise ValueError(f"shard {shard.suffix} has {shard.rows} rows, but {len(ids)} ids were given")
@@ -419,7 +463,7 @@ def read_manifest(path: Path) -> Manifest:
     for shard, entry in zip(plan_shards(stored["total_rows"], stored["rows_per_shard"]), shards, strict=True):
         check_entry(path, shard, entry)
         shape = [shard.rows, stored["vectors_per_row"], stored["dimension"]]
-        if layout == "ragged":
+        if layout != "fixed":
             shape = [entry["shape"][0], stored["dimension"]]
         if (entry["shape"], entry["dtype"], entry["layout"]) != (shape, stored["dtype"], layout):
             raise ShardError(

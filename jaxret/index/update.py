@@ -56,7 +56,9 @@ def append_corpus(
     It raises what `encode_corpus` raises, too. The corpus is then as it was.
     """
     log = progress_log(progress)
-    options = replace(options, dtype=_require_same_vectors(run, open_shards(folder, verify=False), options.dtype))
+    shards = open_shards(folder, verify=False)
+    words = int(shards.fingerprint.get("encode", {}).get("words", 0))
+    options = replace(options, dtype=_require_same_vectors(run, shards, options.dtype), words=options.words or words)
     source = inspect_corpus(run, corpus, options.on_error, options.store, log)
     with hold_folder(folder, "appending"):
         parts, sha256 = read_parts(folder), source.scan.sha256

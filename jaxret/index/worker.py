@@ -30,7 +30,7 @@ from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import remove_leftovers
 from jaxret.storage.leases import Lease, Leases
-from jaxret.types import Ragged
+from jaxret.types import Ragged, TextVectors
 
 WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
 PAUSE = 0.5  # seconds between two looks at what other jobs do
@@ -182,7 +182,7 @@ class EncodeWorker:
             return None
         return lease
 
-    def write(self, shard: Shard, lease: Lease, vectors: Ragged, ids: Sequence[str]) -> None:
+    def write(self, shard: Shard, lease: Lease, vectors: TextVectors, ids: Sequence[str]) -> None:
         """Write a shard, unless another job has taken it over.
 
         Args:
@@ -191,13 +191,12 @@ class EncodeWorker:
             vectors: of its passages.
             ids: of its passages.
         """
-        stored = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
-        fixed = self.run.model.vectors_per_passage is not None
+        stored: Any = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
+        if isinstance(stored, Ragged) and self.run.model.vectors_per_passage is not None:
+            stored = stored.stacked()
         try:
             self.texts.require_unchanged()
-            published = lease.publishes(
-                lambda: self.writer.write(shard, stored.stacked() if fixed else stored, ids, lease.work)
-            )
+            published = lease.publishes(lambda: self.writer.write(shard, stored, ids, lease.work))
         except VectorError as error:
             raise ValueError(f"{location_prefix(self.source.corpus, error.passage_id)}{error}") from error
         finally:

@@ -26,7 +26,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import sha256_file
-from jaxret.types import Ragged
+from jaxret.types import TextVectors
 
 BM25_NAME = "bm25"
 K1, B = 0.9, 0.4
@@ -121,7 +121,7 @@ class RunPool:
         """Return the ids that the corpus lacks, of the ids that the pool was opened for."""
         return [key for key in passages if key not in self._rows]
 
-    def _scores(self, vectors: Ragged, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+    def _scores(self, vectors: TextVectors, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
         encoded = [[key for key in ids if key in self._rows] for ids in passages]
         scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in encoded])
         return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded, scores, strict=True)]

@@ -94,6 +94,11 @@ class RetrieverModel(LinenModel):
         """Return whether a query has a vector for each of its tokens, and its score is a sum over them."""
         return self.module.head.late_interaction()
 
+    @property
+    def sparse(self) -> bool:
+        """Return whether vectors are weights of words, nearly all of them 0."""
+        return self.module.head.sparse()
+
     def unpooled(self) -> RetrieverModel:
         """Return this model without pooling, to inspect which of a passage's vectors wins."""
         return RetrieverModel(self.module.clone(pooled=False))

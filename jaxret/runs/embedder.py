@@ -25,7 +25,7 @@ from jaxret.parallel.mesh import (
     shard_whole_batch,
     shardings,
 )
-from jaxret.types import Embeddings, Ragged, Tokens
+from jaxret.types import Embeddings, Ragged, SparseRows, TextVectors, Tokens
 
 SMALLEST_BATCH = 8
 IN_FLIGHT = 2  # batches on the device while the host prepares and stores others
@@ -88,6 +88,7 @@ class Embedder:
         tokens_per_batch: Tokens of a batch, approximately.
         compiled: Programs, which depend on model, mesh and side alone; embedders with other parameters may share them.
         counts: Counts of the work done.
+        most_words: Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all.
     """
 
     retriever: RetrieverModel
@@ -98,6 +99,7 @@ class Embedder:
     tokens_per_batch: int
     compiled: Programs = field(default_factory=dict, repr=False, compare=False)
     counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
+    most_words: int = 0
 
     def with_params(self, params: Any) -> Embedder:
         """Return a copy with other parameters of the same shapes; nothing is compiled again."""
@@ -151,7 +153,7 @@ class Embedder:
 
     def __call__(
         self, texts: Ragged, side: Side, progress: bool = False, advance: Callable[[int], object] | None = None
-    ) -> Ragged:
+    ) -> TextVectors:
         """Return the vectors of every text, float32, in the order of `texts`.
 
         Args:
@@ -160,6 +162,8 @@ class Embedder:
             progress: Whether to show a progress bar.
             advance: Called with the number of texts of each finished batch.
         """
+        if not len(texts) and self.retriever.sparse:
+            return SparseRows.from_dense(np.empty((0, self.retriever.dimension), np.float32))
         if not len(texts):
             return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
         with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
@@ -173,13 +177,13 @@ class Embedder:
 
     def encode_stream(
         self, parts: Iterator[Ragged], side: Side, advance: Callable[[int], object] = lambda _: None
-    ) -> Iterator[Ragged]:
+    ) -> Iterator[TextVectors]:
         """Yield the vectors of each part, none of which may be empty.
 
         The next part is read, and its first batches are on the device, before the last vectors of the current part are
         copied, so that the device does not wait between parts.
         """
-        flight: deque[tuple[_Vectors, np.ndarray, jax.Array]] = deque()
+        flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]] = deque()
         program = self.program(side)
         for texts in parts:
             vectors = self._room(texts, side)
@@ -191,7 +195,9 @@ class Embedder:
         while flight:
             yield from _landed(flight)
 
-    def _room(self, texts: Ragged, side: Side) -> _Vectors:
+    def _room(self, texts: Ragged, side: Side) -> _Vectors | _SparseVectors:
+        if self.retriever.sparse:
+            return _SparseVectors(len(texts), self.most_words if side == "passage" else 0)
         counts = self.retriever.vector_counts(texts, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return _Vectors(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets, len(texts))
@@ -226,10 +232,31 @@ class _Vectors:
         self.flat[positions] = vectors[: len(rows)][exists]
         self.missing -= len(rows)
 
+    def complete(self) -> Ragged:
+        return Ragged(self.flat, self.offsets)
 
-def _landed(flight: deque[tuple[_Vectors, np.ndarray, jax.Array]]) -> Iterator[Ragged]:
+
+@dataclass
+class _SparseVectors:
+    """Buffer for the words and weights of a part; `missing` texts have none yet."""
+
+    missing: int
+    most: int  # words of a text; 0: all
+    rows: list[np.ndarray] = field(default_factory=list)
+    batches: list[SparseRows] = field(default_factory=list)
+
+    def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
+        self.rows.append(rows)
+        self.batches.append(SparseRows.from_dense(vectors[: len(rows), 0], self.most))
+        self.missing -= len(rows)
+
+    def complete(self) -> SparseRows:
+        return SparseRows.joined(self.batches).take(np.argsort(np.concatenate(self.rows)))
+
+
+def _landed(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
     """Store the oldest batch in flight, and yield the vectors of its part if it is now complete."""
     vectors, rows, encoded = flight.popleft()
     vectors.store(rows, np.asarray(encoded))
     if not vectors.missing:
-        yield Ragged(vectors.flat, vectors.offsets)
+        yield vectors.complete()

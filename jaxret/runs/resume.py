@@ -22,7 +22,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 # Keys that may change on resuming. No result depends on them, except through the schedule and the choice of the best
 # checkpoint, and these changes are logged. docs/training.md has the effect of a longer run on each optimizer.decay.
 SCHEDULE = ("train.steps", "train.epochs")
-_FREE = rf"{NO_RESULT}|validation\..*|encode\.dtype|train\.(checkpoint_every|skip_nonfinite)"
+_FREE = rf"{NO_RESULT}|validation\..*|encode\.(dtype|words)|train\.(checkpoint_every|skip_nonfinite)"
 _WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # unused once there is a checkpoint
 _ABSENT = "(absent)"
 

@@ -31,7 +31,7 @@ from jaxret.search.proof import MARGIN, Candidates, SearchResult, empty_candidat
 from jaxret.search.rounding import WIDE_UNIT, exact_score
 from jaxret.search.single_vector import SingleVectors, block_documents
 from jaxret.search.streaming import exceeds_devices, stream_blocks
-from jaxret.types import Ragged
+from jaxret.types import Ragged, SparseRows, TextVectors
 
 # Candidates beyond k of lists of vectors in fewer bits, where the losses of all query vectors add up: a little above
 # what ColBERT's vectors of real texts needed in int8 (for k = 10, a median of 27 and 43, at most 85). Few are scored.
@@ -105,8 +105,8 @@ class BlockCorpus:
 
 
 @runtime_checkable
-class QueryVectors(Protocol):
-    """Queries of one kind, and how passages of that kind are scored."""
+class ScoredQueries(Protocol):
+    """Queries of one kind, and how passages of that kind are scored exactly."""
 
     norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
     pairs_a_thread: int  # (query, document) pairs to give to `scores`, at least
@@ -115,6 +115,28 @@ class QueryVectors(Protocol):
     def __getitem__(self, i: int | np.integer) -> np.ndarray:
         """Return the vectors of a query, float64 [U,D]."""
         ...
+
+    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
+        """Return an upper bound of the error of a score with this unit roundoff, for each query, float64 [Q]."""
+        ...
+
+    def scores(self, queries: np.ndarray, shard: Any, rows: np.ndarray) -> np.ndarray:
+        """Return scores of (query, row of the shard) pairs, float64 [P]; the pairs of a query lie together."""
+        ...
+
+
+@runtime_checkable
+class ShardedRows(Protocol):
+    """Rows in shards, as exact scores read them."""
+
+    @property
+    def total_rows(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
+
+
+@runtime_checkable
+class QueryVectors(ScoredQueries, Protocol):
+    """Queries as vectors, in the form that backends search with."""
 
     def owner(self, vector: int) -> int:
         """Return the query that a vector belongs to."""
@@ -138,17 +160,9 @@ class QueryVectors(Protocol):
         """
         ...
 
-    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
-        """Return an upper bound of the error of a score with this unit roundoff, for each query, float64 [Q]."""
-        ...
-
-    def scores(self, queries: np.ndarray, shard: Any, rows: np.ndarray) -> np.ndarray:
-        """Return scores of (query, row of the shard) pairs, float64 [P]; the pairs of a query lie together."""
-        ...
-
 
 def search(
-    queries: np.ndarray | Ragged,
+    queries: np.ndarray | TextVectors,
     corpus: VectorCorpus | Sequence[np.ndarray | Ragged],
     k: int,
     backend: Backend,
@@ -180,7 +194,7 @@ def search(
         chosen = vectors.take(part)
         candidates, largest_norm = find_candidates(chosen, searched, depth, backend, progress)
         error = chosen.errors(largest_norm, backend.precision.unit(searched.dimension))
-        scored = _score_exactly(candidates, chosen, largest_norm, searched, k, error)
+        scored = score_exactly(candidates, chosen, largest_norm, searched, k, error)
         return candidates, error, scored
 
     least = LISTS_MARGIN if searched.ragged and backend.precision != FLOAT32 else MARGIN
@@ -189,9 +203,10 @@ def search(
     )
 
 
-def query_vectors(queries: np.ndarray | Ragged, corpus: VectorCorpus) -> QueryVectors:
+def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:
     """Return queries in the form that passages of the corpus are scored with. Raises ValueError for a NaN, an infinity,
     or vectors of another dimension."""
+    queries = queries.flat if isinstance(queries, SparseRows) else queries
     flat = queries.flat if isinstance(queries, Ragged) else queries
     if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
         raise ValueError(
@@ -263,14 +278,22 @@ def _loaded(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
             yield LoadedBlock(first_row + rows, backend.load(block), float(norms.max()))
 
 
-def _score_exactly(
-    candidates: Candidates, queries: QueryVectors, largest_norm: float, corpus: VectorCorpus, k: int, error: np.ndarray
+def score_exactly(
+    candidates: Candidates, queries: ScoredQueries, largest_norm: float, corpus: ShardedRows, k: int, error: np.ndarray
 ) -> int:
-    """Replace the backend's scores, which may be `error` [Q] below the exact ones, by exact scores, and sort the
-    candidates by the tie rule, in place; return how many were scored.
+    """Replace the backend's scores by exact scores, and sort the candidates by the tie rule, in place; return how many
+    were scored.
 
     The k candidates with the highest backend scores are scored first, then those whose upper bound reaches the lowest
     of these; the others get -inf.
+
+    Args:
+        candidates: with the backend's scores.
+        queries: the queries.
+        largest_norm: of any passage.
+        corpus: the passages.
+        k: passages to return for each query.
+        error: that the backend's scores may be below the exact ones [Q].
     """
     n_queries, depth = candidates.scores.shape
     scores = np.full((n_queries, depth), -np.inf, np.float32)
@@ -320,9 +343,9 @@ def score_pairs(
     scores: np.ndarray,
     which: np.ndarray,
     rows: np.ndarray,
-    queries: QueryVectors,
+    queries: ScoredQueries,
     errors: np.ndarray,
-    corpus: VectorCorpus,
+    corpus: ShardedRows,
 ) -> int:
     """Write the exact scores of some (query, row) pairs of [Q,depth]; return how many.
 

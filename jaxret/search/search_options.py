@@ -45,6 +45,18 @@ class SearchOptions:
         if self.index_parameters and not self.index:
             raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
 
+    def require_plain(self, reason: str) -> None:
+        """Raise ValueError with a reason if a backend, a precision, or a way to find candidates is set."""
+        values = {
+            "backend": self.backend,
+            "precision": self.precision,
+            "candidates": self.candidates,
+            "index": self.index,
+        }
+        usual = {"backend": "auto", "precision": "float32", "candidates": "", "index": ""}
+        if other := [f"--{name}={value}" for name, value in values.items() if value != usual[name]]:
+            raise ValueError(f"{reason}: leave {' and '.join(other)} out")
+
     @property
     def label(self) -> str:
         """Return the part of result files' names that tells these results from those of an exact search."""

@@ -21,17 +21,18 @@ from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run, config_of_task
 from jaxret.runs.workdir import Workdir
-from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact, parse_candidates
-from jaxret.search.approximate.faiss_index import MappedCorpus, open_faiss_index
+from jaxret.search.approximate.candidates import CandidateGenerator, CandidateSpec, compare_with_exact, parse_candidates
+from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
+from jaxret.search.inverted_lists import InvertedLists
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import read_json
-from jaxret.types import Ragged
+from jaxret.types import SparseRows, TextVectors
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class SearchOutcome:
     result: SearchResult
     shards: EncodedCorpus
     truncation: Truncation  # of the queries
-    vectors: Ragged  # of the queries
+    vectors: TextVectors  # of the queries
     filters: tuple[str, ...] = ()
     approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
 
@@ -158,21 +159,33 @@ class Searcher:
         if not self.shards.total_rows:
             why = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
+        self.lists: InvertedLists | None = None
+        self.generator: CandidateGenerator | None = None
+        self.index: FaissIndex | None = None
+        self._corpus: Any = self.shards
+        if self.shards.sparse:
+            options.require_plain(f"the vectors in {folder} are weights of words, which inverted lists search")
+            self.lists = InvertedLists(self.shards, hold=many)
+        else:
+            self._open_dense(options, spec, many)
+        self.embedder = run.embedder()
+        self._texts: list[Passages] = []  # of each part, the last one first
+
+    def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
+        """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
         self.backend = select_backend(options.backend, self.shards.ragged, options.precision)
         self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
-        self._corpus: Any = MappedCorpus(self.shards) if self.index else self.shards
+        if self.index:
+            self._corpus = MappedCorpus(self.shards)
         if many and not self.index:
             self._corpus = hold_in_memory(self.shards, fits_devices(self.shards, self.backend))
         if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
             self.backend = select_backend(options.backend, self.shards.ragged, options.precision, many=True)
         self_check(self.backend, self.shards.ragged)
-        self.generator: CandidateGenerator | None = None
         if spec:
             backend = select_backend(options.backend, precision=options.precision)
             self_check(backend)
             self.generator = CandidateGenerator.open(self._corpus, spec, backend, many)
-        self.embedder = run.embedder()
-        self._texts: list[Passages] = []  # of each part, the last one first
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
         """Encode the queries and search for the k best passages of each, best first; exact but for `candidates` and
@@ -198,7 +211,7 @@ class Searcher:
             return {"candidates": str(self.generator.spec)}
         return {"index": self.index.to_json(k)} if self.index else None
 
-    def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, Ragged]:
+    def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, TextVectors]:
         """Return the vectors of queries: text to tokens to vectors. Raises ValueError for no queries."""
         if not queries:
             raise ValueError("there is no query to search for")
@@ -206,9 +219,12 @@ class Searcher:
         tokens = self.run.tokenizer.queries((query.text for query in queries), progress, cut)
         return cut, self.embedder(tokens, "query", progress)
 
-    def nearest(self, vectors: Ragged, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
+    def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """Return the best passages for the vectors of each query, and their ids."""
-        if self.generator:
+        if isinstance(vectors, SparseRows):
+            assert self.lists is not None
+            result = self.lists.search(vectors, k, progress)
+        elif self.generator:
             result = self.generator(vectors, self._corpus, k, progress)
         elif self.index:
             result = self.index.search(vectors, self._corpus, k)
@@ -220,7 +236,7 @@ class Searcher:
     def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
         """Return the outcome with the recall of an approximate search, for which some of its queries are searched
         exactly."""
-        if not self.generator:
+        if not self.generator or isinstance(outcome.vectors, SparseRows):
             return outcome
         missed = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
         return replace(outcome, approximate=missed)
@@ -242,7 +258,7 @@ class Searcher:
     @property
     def description(self) -> str:
         """Return a line on the backend, index or candidates."""
-        return (self.generator or self.index or self.backend).description
+        return (self.lists or self.generator or self.index or self.backend).description
 
     @property
     def vector_location(self) -> str:
@@ -250,6 +266,8 @@ class Searcher:
         of which an index needs a few."""
         if self.index:
             return "mapped"
+        if self.lists:
+            return "disk" if self.lists.held is None else "memory"
         if not isinstance(self._corpus, InMemoryCorpus):
             return "disk"
         return "devices" if self._corpus.vectors is None else "memory"
@@ -266,7 +284,7 @@ class Searcher:
             for query, row in zip(outcome.vectors, rows, strict=True)
         ]
 
-    def scores(self, vectors: Ragged, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the scores of each query, as vectors, with the passages in some rows, float64 rounded to float32."""
         every = sorted({row for ranking in rows for row in ranking})
         documents = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))

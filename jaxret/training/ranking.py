@@ -20,7 +20,7 @@ from tqdm import tqdm
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shard_whole_batch, shardings
 from jaxret.runs.embedder import Embedder, plan_batches
-from jaxret.types import Array, Ragged, Tokens
+from jaxret.types import Array, Ragged, TextVectors, Tokens
 
 NO_PASSAGE = np.iinfo(np.int32).max  # the row of an empty rank
 
@@ -69,7 +69,7 @@ class Ranker:
             for query, mask in enumerate(masks)
         }
 
-    def _place(self, vectors: Ragged) -> tuple[jax.Array, jax.Array]:
+    def _place(self, vectors: TextVectors) -> tuple[jax.Array, jax.Array]:
         """Return queries [Q,U,D] and the mask of their vectors [Q,U], split over devices, padded with empty queries."""
         devices = self.embedder.mesh.size
         rows = np.concatenate([np.arange(len(vectors)), np.full(-len(vectors) % devices, -1)])

@@ -97,6 +97,7 @@ def make_train_step(
         metrics |= {} if terms.accuracy is None else {"in_batch_accuracy": terms.accuracy}
         metrics["padding"] = objective.padding(batch)
         metrics |= {f"{name}_loss": value for name, value in terms.terms.items()}
+        metrics |= terms.words
         metrics["real_tokens"] = sum(jnp.sum(tokens.mask) for tokens in batch.texts)
         return new, metrics
 

@@ -122,7 +122,7 @@ def test_a_family_reads_its_own_group_and_no_other() -> None:
         assert set(head(**shapes, **chosen).contract()) | set(head.NOT_IN_VECTORS) | set(head.FREE) == {*own, "token"}
 
 
-WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "viewer", "lexical", "implicit")
+WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "SPLADE", "COIL", "viewer", "lexical", "implicit")
 
 
 def test_no_family_is_known_by_name_outside_its_file() -> None:
@@ -160,7 +160,7 @@ def test_a_shipped_config_builds(name: str, suffix: str) -> None:
     config.data.train = "somewhere"
     layers = config.encoder.layers or (6 if name in ("minilm", "demo") else 12)
     encoder: EncoderConfig = BertConfig(
-        99, 16, layers, 2, 32, max_positions=512, mlm_head=config.head.name == "aggretriever"
+        99, 16, layers, 2, 32, max_positions=512, mlm_head=config.head.name in ("aggretriever", "splade")
     )
     if config.encoder.checkpoint == "t5-base":
         encoder = T5Config(99, 16, layers, 2, 8, 32)

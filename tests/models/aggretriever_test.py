@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.heads.aggretriever import one_hot_maximum, prune, strongest
+from jaxret.models.heads.aggretriever import prune
+from jaxret.models.heads.vocabulary import one_hot_maximum, strongest
 from tests.tiny import AGGRETRIEVER, WITHOUT_DROPOUT, distance, make_params, make_retriever, make_tokens
 
 VOCABULARY = 30522

@@ -30,6 +30,7 @@ from tests.tiny import (
     MLR,
     MODERNBERT,
     MVR,
+    SPLADE,
     T5,
     XLM_ROBERTA,
     make_config,
@@ -42,7 +43,7 @@ GOLDEN = GOLDENS / "keys.json"
 def current_keys(folder: Path) -> dict[str, list[str]]:
     """Return the flattened keys of config.json, and of contract.json over all models."""
     tokenizer = TextTokenizer.load(write_encoder(folder), 8, 12)
-    families = (DUAL_ENCODER, MLR, ME_BERT, COLBERT, MVR, AGGRETRIEVER, I3)
+    families = (DUAL_ENCODER, MLR, ME_BERT, COLBERT, MVR, AGGRETRIEVER, I3, SPLADE)
     assert {make_config(family).head.name for family in families} == set(HEADS)
     models: list[Model] = [
         *map(make_retriever, families),

@@ -26,6 +26,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mvr_with_a_table": tiny.MVR | {"head.mvr.first_id": -1},
     "i3": tiny.I3,
     "i3_own_negatives": tiny.I3 | {"loss.in_batch_negatives": False},
+    "splade": tiny.SPLADE,
+    "splade_documents": tiny.SPLADE | {"head.splade.queries": "learned"},
+    "unicoil": tiny.UNICOIL | {"loss.temperature": 0.1},
     "i3_released": tiny.I3 | {"head.i3.variant": "released"},
 }
 DAILY = "late_interaction"  # the cheapest

@@ -19,6 +19,7 @@ from jaxret.models.heads.mlr import MlrHead
 from jaxret.models.heads.mvr import MvrHead
 from jaxret.models.heads.pylate import is_pylate, stored_pylate_head
 from jaxret.models.heads.pylate import read_pylate_keys as stated_by_pylate
+from jaxret.models.heads.splade import SpladeHead
 
 HEADS: dict[str, type[VectorHead]] = {
     "dual_encoder": DualEncoderHead,
@@ -28,6 +29,7 @@ HEADS: dict[str, type[VectorHead]] = {
     "mvr": MvrHead,
     "aggretriever": AggretrieverHead,
     "i3": I3Head,
+    "splade": SpladeHead,
 }
 
 

@@ -3,41 +3,20 @@ hundred numbers, next to a projection of [CLS]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_linear
 from jaxret.types import Embeddings, HiddenStates
 
 PRUNINGS = ("full", "semi", "linear", "average")
 FREE_IDS = 1000  # the first ids of BERT's vocabulary are special or unused: dropping fewer costs nothing
-
-
-def uniform_like_torch(key: jax.Array, shape: tuple[int, ...], dtype: Any, fan_in: int) -> jax.Array:
-    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for weights and biases of a linear layer.
-
-    Args:
-      key: of the draw.
-      shape: of the result.
-      dtype: of the result.
-      fan_in: input size of the layer.
-    """
-    return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
-
-
-def torch_linear(features: int, fan_in: int, name: str) -> nn.Dense:
-    """Return a float32 linear layer with torch's initialisation, as in the paper's code."""
-
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        return uniform_like_torch(key, shape, dtype, fan_in)
-
-    return nn.Dense(features, precision=jax.lax.Precision.HIGHEST, kernel_init=init, bias_init=init, name=name)
 
 
 def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -> Float[jax.Array, "B agg"]:
@@ -59,66 +38,6 @@ def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -
         return best
     plus, minus = best[:, 0::2], best[:, 1::2]
     return jnp.where(plus > minus, plus, -minus)
-
-
-def strongest(
-    probabilities: Callable[[Float[jax.Array, "B c H"]], Float[jax.Array, "B c vocabulary"]],
-    hidden: Float[jax.Array, "B T H"],
-    weights: Float[jax.Array, "B T"],
-    mask: Bool[jax.Array, "B T"],
-    chunk: int,
-    train: bool,
-) -> Float[jax.Array, "B vocabulary"]:
-    """Return v[t] = max(0, max_i w_i p_i[t]) over real tokens i (eq. 3), without ever holding [B,T,vocabulary].
-
-    Inference needs a running maximum only. In training, a first pass finds the index of each entry's largest token,
-    which has no gradient; a second pass sums the values of these tokens alone. The backward pass computes a chunk
-    again, so that only one is held. Of equal tokens the first wins.
-
-    Args:
-      probabilities: makes p from hidden states.
-      hidden: of the tokens.
-      weights: w of the tokens.
-      mask: real tokens.
-      chunk: number of tokens at a time.
-      train: whether a gradient is needed.
-    """
-    batch, length = mask.shape
-    chunks = -(-length // chunk)
-    extra = chunks * chunk - length
-
-    def split(x: jax.Array) -> jax.Array:  # [chunks, B, chunk, ...]
-        x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(batch, chunks, chunk, *x.shape[2:]), 1, 0)
-
-    parts = split(hidden), split(weights), split(mask), jnp.arange(chunks)
-
-    def values(h: jax.Array, w: jax.Array, m: jax.Array) -> Float[jax.Array, "B c vocabulary"]:
-        return jnp.where(m[..., None], w[..., None] * probabilities(h), 0.0)
-
-    def find(carry: tuple[jax.Array, jax.Array], part: Any) -> tuple[Any, None]:
-        best, winner = carry
-        h, w, m, i = part
-        products = jax.lax.stop_gradient(values(h, w, m))
-        top = jnp.max(products, axis=1)
-        position = i * chunk + jnp.argmax(products, axis=1)
-        return (jnp.maximum(best, top), jnp.where(top > best, position, winner)), None
-
-    vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
-    # Made from the texts, so that inside `jax.shard_map` it varies over devices, as the carry of the scan does.
-    nothing = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
-    (best, winner), _ = jax.lax.scan(find, (nothing, nothing.astype(jnp.int32) - 1), parts)
-    if not train:
-        return best
-
-    @jax.checkpoint
-    def gather(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
-        h, w, m, i = part
-        wins = (i * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
-        return total + jnp.sum(jnp.where(wins, values(h, w, m), 0.0), axis=1), None
-
-    total, _ = jax.lax.scan(gather, nothing, parts)
-    return total
 
 
 class AggretrieverHead(VectorHead):
@@ -223,18 +142,3 @@ def masked_mean(states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"])
     """Return the mean over real tokens; zeros for a text without any."""
     total = jnp.sum(jnp.where(mask[..., None], states, 0.0), axis=1)
     return total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
-
-
-def one_hot_maximum(
-    ids: Int[jax.Array, "B T"], weights: Float[jax.Array, "B T"], mask: Bool[jax.Array, "B T"], vocabulary: int
-) -> Float[jax.Array, "B vocabulary"]:
-    """Return v[t] = max(0, max w_i over the positions i of token t).
-
-    Args:
-      ids: of the tokens.
-      weights: w of the tokens.
-      mask: real tokens.
-      vocabulary: its size.
-    """
-    rows = jnp.arange(len(ids))[:, None]
-    return jnp.zeros((len(ids), vocabulary)).at[rows, ids].max(jnp.where(mask, weights, 0.0))

@@ -105,6 +105,11 @@ class VectorHead(nn.Module):
         """Return whether every token of a query is a vector, and a score is the sum of their maxima."""
         return False
 
+    def sparse(self) -> bool:
+        """Return whether a vector has a weight of at least 0 for every word of the vocabulary, nearly all of them 0, so
+        that words and weights are stored."""
+        return False
+
     def vector_names(self) -> tuple[str, ...]:
         """Return the name of each of a passage's V vectors; () for V = 1 or one for every token."""
         return ()

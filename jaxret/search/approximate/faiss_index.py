@@ -151,6 +151,10 @@ def identity_of(corpus: EncodedCorpus) -> dict[str, Any]:
 
 def require_one_query_vector(corpus: EncodedCorpus) -> int:
     """Return V. Raises ValueError where every passage has its own number of vectors."""
+    if corpus.sparse:
+        raise ValueError(
+            f"the vectors in {corpus.folder} are weights of words, of which FAISS has no indexes; search exactly"
+        )
     if corpus.ragged:
         raise ValueError(
             f"{corpus.folder} has another number of vectors for each passage (as under late interaction): there are no "

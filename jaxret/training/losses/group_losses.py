@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
 from jaxret.models.scoring import MASKED_SCORE
+from jaxret.training.losses.sparsity import SparsitySettings
 
 Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, the positive first
 GroupMask = Bool[jax.Array, "B G"]  # masked documents count for nothing
@@ -82,7 +83,7 @@ def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySetting
 
 
 # Groups of keys in config.loss.
-GROUPS = {"kl": KlSettings, "margin_mse": MarginMseSettings, "binary": BinarySettings}
+GROUPS = {"kl": KlSettings, "margin_mse": MarginMseSettings, "binary": BinarySettings, "sparsity": SparsitySettings}
 
 
 def loss_fields(config: ConfigDict) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from jaxret.training.losses.group_losses import (
     loss_fields,
     margin_mse,
 )
+from jaxret.training.losses.sparsity import Sparsity, SparsitySettings
 from jaxret.types import Batch
 
 Scalar = Float[jax.Array, ""]
@@ -51,6 +52,8 @@ class LossSettings:
         kl: distillation by Kullback-Leibler divergence.
         margin_mse: distillation of margins.
         binary: cross-entropy of yes and no.
+        sparsity: penalties on the weights of words; its steps are counted in batches.
+        count_words: whether vectors are weights of words, to be counted.
     """
 
     positive: Literal["max", "first"] = "max"
@@ -70,6 +73,8 @@ class LossSettings:
     kl: KlSettings = field(default_factory=KlSettings)
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)
     binary: BinarySettings = field(default_factory=BinarySettings)
+    sparsity: SparsitySettings = field(default_factory=SparsitySettings)
+    count_words: bool = False
 
     def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
         """Return the epoch, from 0, of the middle of a step's batch: a batch may begin in one and end in the next."""
@@ -93,7 +98,14 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
             f"loss.local_weight is {loss.local_weight}, but pooling {config.pooling!r} of head {config.head.name!r} "
             "has no local term: set it to 0"
         )
-    return settings
+    sparsity = settings.sparsity
+    if (sparsity.query or sparsity.passage) and not settings.count_words:
+        raise ValueError(
+            f"loss.sparsity.query is {sparsity.query} and loss.sparsity.passage {sparsity.passage}, but the vectors of "
+            f"head {config.head.name!r} are no weights of words: set both to 0"
+        )
+    batches = sparsity.steps * config.train.accumulate
+    return replace(settings, sparsity=replace(sparsity, steps=batches))
 
 
 def competing_documents(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:
@@ -126,6 +138,7 @@ class Scores:
         teacher_scores: of the documents of each query, the positive first; NaN where a teacher gave none.
         parts: S of each of `settings.parts` alone.
         group_size: documents of a query, which stand together; 0: N / B.
+        sparsity: of the batch's vectors; None: these are no weights of words.
     """
 
     similarities: Float[jax.Array, "B N V"]
@@ -138,6 +151,7 @@ class Scores:
     teacher_scores: Float[jax.Array, "B G"] | None = None
     parts: tuple[Float[jax.Array, "B N V"], ...] = ()
     group_size: int = 0
+    sparsity: Sparsity | None = None
 
     @cached_property
     def query_exists(self) -> Bool[jax.Array, " B"]:
@@ -267,6 +281,22 @@ def binary_term(scores: Scores) -> Term | None:
     return Term(settings.weight, binary_cross_entropy(*scores.group(), settings)) if settings.weight else None
 
 
+def query_sparsity_term(scores: Scores) -> Term | None:
+    """Return the penalty on the weights of the queries' words."""
+    settings = scores.settings.sparsity
+    if scores.sparsity is None or not settings.query:
+        return None
+    return Term(settings.query * scores.sparsity.growth, scores.sparsity.query)
+
+
+def passage_sparsity_term(scores: Scores) -> Term | None:
+    """Return the penalty on the weights of the passages' words, of positives and negatives alike."""
+    settings = scores.settings.sparsity
+    if scores.sparsity is None or not settings.passage:
+        return None
+    return Term(settings.passage * scores.sparsity.growth, scores.sparsity.passage)
+
+
 # A term is None where it is off.
 TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "contrastive": contrastive_term,
@@ -276,6 +306,8 @@ TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "kl": kl_term,
     "margin_mse": margin_mse_term,
     "binary": binary_term,
+    "query_sparsity": query_sparsity_term,
+    "passage_sparsity": passage_sparsity_term,
 }
 
 
@@ -288,12 +320,14 @@ class LossTerms:
         terms: values of the terms that are on, unweighted.
         accuracy: how often the positive has the best score; None where nothing competes.
         rank: mean rank of the positives, from 0; None where nothing competes.
+        words: mean number of words of a query and of a passage, where vectors are weights of words.
     """
 
     loss: Scalar
     terms: dict[str, Scalar]
     accuracy: Any = None
     rank: Any = None
+    words: dict[str, Scalar] = struct.field(default_factory=dict)
 
 
 def total_loss(scores: Scores) -> LossTerms:
@@ -302,4 +336,8 @@ def total_loss(scores: Scores) -> LossTerms:
     loss = sum((term.weight * term.value for term in terms.values()), jnp.zeros(()))
     rank = scores.rank()
     accuracy = scores.mean((rank == 0).astype(jnp.float32))
-    return LossTerms(loss, {name: term.value for name, term in terms.items()}, accuracy, scores.mean(rank))
+    words: dict[str, Scalar] = {}
+    if scores.sparsity is not None:
+        words = {"query_words": scores.sparsity.query_words, "passage_words": scores.sparsity.passage_words}
+    values = {name: term.value for name, term in terms.items()}
+    return LossTerms(loss, values, accuracy, scores.mean(rank), words)  # type: ignore[call-arg]

@@ -30,6 +30,7 @@ from jaxret.training.losses.in_batch import (
     loss_settings,
     total_loss,
 )
+from jaxret.training.losses.sparsity import Sparsity, mean_words, penalty
 from jaxret.training.objective import Objective, number_rows
 from jaxret.training.prepare import read_training_data
 from jaxret.training.ranking import Ranker
@@ -68,7 +69,27 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 auxiliary_loss=d.auxiliary_loss,
                 teacher_scores=batch.teacher_scores,
                 parts=tuple(self.similarities(q, d, slice(start, stop)) for start, stop in settings.parts),
+                sparsity=self.sparsity(q, d, batch, step) if settings.count_words else None,
             )
+        )
+
+    def sparsity(self, q: Embeddings, d: Embeddings, batch: Batch, step: jax.Array | int | None) -> Sparsity:
+        """Return the penalties on the weights of words, over all texts of the batch.
+
+        Args:
+            q: queries.
+            d: documents.
+            batch: whose empty rows count for nothing.
+            step: number of the batch; None: the penalties' weights are whole.
+        """
+        settings = self.settings.sparsity
+        queries, documents = (q.vectors[:, 0], batch.positives >= 0), (d.vectors[:, 0], batch.document_ids >= 0)
+        return Sparsity(
+            penalty(settings.query_norm, *queries),
+            penalty(settings.passage_norm, *documents),
+            mean_words(*queries),
+            mean_words(*documents),
+            settings.growth(step),
         )
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:

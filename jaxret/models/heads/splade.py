@@ -1,0 +1,101 @@
+"""SPLADE (Formal et al. 2021): a weight for every word of the vocabulary, nearly all of them 0; and uniCOIL (Lin and Ma
+2021), whose words are those of the text."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_linear
+from jaxret.types import Embeddings, HiddenStates
+
+# Weights of a query's words: as those of a passage; 1 for each word of its text; or one that is learned for each word
+# of the vocabulary, from 1 on. The last two compute no query with the encoder.
+QUERIES = ("encoded", "words", "learned")
+
+
+class SpladeHead(VectorHead):
+    """V = 1: w[t] >= 0 for each word t of the vocabulary, stored as the words that have one.
+
+    With `expansion`, w[t] = log(1 + max(0, max_i logit_i[t])) over all real tokens i, by the encoder's MLM head (SPLADE
+    v2, eq. 6). Without it, w[t] = max_i max(0, W h[L][i] + b) over the positions i of t in the text, special tokens
+    left out (uniCOIL, eq. 3).
+    """
+
+    expansion: bool = True
+    queries: str = "encoded"  # one of QUERIES
+    special_ids: tuple[int, ...] = (0, 101, 102)  # tokens that are no words of a text
+    chunk: int = 16
+
+    FREE: ClassVar[tuple[str, ...]] = ("chunk",)
+
+    def check(self) -> None:
+        if self.queries not in QUERIES:
+            raise ValueError(f"head.splade.queries is {self.queries!r}; it must be one of {', '.join(QUERIES)}")
+        if self.chunk < 1:
+            raise ValueError(f"head.splade.chunk is {self.chunk}; at least 1 token is projected at a time")
+
+    def needs(self) -> tuple[str, ...]:
+        return ("mlm_head",) if self.expansion else ()
+
+    def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        if self.expansion and self.queries == "encoded":
+            return  # every token counts
+        ids = {id for id in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) if id is not None}
+        if missing := sorted(ids - set(self.special_ids)):
+            raise ValueError(
+                f"head.splade.special_ids is {self.special_ids}, without the markers {missing} of this tokenizer, "
+                f"which are no words of a text; set it to {tuple(sorted(ids))}"
+            )
+
+    def dimension(self) -> int:
+        return self.vocab_size
+
+    def sparse(self) -> bool:
+        return True
+
+    def word_values(self, side: Side) -> str:
+        return "weight of each word"
+
+    def selection(self, side: Side) -> Selection:
+        return Selection(layers="last")
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
+        ids = text.tokens.ids
+        words = text.tokens.mask & ~jnp.isin(ids, jnp.array(self.special_ids, jnp.int32))
+        if text.side == "query" and self.queries != "encoded":
+            weights = one_hot_maximum(ids, jnp.ones(ids.shape), words, self.vocab_size)
+            if self.queries == "learned":
+                table = self.param("word_weights", nn.initializers.ones, (self.vocab_size,))
+                weights = weights * jax.nn.relu(table)
+        elif self.expansion:
+            weights = jnp.log1p(self.largest_logits(hidden.states[-1], hidden.mask, text))
+        else:
+            scalar = torch_linear(1, self.hidden_size, "term_weight")(hidden.states[-1].astype(jnp.float32))[..., 0]
+            weights = one_hot_maximum(ids, jax.nn.relu(scalar), words, self.vocab_size)
+        self.sow("intermediates", "words", weights[:, None])
+        return Embeddings(weights[:, None], jnp.any(text.tokens.mask, axis=1, keepdims=True))
+
+    @nn.nowrap
+    def largest_logits(
+        self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], text: HeadInput
+    ) -> Float[jax.Array, "B vocabulary"]:
+        """Return max(0, max_i logit_i[t]). The logarithm is monotone, so it is taken once, after the maximum."""
+        mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan wants
+        table = text.encoder.word_table
+
+        def logits(part: jax.Array) -> jax.Array:
+            return mlm_head.apply(variables, part, table)
+
+        return strongest(logits, states, jnp.ones(mask.shape), mask, self.chunk, text.train)
+
+    def loss_settings(self) -> dict[str, Any]:
+        return {"count_words": True}

@@ -1,0 +1,204 @@
+"""Exact search of sparse vectors on CPUs: an inverted list for every word, multiplied with the queries by scipy.
+
+Weights are above 0 or absent. So a passage without a word of the query scores exactly 0, and the lists of the query's
+words give all others. Products are summed in float64 and kept in float32; candidates are scored again, and the result
+is proven complete, as every exact search (`exact.py`, `proof.py`). Where fewer than k passages have a word of the
+query, the lowest rows among the others, which score 0, follow them, as the tie rule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import scipy
+from scipy.sparse import csr_array
+from tqdm import tqdm
+
+from jaxret.search.exact import score_exactly
+from jaxret.search.in_memory import MEMORY_BYTES, require_finite_vectors
+from jaxret.search.proof import (
+    MARGIN,
+    BlockHits,
+    Candidates,
+    SearchResult,
+    empty_candidates,
+    keep_best,
+    search_until_proven,
+)
+from jaxret.search.rounding import LONGEST, UNIT, rounding_error
+from jaxret.search.single_vector import of_one_query
+from jaxret.types import SparseRows
+
+SCORES = 2**24  # scores in memory at a time, float64: 128 MiB
+BLOCK = 65_536  # passages of a block at most
+POSTING = 12  # bytes of a word of a passage in memory: a row and a float64
+
+
+@runtime_checkable
+class SparseCorpus(Protocol):
+    """Weights of words in shards; an EncodedCorpus of a sparse head is one."""
+
+    @property
+    def total_rows(self) -> int: ...
+    @property
+    def dimension(self) -> int: ...
+    def describe(self, row: int) -> str: ...
+    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
+
+
+class SparseBlocks:
+    """Blocks of SparseRows in memory as a corpus."""
+
+    def __init__(self, blocks: list[SparseRows]) -> None:
+        self.blocks = blocks
+        self.total_rows, self.dimension = sum(map(len, blocks)), blocks[0].dimension
+
+    def describe(self, row: int) -> str:
+        return f"document row {row}"
+
+    def __iter__(self) -> Iterator[tuple[int, SparseRows]]:
+        first = 0
+        for block in self.blocks:
+            yield first, block
+            first += len(block)
+
+
+class SparseQueries:
+    """Queries as weights of words, for shards of the same (`exact.ScoredQueries`)."""
+
+    pairs_a_thread = 4096
+
+    def __init__(self, rows: SparseRows) -> None:
+        self.rows = rows
+        self.norms = sparse_norms(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int | np.integer) -> np.ndarray:
+        return self.rows[i].astype(np.float64)
+
+    def take(self, part: np.ndarray) -> SparseQueries:
+        return SparseQueries(self.rows.take(part))
+
+    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
+        """Return an upper bound of the error of a score: no sum has more products than a query has words."""
+        words = max(1, int(self.rows.word_counts.max(initial=0)))
+        return rounding_error(words, self.norms, largest_norm) * (unit / UNIT)
+
+    def scores(self, queries: np.ndarray, shard: SparseRows, rows: np.ndarray) -> np.ndarray:
+        result = np.empty(len(rows))
+        for start, stop in of_one_query(queries):
+            result[start:stop] = as_csr(shard.take(rows[start:stop])) @ self[queries[start]][0]
+        return result
+
+
+class ListedBlock(NamedTuple):
+    """A block of a corpus by word."""
+
+    first_row: int
+    lists: csr_array  # [D, rows] float64
+    largest_norm: float
+
+
+class InvertedLists:
+    """A sparse corpus, ready for searches. hold: keep the lists in memory, if they are few enough (MEMORY_BYTES)."""
+
+    def __init__(self, corpus: SparseCorpus, hold: bool = False) -> None:
+        self.corpus = corpus
+        self.description = f"inverted lists (scipy {scipy.__version__}) on the CPU"
+        postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
+        self.held = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
+
+    def _read(self) -> Iterator[ListedBlock]:
+        for first, shard in self.corpus:
+            for start in range(0, len(shard), BLOCK):
+                block = shard.part(start, min(start + BLOCK, len(shard)))
+                norms = sparse_norms(block)
+                require_finite_vectors(self.corpus, first + start + np.arange(len(block)), norms)
+                lists = as_csr(block).T.tocsr()
+                yield ListedBlock(first + start, lists, float(norms.max()))
+
+    def search(self, queries: SparseRows, k: int, progress: bool = False) -> SearchResult:
+        """Return the k best passages of every query; score descending, then row ascending.
+
+        Raises ValueError for k < 1, a query of another vocabulary, and weights that are negative, NaN or infinite.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; it must be at least 1")
+        if queries.dimension != self.corpus.dimension:
+            raise ValueError(
+                f"queries have weights of {queries.dimension} words, the documents of {self.corpus.dimension}: "
+                "were both encoded with the same checkpoint?"
+            )
+        total, width = self.corpus.total_rows, min(k, self.corpus.total_rows)
+        every = SparseQueries(queries)
+        if not np.isfinite(every.norms).all():
+            query = int(np.argmin(np.isfinite(every.norms)))
+            raise ValueError(f"query {query} has a weight that is negative, no number, infinite or too large")
+
+        def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
+            chosen = every.take(part)
+            candidates, largest_norm = self._candidates(chosen, depth, progress)
+            error = chosen.errors(largest_norm, UNIT)
+            scored = score_exactly(candidates, chosen, largest_norm, self.corpus, k, error)
+            fill_with_zeros(candidates, width)
+            return candidates, error, scored
+
+        return search_until_proven(look, len(queries), total, k, self.description, 0.0, MARGIN)
+
+    def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
+        """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
+        candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
+        left = as_csr(queries.rows)
+        with tqdm(
+            total=self.corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress
+        ) as bar:
+            for block in self.held if self.held is not None else self._read():
+                rows = block.lists.shape[1]
+                step = max(1, SCORES // rows)
+                for start in range(0, len(queries), step):
+                    products = (left[start : start + step] @ block.lists).toarray()
+                    candidates.add(slice(start, start + step), best_products(products, depth), block.first_row)
+                largest_norm = max(largest_norm, block.largest_norm)
+                bar.update(rows)
+        candidates.rows[candidates.scores == -np.inf] = -1
+        return candidates, largest_norm
+
+
+def as_csr(rows: SparseRows) -> csr_array:
+    """Return float64 [rows, D]."""
+    words = np.asarray(rows.words).astype(np.int32)
+    return csr_array((np.asarray(rows.weights, np.float64), words, rows.offsets), shape=(len(rows), rows.dimension))
+
+
+def sparse_norms(rows: SparseRows) -> np.ndarray:
+    """Return upper bounds of the L2 norms of rows, float64; NaN where a weight is negative, NaN, infinite or too
+    large for a product in float32."""
+    matrix = as_csr(rows)
+    matrix.data = np.where((matrix.data >= 0) & (matrix.data < np.inf), matrix.data, np.nan) ** 2
+    norms = np.sqrt(matrix.sum(axis=1)) * (1 + 1e-9)
+    return np.where(norms < LONGEST, norms, np.nan)
+
+
+def best_products(products: np.ndarray, depth: int) -> BlockHits:
+    """Return the `depth` highest products above 0 of each row of float64 [Q,n]; absent ones score -inf."""
+    scores = np.where(products > 0, products, -np.inf).astype(np.float32)
+    columns, bound = keep_best(scores, min(depth, scores.shape[1]))
+    top = np.take_along_axis(scores, columns, axis=1)
+    order = np.argsort(-top, axis=1, kind="stable")
+    return BlockHits(np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), bound)
+
+
+def fill_with_zeros(candidates: Candidates, width: int) -> None:
+    """Fill the first `width` places, in place, with the lowest rows that score 0 where fewer candidates, which are
+    sorted, score above 0."""
+    above = (candidates.scores > 0).sum(axis=1)
+    for query in np.flatnonzero(above < width):
+        count = int(above[query])
+        # Of the first `width` rows, no more than `count` score above 0: enough others are left.
+        others = np.setdiff1d(np.arange(width), candidates.rows[query, :count], assume_unique=True)
+        candidates.rows[query, count:], candidates.scores[query, count:] = -1, -np.inf
+        candidates.rows[query, count:width], candidates.scores[query, count:width] = others[: width - count], 0.0

@@ -1,0 +1,74 @@
+"""Regularisation of sparse vectors: FLOPS and L1 over a whole batch, whose weights grow at the start of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+Scalar = Float[jax.Array, ""]
+
+NORMS = ("flops", "l1")
+
+
+@dataclass(frozen=True)
+class SparsitySettings:
+    """Penalties on the weights of words (Formal et al. 2021, section 3.2).
+
+    Attributes:
+        query: weight of the queries' penalty; 0: off.
+        passage: weight of the passages' penalty.
+        query_norm: "flops" or "l1".
+        passage_norm: "flops" or "l1".
+        steps: steps in which both weights grow as the square of the step; 0: they are whole from the first one.
+    """
+
+    query: float = 0.0
+    passage: float = 0.0
+    query_norm: str = "flops"
+    passage_norm: str = "flops"
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("query_norm", "passage_norm"):
+            if (norm := getattr(self, key)) not in NORMS:
+                raise ValueError(f"loss.sparsity.{key} is {norm!r}; it must be one of {', '.join(NORMS)}")
+        for key in ("query", "passage", "steps"):
+            if (value := getattr(self, key)) < 0:
+                raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
+
+    def growth(self, step: Int[jax.Array, ""] | int | None) -> Scalar | float:
+        """Return the factor of both weights at a step, from 0: min(1, ((step + 1) / steps)^2); 1 for None."""
+        if step is None or not self.steps:
+            return 1.0
+        return jnp.minimum(1.0, ((step + 1) / jnp.float32(self.steps)) ** 2)
+
+
+class Sparsity(NamedTuple):
+    """Penalties of a batch, and how many words its texts have."""
+
+    query: Scalar
+    passage: Scalar
+    query_words: Scalar
+    passage_words: Scalar
+    growth: Scalar | float
+
+
+def penalty(norm: str, weights: Float[jax.Array, "B D"], exists: Bool[jax.Array, " B"]) -> Scalar:
+    """Return sum_j (mean_i |w_ij|)^2 for "flops" (Paria et al. 2020, eq. 5), mean_i sum_j |w_ij| for "l1".
+
+    Args:
+        norm: one of NORMS.
+        weights: of all texts of the batch, those of other devices too: FLOPS of parts do not add up to FLOPS of all.
+        exists: False for empty rows, which count for nothing.
+    """
+    means = jnp.sum(jnp.where(exists[:, None], jnp.abs(weights), 0.0), axis=0) / jnp.maximum(jnp.sum(exists), 1)
+    return jnp.sum(means**2) if norm == "flops" else jnp.sum(means)
+
+
+def mean_words(weights: Float[jax.Array, "B D"], exists: Bool[jax.Array, " B"]) -> Scalar:
+    """Return the mean number of words whose weight is not 0."""
+    return jnp.sum(exists[:, None] & (weights != 0)) / jnp.maximum(jnp.sum(exists), 1)

@@ -1,0 +1,98 @@
+"""Exact search of sparse vectors against a brute force in exact arithmetic, ties and queries of few words included."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from jaxret.search.inverted_lists import InvertedLists, SparseBlocks, best_products
+from jaxret.search.proof import MARGIN
+from jaxret.types import SparseRows
+
+D = 50
+
+
+def random_rows(count: int, share: float, seed: int, levels: int = 0) -> SparseRows:
+    """Rows with about that share of words; weights of a few levels make ties."""
+    random = np.random.default_rng(seed)
+    weights = random.random((count, D)) if not levels else random.integers(1, levels + 1, (count, D)) / 4
+    return SparseRows.from_dense(np.where(random.random((count, D)) < share, weights, 0).astype(np.float32))
+
+
+def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores as fractions, rounded once; score descending, then row ascending."""
+    scores, rows = [], []
+    dense = [[(i, Fraction(float(x))) for i, x in enumerate(row) if x] for row in passages.flat]
+    for query in queries.flat:
+        weights = [Fraction(float(x)) for x in query]
+        exact = [np.float32(float(sum((weights[i] * x for i, x in row), Fraction(0)))) for row in dense]
+        order = sorted(range(len(dense)), key=lambda row: (-exact[row], row))[:k]
+        scores.append([exact[row] for row in order])
+        rows.append(order)
+    return np.array(scores, np.float32), np.array(rows)
+
+
+@pytest.mark.parametrize("levels", [0, 2], ids=["distinct", "ties"])
+@pytest.mark.parametrize("k", [1, 7, 90, 200])
+def test_a_brute_force_finds_the_same(k: int, levels: int) -> None:
+    passages = random_rows(130, 0.1, 0, levels)
+    passages = SparseRows.joined([passages, passages.part(0, 20)])  # every tie is possible
+    queries = random_rows(9, 0.06, 1, levels)
+    empty = SparseRows.from_dense(np.zeros((2, D), np.float32))
+    queries = SparseRows.joined([queries, empty])
+    scores, rows = by_hand(queries, passages, k)
+    assert (scores == 0).any() or k < 50
+    for cuts in ([0, 150], [0, 1, 40, 149, 150]):
+        blocks = [passages.part(a, b) for a, b in pairwise(cuts)]
+        for hold in (False, True):
+            result = InvertedLists(SparseBlocks(blocks), hold).search(queries, k)
+            np.testing.assert_array_equal(result.rows, rows)
+            np.testing.assert_array_equal(result.scores, scores)
+    other = by_hand(random_rows(11, 0.06, 2, levels), passages, k)
+    assert (other[1] != rows).any(), "control"
+
+
+def test_more_ties_than_candidates_are_looked_for_again() -> None:
+    row = random_rows(1, 0.5, 0)
+    passages = SparseRows.joined([row] * (4 * MARGIN))
+    result = InvertedLists(SparseBlocks([passages])).search(row, 3)
+    assert result.rows.tolist() == [[0, 1, 2]]
+    assert len(result.rounds) > 1
+
+
+def test_float16_weights_are_scored_as_they_are_stored() -> None:
+    passages, queries = random_rows(40, 0.2, 0).astype(np.float16), random_rows(4, 0.2, 1)
+    scores, rows = by_hand(queries, passages, 10)
+    result = InvertedLists(SparseBlocks([passages])).search(queries, 10)
+    np.testing.assert_array_equal(result.rows, rows)
+    np.testing.assert_array_equal(result.scores, scores)
+
+
+def test_what_scores_zero_is_left_to_the_tie_rule() -> None:
+    products = np.array([[0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    hits = best_products(products, 3)
+    assert hits.scores[0].tolist() == [2.0, 1.0, -np.inf]
+    assert hits.rows[0, :2].tolist() == [1, 2]
+    assert hits.bound.tolist() == [-np.inf, -np.inf]
+    assert best_products(products, 1).bound[0] == 1.0
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
+def test_impossible_weights_are_errors(weight: float) -> None:
+    good, bad = random_rows(6, 0.5, 0), random_rows(6, 0.5, 0)
+    bad.weights[bad.offsets[4]] = weight
+    with pytest.raises(ValueError, match="document row 4 has a NaN"):
+        InvertedLists(SparseBlocks([bad])).search(good, 2)
+    with pytest.raises(ValueError, match="query 4 has a weight that is negative, no number, infinite"):
+        InvertedLists(SparseBlocks([good])).search(bad, 2)
+
+
+def test_impossible_questions_are_errors() -> None:
+    lists = InvertedLists(SparseBlocks([random_rows(6, 0.5, 0)]))
+    with pytest.raises(ValueError, match="k is 0"):
+        lists.search(random_rows(1, 0.5, 0), 0)
+    with pytest.raises(ValueError, match="weights of 3 words, the documents of 50"):
+        lists.search(SparseRows.from_dense(np.ones((1, 3), np.float32)), 1)

@@ -1,0 +1,143 @@
+"""A sparse run from training to search: shards that are resumed, a search that a brute force repeats, words that are
+explained, and passages that come and go."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_run
+from jaxret.data.records import Passage
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.update import append_corpus, delete_passages
+from jaxret.runs.run import Run, open_run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.training.loop import train
+from jaxret.types import SparseRows
+from tests.pipeline import REPOSITORY, contents, environment, tiny_config, untrained_run, write_data, write_encoder
+
+SPLADE: dict[str, Any] = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}
+
+
+def jaxret(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jaxret", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run, encoded with six words a passage, and its data."""
+    root = tmp_path_factory.mktemp("sparse")
+    encoder, data = write_encoder(root / "encoder"), write_data(root / "data")
+    penalties = {"loss__sparsity__passage": 0.01, "loss__sparsity__query": 0.01, "loss__temperature": 10.0}
+    train(tiny_config(encoder, data, **SPLADE, **penalties), root / "run", progress=False)
+    encode_corpus(open_run(root / "run"), data, options=EncodeOptions(words=6), progress=False)
+    return root
+
+
+def test_training_counts_words(root: Path) -> None:
+    lines = [json.loads(line) for line in (root / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert len(steps) == 6
+    assert all(0 < line["passage_words"] <= 99 and 0 < line["query_words"] <= 99 for line in steps)
+    assert all(line["passage_sparsity_loss"] > 0 for line in steps)
+    assert any("validation/RR@10" in line for line in lines)
+
+
+def test_encoding_goes_on_to_the_same_bytes(root: Path) -> None:
+    folder = root / "run/embeddings/data"
+    shards = open_encoded(folder)
+    counts = np.concatenate([shard.word_counts for _, shard in shards])
+    assert shards.sparse
+    assert counts.max() == 6
+    stored = sum(
+        path.stat().st_size for name in ("words", "weights", "offsets") for path in folder.glob(f"{name}-*.npy")
+    )
+    assert shards.bytes_per_passage == stored / shards.total_rows
+    before = contents(folder)
+    options = EncodeOptions(words=6)
+    assert encode_corpus(open_run(root / "run"), root / "data", options=options, progress=False).shards_written == 0
+    (folder / "manifest.json").unlink()
+    next(folder.glob("weights-00001*")).unlink()
+    assert encode_corpus(open_run(root / "run"), root / "data", options=options, progress=False).shards_written == 1
+    assert contents(folder) == before
+    result = jaxret("encode", f"--workdir={root}/run", f"--corpus={root}/data", "--words=5")
+    assert result.returncode == 1
+    assert "fingerprint.encode.words" in result.stderr
+
+
+def rows_of(run: Run, folder: Path) -> tuple[np.ndarray, list[str]]:
+    corpus = open_encoded(folder)
+    return SparseRows.joined([shard for _, shard in corpus]).flat.astype(float), corpus.ids(
+        np.arange(corpus.total_rows)
+    )
+
+
+def test_search_and_explain_as_processes(root: Path) -> None:
+    run = open_run(root / "run")
+    searched = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", f"--qrels={root}/data", "--k=5")
+    assert searched.returncode == 0, searched.stderr
+    assert "inverted lists (scipy" in searched.stdout
+    assert "bytes a passage" in searched.stdout
+    passages, ids = rows_of(run, root / "run/embeddings/data")
+    (path,) = (root / "run/runs").glob("*.trec")
+    rankings = read_run(path)
+    texts = {line["_id"]: line["text"] for line in map(json.loads, (root / "data/queries.jsonl").open())}
+    assert rankings
+    for query, ranking in rankings.items():
+        weights = run.embedder()(run.tokenizer.queries([texts[query]]), "query").flat[0].astype(float)
+        scores = (passages @ weights).astype(np.float32)
+        expected = sorted(range(len(ids)), key=lambda row: (-scores[row], row))[:5]
+        assert [passage for passage, _ in ranking] == [ids[row] for row in expected]
+    query = next(iter(rankings))
+    best = rankings[query][0][0]
+    explained = jaxret("explain", f"--workdir={root}/run", f"--query={texts[query]}", f"--passage_id={best}")
+    assert explained.returncode == 0, explained.stderr
+    header = next(line for line in explained.stdout.splitlines() if "contributes" in line)
+    assert header.split() == ["word", "in", "the", "query", "in", "the", "passage", "contributes"]
+    refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--backend=xla")
+    assert refused.returncode == 1
+    assert "are weights of words, which inverted lists search: leave --backend=xla out" in refused.stderr
+
+
+def test_passages_come_and_go(root: Path, tmp_path: Path) -> None:
+    run, folder = open_run(root / "run"), root / "run/embeddings/changing"
+    encode_corpus(run, root / "data", "changing", EncodeOptions(words=6), progress=False)
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"_id": "new", "text": "garden bridge window"}\n')
+    append_corpus(run, more, folder, progress=False)
+    gone = tmp_path / "gone.txt"
+    gone.write_text("p1\np2\nn50\n")
+    assert delete_passages(folder, gone)[0] == 3
+    passages, ids = rows_of(run, folder)
+    assert "new" in ids
+    assert not {"p1", "p2", "n50"} & set(ids)
+    searcher = Searcher(run, folder, many=True)
+    assert searcher.vector_location == "memory"
+    vectors = run.embedder()(run.tokenizer.passages([Passage("x", "garden bridge window")]), "passage")
+    result, (best,) = searcher.nearest(vectors, len(ids) + 4)
+    scores = (passages @ vectors.flat[0].astype(float)).astype(np.float32)
+    assert best == [ids[row] for row in sorted(range(len(ids)), key=lambda row: (-scores[row], row))]
+    assert searcher.scores(vectors, [[3, 0]]) == [[pytest.approx(scores[3]), pytest.approx(scores[0])]]
+    assert result.backend == searcher.description
+
+
+def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
+    run = untrained_run(root / "dense", root / "encoder", root / "data")
+    with pytest.raises(ValueError, match="--words=3: the vectors of head 'dual_encoder' are no weights of words"):
+        encode_corpus(run, root / "data", options=EncodeOptions(words=3), progress=False)
+
+
+def test_options_of_other_searches_are_named() -> None:
+    SearchOptions().require_plain("here")
+    with pytest.raises(ValueError, match="here: leave --precision=int8 and --candidates=mean:9 out"):
+        SearchOptions(precision="int8", candidates="mean:9").require_plain("here")
