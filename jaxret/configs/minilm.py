@@ -88,6 +88,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
         c.loss.temperature = 1.0
         c.optimizer.head_learning_rate = 1e-3
         if system == "splade":
+            c.optimizer.head_parameters = r"^encoder/mlm_head/"
             c.loss.sparsity.query, c.loss.sparsity.passage, c.loss.sparsity.steps = 0.01, 0.01, 10
     elif system == "as_it_comes":
         c.train.steps = 0
