@@ -63,6 +63,10 @@ class Model(Protocol):
         """Return the parameters of the head that a model's directory has; {}: none, they are random."""
         ...
 
+    def initial_head(self, weights: Params) -> Params:
+        """Return the parameters of the head that begin as values of the pre-trained encoder's `weights`; {}: none."""
+        ...
+
     def reference_options(self) -> tuple[str, ...]:
         """Return settings that follow a published implementation against its paper, to be printed."""
         ...
@@ -101,6 +105,9 @@ class LinenModel:
         return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))
 
     def tokenizer_options(self) -> dict[str, Any]:
+        return {}
+
+    def initial_head(self, weights: Params) -> Params:
         return {}
 
     def reference_options(self) -> tuple[str, ...]:

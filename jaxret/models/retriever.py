@@ -142,6 +142,10 @@ class RetrieverModel(LinenModel):
         """Return the parameters of the head that a model's directory has; {}: none."""
         return stored_head_parameters(root, self.module.head)
 
+    def initial_head(self, weights: Params) -> Params:
+        """Return the parameters of the head that begin as values of the pre-trained encoder; {}: none."""
+        return self.module.head.initial_parameters(make_encoder(self.module.config), weights)
+
     def reference_options(self) -> tuple[str, ...]:
         """Return settings that follow a published implementation against its paper."""
         return self.module.head.reference_options()

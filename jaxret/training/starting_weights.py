@@ -90,7 +90,7 @@ def init_state(
         model: whose parameters these are.
         pretrained: parameters of each encoder.
         optimizer: whose state is made.
-        head: stored parameters of heads; None: they are drawn.
+        head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
     key = jax.random.key(config.seed.init)
     shapes = jax.eval_shape(model.init, key)
@@ -101,5 +101,5 @@ def init_state(
 
     drawn_shardings = {name: param_shardings[name] for name in shapes if not name.endswith("encoder")}
     drawn = jax.jit(draw, out_shardings=drawn_shardings)(key)
-    params = with_pretrained({**shapes, **drawn}, pretrained, head or {})
+    params = with_pretrained({**shapes, **drawn}, pretrained, {**model.initial_head(pretrained), **(head or {})})
     return place_state(mesh, params, optimizer, make_update_rule(config))

@@ -16,8 +16,20 @@ from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import HeadInput
 from jaxret.models.heads.i3 import I3Head, ReconstructorLayer
+from jaxret.parallel.mesh import make_mesh
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.starting_weights import init_state
 from jaxret.types import HiddenStates, Tokens
-from tests.tiny import I3, WITHOUT_DROPOUT, make_params, make_retriever, make_tokens
+from tests.tiny import (
+    I3,
+    WITHOUT_DROPOUT,
+    make_batch,
+    make_config,
+    make_objective,
+    make_params,
+    make_retriever,
+    make_tokens,
+)
 
 ROWS, LENGTH, U = 3, 7, 4
 LAYOUT = TokenLayout(jnp.ones((2, U), bool))
@@ -124,6 +136,43 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     expected, _ = interactor.apply({"params": one["interactor_layers"]}, together, both)
     vectors = encode(retriever, params, tokens).vectors
     np.testing.assert_allclose(vectors[:, 0], expected[:, 0], atol=1e-5)
+
+
+def test_the_inputs_begin_as_the_encoder_s_masks() -> None:
+    """In float64: the norm of the word [MASK], its position and its type."""
+    retriever, params = make("paper")
+    weights = params["passage_encoder"]
+    tables = {k: np.asarray(v["embedding"], np.float64) for k, v in weights["embeddings"].items() if "embedding" in v}
+    norm = {k: np.asarray(v, np.float64) for k, v in weights["embeddings"]["norm"].items()}
+    started = retriever.initial_head(weights)["pseudo_inputs"]
+    assert started.shape == params["passage_head"]["pseudo_inputs"].shape == (U, WITHOUT_DROPOUT.hidden_size)
+    for j in range(U):
+        x = tables["word"][I3["head.i3.mask_id"]] + tables["position"][j] + tables["type"][0]
+        x = (x - x.mean()) / np.sqrt(x.var() + WITHOUT_DROPOUT.layer_norm_eps)
+        np.testing.assert_allclose(started[j], x * norm["scale"] + norm["bias"], atol=1e-5)
+    released, params = make("released")
+    assert released.initial_head(params["passage_encoder"]) == {}
+    assert "pseudo_inputs" not in params["passage_head"]
+    mesh = make_mesh(devices=jax.devices()[:1])
+    config = make_config(I3)
+    optimizer, _ = make_optimizer(config.optimizer, 9)
+    state = init_state(config, mesh, retriever, weights, optimizer)
+    np.testing.assert_allclose(state.params["passage_head"]["pseudo_inputs"], started, atol=1e-6)
+
+
+def test_the_warm_up_trains_the_inputs_and_not_the_encoders() -> None:
+    settings = I3 | {"optimizer.frozen": "encoder/", "optimizer.learning_rate": 0.1, "optimizer.warmup_fraction": 0.0}
+    objective = make_objective(settings, make_mesh(devices=jax.devices()[:1]), WITHOUT_DROPOUT)
+    params = make_params(objective.model)
+    batch = jax.tree.map(jnp.asarray, make_batch(4, pseudo_queries=True))
+    optimizer, _ = make_optimizer(make_config(settings).optimizer, 9)
+    gradients = jax.jit(jax.grad(lambda p: objective(p, batch, jax.random.key(0), step=0).loss))(params)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    moved = jax.tree.map(lambda x: float(jnp.abs(x).max()), updates)
+    assert max(jax.tree.leaves([moved["query_encoder"], moved["passage_encoder"]])) == 0
+    assert moved["passage_head"]["pseudo_inputs"] > 1e-3
+    encoder_gradients = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradients["passage_encoder"])]
+    assert max(encoder_gradients) > 1e-3, "control: the encoder has gradients"
 
 
 def test_what_the_reconstructor_begins_with() -> None:

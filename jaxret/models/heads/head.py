@@ -156,6 +156,13 @@ class VectorHead(nn.Module):
     def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
         return Embeddings(hidden.states[-1], hidden.mask)
 
+    def initial_parameters(self, encoder: Any, weights: Params) -> Params:
+        """Return the parameters that begin as values of the pre-trained encoder; {}: none.
+
+        encoder: the module, for which `weights` are.
+        """
+        return {}
+
     # Interpretation
 
     def word_values(self, side: Side) -> str:

@@ -16,7 +16,7 @@ from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.models.heads.head import HeadInput, Params, Side, VectorHead
 from jaxret.types import Embeddings, HiddenStates, Tokens
 
 VARIANTS = ("paper", "released")
@@ -51,9 +51,10 @@ class ReconstructorLayer(PostNormLayer):
 class I3Head(VectorHead):
     """V = 1. The query is h[L][0]; a passage's vector is the interactor's output at [CLS].
 
-    variant "paper": U is K = `pseudo_length` [MASK] embeddings; the reconstructor's layers read all passage tokens P
-    and give Z; the interactor's layers read [P ; Z]. variant "released" (the published code): U is [CLS], K - 2 times
-    [MASK], [SEP]; the reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
+    variant "paper": U is K = `pseudo_length` vectors, parameters of the head that begin as the encoder's [MASK]
+    embeddings; the reconstructor's layers read all passage tokens P and give Z; the interactor's layers read [P ; Z].
+    variant "released" (the published code): U is the encoder's embeddings of [CLS], K - 2 times [MASK], [SEP]; the
+    reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
 
     In training, where a text has a pseudo-query, `auxiliary_loss` is the cross-entropy of a vocabulary projection of
     Z_j against its j-th token, summed, and the number of tokens (I3 eq. 10). The loss adds their mean, multiplied by
@@ -112,7 +113,13 @@ class I3Head(VectorHead):
         c, compute = text.encoder.config, text.encoder.compute
         pseudo_tokens = self.pseudo_tokens(text)
         layout = TokenLayout.of(pseudo_tokens, text.train)
-        pseudo = text.encoder.embed(pseudo_tokens, text.train)  # [B,U,H]
+        if self.variant == "released":
+            pseudo = text.encoder.embed(pseudo_tokens, text.train)  # [B,U,H]
+        else:
+            shape = self.pseudo_length, self.hidden_size
+            inputs = self.param("pseudo_inputs", nn.initializers.normal(c.initializer_range), shape)
+            repeated = jnp.broadcast_to(inputs, (len(pseudo_tokens.ids), *shape))
+            pseudo = Dropout(c.hidden_dropout, layout)(repeated)
 
         reader = partial(ReconstructorLayer, c, compute)
         read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
@@ -130,6 +137,14 @@ class I3Head(VectorHead):
             labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
             auxiliary_loss = self.reconstruction(imagined, labels, c, compute)
         return Embeddings(vectors[:, :1], mask[:, :1], auxiliary_loss if text.labels is not None else None)
+
+    def initial_parameters(self, encoder: Any, weights: Params) -> Params:
+        """Return U of the paper's variant: the encoder's [MASK] embeddings at positions 0 to K - 1."""
+        if self.variant == "released":
+            return {}
+        ids = jnp.full((1, self.pseudo_length), self.mask_id, jnp.int32)
+        masks = encoder.apply({"params": weights}, Tokens(ids, jnp.ones(ids.shape, bool)), False, method="embed")
+        return {"pseudo_inputs": jax.device_get(masks[0])}
 
     def pseudo_tokens(self, text: HeadInput) -> Tokens:
         """Return U of the variant; [CLS] and [SEP] are those of the text itself."""
