@@ -139,7 +139,7 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
 
 
 def test_the_inputs_begin_as_the_encoder_s_masks() -> None:
-    """In float64: the norm of the word [MASK], its position and its type."""
+    """In float64: the norm of the word [MASK] and its position; this encoder has no types."""
     retriever, params = make("paper")
     weights = params["passage_encoder"]
     tables = {k: np.asarray(v["embedding"], np.float64) for k, v in weights["embeddings"].items() if "embedding" in v}
@@ -147,7 +147,7 @@ def test_the_inputs_begin_as_the_encoder_s_masks() -> None:
     started = retriever.initial_head(weights)["pseudo_inputs"]
     assert started.shape == params["passage_head"]["pseudo_inputs"].shape == (U, WITHOUT_DROPOUT.hidden_size)
     for j in range(U):
-        x = tables["word"][I3["head.i3.mask_id"]] + tables["position"][j] + tables["type"][0]
+        x = tables["word"][I3["head.i3.mask_id"]] + tables["position"][j]
         x = (x - x.mean()) / np.sqrt(x.var() + WITHOUT_DROPOUT.layer_norm_eps)
         np.testing.assert_allclose(started[j], x * norm["scale"] + norm["bias"], atol=1e-5)
     released, params = make("released")
