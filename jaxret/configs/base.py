@@ -84,6 +84,7 @@ def get_config() -> ConfigDict:
     # ME-BERT: V = count
     c.head.me_bert = ConfigDict()
     c.head.me_bert.count = 8
+    c.head.me_bert.mean_vector = True  # with token mean: the mean and the first count - 1 tokens; False: the first count
     # ColBERT: V = number of tokens
     c.head.colbert = ConfigDict()
     c.head.colbert.projection = 0  # vector size after a linear layer; 0: the encoder's size

@@ -188,6 +188,8 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "mlr_open_qa:dual_encoder": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:multi_vector": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:me_bert_multi": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:t5_me_bert": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:t5_me_bert_first": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_mined:mlr": (5e-06, 128, 1, 40, 0.05, 2.0, 256, 256, 0.1, False),
     "mlr_mined:dual_encoder": (5e-06, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_msmarco:mlr": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.01, False),

@@ -149,6 +149,16 @@ def test_first_tokens(token: str, encoder: Any) -> None:
     )
 
 
+def test_first_tokens_without_the_mean(encoder: Any) -> None:
+    """MLR's footnote 4: a passage of T5 is its first m tokens, while a query is the mean."""
+    states = np.asarray(encoder[2].states)[-1]
+    head = MeBertHead(**SHAPES, count=3, token="mean", mean_vector=False)
+    np.testing.assert_allclose(embed(head, "passage", encoder).vectors, states[:, :3], atol=1e-6)
+    np.testing.assert_allclose(embed(head, "query", encoder).vectors[:, 0], expected(3, "mean", encoder), atol=1e-6)
+    assert head.vector_names() == ("token 0", "token 1", "token 2")
+    assert MeBertHead(**SHAPES, count=3, token="mean").vector_names() == ("mean", "token 0", "token 1")
+
+
 def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
     """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
     params, tokens, _ = encoder

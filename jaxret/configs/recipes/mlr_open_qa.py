@@ -2,7 +2,8 @@
 
 configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
 paper ran with all vectors kept. What these are compared with: :dual_encoder; :multi_vector and :me_bert_multi
-search with all vectors. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The checkpoint is the best on
+search with all vectors, and so do :t5_me_bert, the mean and the first seven tokens, and :t5_me_bert_first, the first
+eight (footnote 4). To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The checkpoint is the best on
 the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
 """
 
@@ -13,8 +14,9 @@ from jaxret.configs.base import one_stage as stages  # noqa: F401
 from jaxret.configs.base import require_suffix
 from jaxret.configs.t5 import use_t5
 
-FAMILIES = {"me_bert": me_bert, "me_bert_multi": me_bert, "colbert": colbert, "dual_encoder": base}
-SUFFIXES = ("bert", "bert_all_layers", "t5", "me_bert", "colbert", "dual_encoder", "multi_vector", "me_bert_multi")
+ME_BERT = ("me_bert", "me_bert_multi", "t5_me_bert", "t5_me_bert_first")
+FAMILIES = {**dict.fromkeys(ME_BERT, me_bert), "colbert": colbert, "dual_encoder": base}
+SUFFIXES = ("bert", "bert_all_layers", "t5", *FAMILIES, "multi_vector")
 
 
 def get_config(system: str = "bert") -> ConfigDict:
@@ -24,11 +26,12 @@ def get_config(system: str = "bert") -> ConfigDict:
     if system == "bert_all_layers":
         c.head.mlr.chosen = tuple(range(1, 13))
         c.loss.local_weight = 0.1
-    if system == "t5":
+    if system.startswith("t5"):
         c = use_t5(c)
+    c.head.me_bert.mean_vector = system != "t5_me_bert_first"
     if system in ("t5", "multi_vector"):
         c.head.mlr.chosen = (8, 12)  # of two vectors (figure 3)
-    if system in ("t5", "multi_vector", "me_bert_multi"):
+    if system.startswith("t5") or system in ("multi_vector", "me_bert_multi"):
         c.pooling = "none"
         c.loss.local_weight = 0.0
     c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on

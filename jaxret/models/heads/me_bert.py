@@ -8,23 +8,29 @@ from jaxret.models.heads.head import Side, VectorHead, one_token_selection
 
 class MeBertHead(VectorHead):
     """The last layer at the first m = `count` tokens, [CLS] being the first, V = m. With token "mean": the masked mean,
-    then the first m - 1 tokens."""
+    then the first m - 1 tokens; without `mean_vector` the first m, while a query is the mean (MLR, footnote 4)."""
 
     count: int = 8
+    mean_vector: bool = True
 
     def check(self) -> None:
         if self.count < 1:
             raise ValueError(f"head.me_bert.count is {self.count}; a passage needs at least 1 vector")
 
+    @property
+    def has_mean(self) -> bool:
+        """Return whether the mean over tokens is a passage's first vector."""
+        return self.token == "mean" and self.mean_vector
+
     def vectors_per_passage(self) -> int:
         return self.count
 
     def vector_names(self) -> tuple[str, ...]:
-        mean = self.token == "mean"
+        mean = self.has_mean
         return (*(["mean"] if mean else []), *(f"token {i}" for i in range(self.count - mean)))
 
     def selection(self, side: Side) -> Selection:
         if side == "query":
             return one_token_selection(self.token, "last")
-        mean = self.token == "mean"
+        mean = self.has_mean
         return Selection(self.count - mean, mean=mean, layers="last")
