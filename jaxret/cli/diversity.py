@@ -1,6 +1,6 @@
 """Measures how different the vectors of a passage are, and how often each of them has the best score:
 
-jaxret diversity --workdir=runs/mlr --data=FOLDER
+jaxret diversity --workdir=runs/mlr --data=FOLDER_OR_FILE
 """
 
 from absl import flags
@@ -8,7 +8,9 @@ from absl import flags
 from jaxret.cli import shared_flags
 
 _WORKDIR = shared_flags.workdir("folder of a run with several vectors a passage")
-_DATA = flags.DEFINE_string("data", None, "folder with judged queries and a corpus", required=True)
+_DATA = flags.DEFINE_string(
+    "data", None, "folder with judged queries and a corpus, or file of training records", required=True
+)
 _SPLIT = shared_flags.split("test")
 _CHECKPOINT = shared_flags.checkpoint()
 

@@ -17,6 +17,7 @@ from jaxret.data.formats import (
     hash_id,
     is_named,
     read_examples,
+    read_judged_queries,
     read_judgements,
     read_queries,
 )
@@ -26,6 +27,7 @@ from jaxret.data.formats.format import content_id
 from jaxret.data.formats.readers import detect_run, read_run
 from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder, list_splits, query_paths
 from jaxret.data.lines import PathLike
+from jaxret.data.record_checks import question_key
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.types import Ragged
@@ -126,7 +128,7 @@ def _by_line(error: DataError) -> tuple[int, str]:
 def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     queries = read_queries(source, check.policy)
     answered = sum(bool(query.answers) for query in queries)
-    texts = np.array([hash_id(_same(query.text)) for query in queries], np.uint64)
+    texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
     answers = f", {answered:,} with answers" if answered else ""
     check.log(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
     question_texts = [query.text for query in queries]
@@ -134,17 +136,18 @@ def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     _log_lengths(check, "queries", lengths)
 
 
-def _judgements(check: DataCheck, source: PathLike, split: str | None = None) -> list[Judgement]:
-    judgements = read_judgements(source, split, check.policy)
+def _judgements(check: DataCheck, source: PathLike) -> None:
+    _log_judgements(check, read_judgements(source, None, check.policy), "judgements")
+
+
+def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str) -> None:
     grades = Counter(judgement.relevance for judgement in judgements)
     queries = {judgement.query_id for judgement in judgements}
     relevant = {judgement.query_id for judgement in judgements if judgement.relevance > 0}
     counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in sorted(grades.items()))
-    name = f"judgements of {split}" if split else "judgements"
     check.log(f"{name}: {len(judgements):,} for {len(queries):,} queries ({counts})")
     if len(queries) > len(relevant):
         check.log(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
-    return judgements
 
 
 def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> None:
@@ -165,7 +168,7 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
     )
     if negatives and without:
         check.log(f"  {without:,} queries have no negative")
-    again = len(examples) - len({_same(e.query.text) for e in examples})
+    again = len(examples) - len({question_key(e.query.text) for e in examples})
     if again:
         check.log(f"  {again:,} have the query of an earlier one; what one says of it is not known of the other")
 
@@ -199,8 +202,10 @@ def _split(
     if file and gives("examples"):
         examples = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, examples, f"examples of {split} ({file.name})")
-    texts[split] = {query.id: _same(query.text) for query in read_queries(check.source, check.policy, split)}
-    judged[split] = _judgements(check, check.source, split)
+    queries, located = read_judged_queries(check.source, check.source, split, check.policy, judged=False)
+    texts[split] = {query.id: question_key(query.text) for query in queries}
+    judged[split] = [judgement for _, judgement in located]
+    _log_judgements(check, judged[split], f"judgements of {split}")
 
 
 def _shown(path: Path) -> str:
@@ -243,11 +248,6 @@ def _leaks(check: DataCheck, judged: dict[str, list[Judgement]], texts: dict[str
 
 
 # Lengths
-
-
-def _same(text: str) -> str:
-    """Texts that differ in case and blanks only are the same question."""
-    return " ".join(text.casefold().split())
 
 
 def _repeated(texts: np.ndarray) -> str:

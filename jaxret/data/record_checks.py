@@ -120,6 +120,11 @@ def normalise_question(text: str) -> str:
     return text.replace("\u2019", "'")
 
 
+def question_key(text: str) -> str:
+    """Return a text without its case and its blanks at the ends and in a row: the same question has the same."""
+    return " ".join(normalise_question(text).casefold().split())
+
+
 _KINDS: dict[type, str] = {
     str: "a string",
     list: "a list",

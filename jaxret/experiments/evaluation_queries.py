@@ -11,12 +11,13 @@ from jaxret.data.formats import (
     describe_source,
     detect_queries,
     is_named,
-    read_judgements,
+    read_judged_queries,
     read_queries,
     source_name,
     source_path,
 )
 from jaxret.data.formats.source_layout import has_judgements
+from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.records import Judgement, Query
 from jaxret.storage.atomic import sha256_json
 
@@ -84,13 +85,17 @@ def read_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
         ValueError: there is no query; with qrels, no judged query.
     """
     print(f"{queries}: {describe_source(queries, 'queries', split)}")
-    query_list = read_queries(queries, policy, split)
-    if not qrels and has_queries_of_every_split(queries, split):
-        print(f"{len(query_list):,} queries, of every split; --qrels={queries} selects the judged queries of one split")
     judgements: list[Judgement] = []
-    if qrels:
+    if not qrels:
+        query_list = read_queries(queries, policy, split)
+        if has_queries_of_every_split(queries, split):
+            count = f"{len(query_list):,} queries"
+            print(f"{count}, of every split; --qrels={queries} selects the judged queries of one split")
+    else:
         print(f"{qrels}: {describe_source(qrels, 'judgements', split)}")
-        judgements = read_judgements(qrels, split, policy, query_ids={query.id for query in query_list})
+        query_list, located = read_judged_queries(queries, qrels, split, policy)
+        valid_ids = {query.id for query in query_list}
+        judgements = [judgement for _, judgement in reject_unknown_ids(located, valid_ids, None, policy)]
         judged = {judgement.query_id for judgement in judgements}
         query_list = [query for query in query_list if query.id in judged]
     if policy.report():

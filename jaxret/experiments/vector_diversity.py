@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries, source_name
+from jaxret.data.formats import Policy, parse_source, read_corpus, read_judged_queries, source_path
+from jaxret.data.formats.readers import detect_judgements
+from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.evaluation.diversity import Diversity, diversity
+from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.models.pooling import POOLINGS
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
@@ -27,12 +30,14 @@ class JudgedPairs:
 
 
 def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> JudgedPairs:
-    """Encode the judged queries of a folder and their relevant passages.
+    """Encode the judged queries of a folder or file and their relevant passages.
+
+    Training records, such as DPR's, are all that is read where they are the judgements: they have the texts.
 
     Args:
         run: a run with several vectors a passage, equally many for all passages.
-        data: folder with queries, judgements and corpus.
-        split: split of the queries.
+        data: folder with queries, judgements and corpus, or file of training records.
+        split: split of the queries, of a folder.
         progress: whether to show progress bars.
     Raises:
         ValueError: the checkpoint has one vector a passage, or one for every token; a relevant passage is missing.
@@ -44,12 +49,14 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
             "passage; diversity needs a head with several vectors, equally many for every passage"
         )
     policy = Policy()
-    queries = {query.id: query for query in read_queries(data, policy, split)}
-    pairs = [j for j in read_judgements(data, split, policy, set(queries)) if j.relevance > 0]
+    source = _texts_and_judgements(data, split)
+    query_list, located = read_judged_queries(source, source, split, policy)
+    queries = {query.id: query for query in query_list}
+    pairs = [j for _, j in reject_unknown_ids(located, queries, None, policy) if j.relevance > 0]
     if not pairs:
         raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
     passage_ids = {judgement.passage_id for judgement in pairs}
-    passages = [passage for passage in read_corpus(data, policy) if passage.id in passage_ids]
+    passages = [passage for passage in read_corpus(source, policy) if passage.id in passage_ids]
     missing = passage_ids.difference(passage.id for passage in passages)
     if missing:
         raise ValueError(f"{data}: {len(missing):,} relevant passages are not in its corpus, such as {min(missing)!r}")
@@ -74,8 +81,17 @@ def pooling_weights(run: Run) -> dict[str, float] | None:
     return None if weights is None else dict(zip(names, weights, strict=True))
 
 
+def _texts_and_judgements(data: str | Path, split: str) -> str:
+    """Return the file of judgements if it is one of training records with texts, else `data`."""
+    file = detect_judgements(data, split)
+    if file.format.examples is None:
+        return str(data)
+    forced = parse_source(data)[0]
+    return f"{forced}:{file.path}" if forced else str(file.path)
+
+
 def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
-    """Return the diversity of the judged pairs of a folder.
+    """Return the diversity of the judged pairs of a folder or file.
 
     Args:
         run, data, split, progress: see `judged_pairs`.
@@ -85,14 +101,16 @@ def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = T
 
 
 def report_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
-    """Measure diversity, write `eval/DATA.SPLIT.diversity.json`, and return the text to print.
+    """Measure diversity, write `eval/DATA.SPLIT.diversity.json` (of a file: `eval/DATA.diversity.json`), and return the
+    text to print.
 
     Args:
         run, data, split, progress: see `judged_pairs`.
     """
     result = measure_diversity(run, data, split, progress)
     names = run.model.module.head.vector_names()
-    path = run.workdir.evaluation(f"{source_name(data)}.{split}.diversity")
+    name = dataset_name(data) if source_path(data).is_file() else result_name(str(data), str(data), split)
+    path = run.workdir.evaluation(f"{name}.diversity")
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}

@@ -12,6 +12,9 @@ from jaxret.data.formats.detect import detect_file, role_by_name, source_path
 from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.readers import (
     describe_source,
+    detect_examples,
+    detect_queries,
+    joined_examples,
     read_examples,
     read_judgements,
     read_queries,
@@ -97,6 +100,11 @@ def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
     trained = frozenset(split for split in splits if examples_path(path, split))
 
     def examples(split: str) -> list[Example]:
+        if split in trained and all(one.format.without_query_ids for one in detect_queries(source, split)):
+            file, queries = detect_examples(source, split), read_queries(source, policy, split)
+            assert file is not None
+            if (records := joined_examples(file, source, queries, split, policy)) is not None:
+                return [example for _, example in records]
         return read_examples(source, split, policy, targets=False)
 
     def judgements(split: str) -> list[Judgement]:

@@ -229,6 +229,7 @@ FORMATS = (
         matches=has_keys("question", "positive_ctxs"),
         keys=("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"),
         every_positive=False,
+        without_query_ids=True,
         queries=read_question_queries,
         examples=read_dpr_examples,
     ),
@@ -238,6 +239,7 @@ FORMATS = (
         description="two columns between tabs: question, a Python list of answers",
         matches=_is_table_of_questions,
         columns=(2,),
+        without_query_ids=True,
         queries=read_qa_queries,
     ),
     Format(

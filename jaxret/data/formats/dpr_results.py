@@ -108,6 +108,7 @@ FORMATS = (
         description="JSON records with question, answers, ctxs (or contexts, as Pyserini writes them)",
         matches=lambda sample: has_keys("question", "ctxs")(sample) or has_keys("question", "contexts")(sample),
         keys=("question", "answers", "ctxs", "contexts"),
+        without_query_ids=True,
         passages=read_result_passages,
         queries=read_question_queries,
         rankings=read_result_lines,

@@ -79,6 +79,7 @@ FORMATS = (
         description="JSON records with query, pos, neg (lists of texts), and perhaps pos_scores, neg_scores",
         matches=_fits,
         keys=("query", "pos", "neg", "pos_scores", "neg_scores"),
+        without_query_ids=True,
         examples=read_flag_examples,
     ),
 )

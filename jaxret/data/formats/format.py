@@ -48,6 +48,7 @@ class Format:
         every_positive: Whether each positive of an example is a training target; else the first one alone is.
         any_key: Records may have any keys, and all are read.
         without_scores: Its rankings have no scores; those of their lines are 1 / rank.
+        without_query_ids: A query's id is the number of its row or record, which means nothing in another file.
         titles: Role -> title, where the title depends on the role.
     """
 
@@ -60,6 +61,7 @@ class Format:
     every_positive: bool = True
     any_key: bool = False
     without_scores: bool = False
+    without_query_ids: bool = False
     titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
     passages: Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]] | None = None
     queries: Callable[[DataFile, Policy], Iterable[Query]] | None = None

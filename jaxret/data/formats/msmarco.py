@@ -234,6 +234,7 @@ FORMATS = (
         description="three columns between tabs: query, positive, negative",
         matches=_is_triples,
         columns=(3,),
+        without_query_ids=True,
         examples=read_text_triples,
     ),
     Format(

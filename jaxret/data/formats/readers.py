@@ -12,6 +12,7 @@ from jaxret.data.formats.corpus import Corpus, read_corpus
 from jaxret.data.formats.detect import detect_file, parse_source, source_exists, source_path
 from jaxret.data.formats.examples_by_ids import join_texts
 from jaxret.data.formats.format import DataFile
+from jaxret.data.formats.questions import join_by_question
 from jaxret.data.formats.source_layout import (
     examples_path,
     is_folder,
@@ -65,6 +66,56 @@ def _queries(file: DataFile, policy: Policy) -> Iterable[Query]:
         return file.format.queries(file, policy)
     assert file.format.examples is not None
     return {example.query.id: example.query for _, example in file.format.examples(file, policy)}.values()
+
+
+def read_judged_queries(
+    queries: PathLike, judgements: PathLike, split: str | None, policy: Policy, judged: bool = True
+) -> tuple[list[Query], list[tuple[Location, Judgement]]]:
+    """Read queries, and judgements with their locations; these may be of other queries too.
+
+    Judgements name queries by ids. Training records without ids, as DPR's, that are in another file than the queries
+    are joined with them by the text of the question (`join_by_question`).
+
+    Args:
+        queries: A folder, file or named set.
+        judgements: The same, or another one.
+        split: Of folders.
+        policy: What to do with bad records.
+        judged: Whether these are the judgements of these queries; in a folder, training records without ids beside
+            queries with ids may be of other queries.
+    """
+    query_list = read_queries(queries, policy, split)
+    records = None
+    if judged or all(one.format.without_query_ids for one in detect_queries(queries, split)):
+        records = joined_examples(detect_judgements(judgements, split), queries, query_list, split, policy)
+    if records is None:
+        return query_list, list(read_located_judgements(judgements, split, policy))
+    relevant = (
+        (location, Judgement(example.query.id, passage.id, 1))
+        for location, example in records
+        for passage in example.positives
+    )
+    return query_list, list(trec.reject_contradictions(relevant, policy))
+
+
+def joined_examples(
+    file: DataFile, source: PathLike, queries: Iterable[Query], split: str | None, policy: Policy
+) -> Iterator[tuple[Location, Example]] | None:
+    """Return the records of a file with the queries of a source; None if they are by ids, or of the same file.
+
+    Args:
+        file: Of judgements or training records.
+        source: A folder, file or named set.
+        queries: Its queries.
+        split: Of a folder.
+        policy: What to do with a record whose question the source does not have.
+    """
+    if not file.format.without_query_ids or file.format.examples is None:
+        return None
+    paths = [one.path for one in detect_queries(source, split)]
+    if [str(path.absolute()) for path in paths] == [str(file.path.absolute())]:
+        return None
+    return join_by_question(file.format.examples(file, policy), queries, paths, policy)
 
 
 def read_judgements(
@@ -136,7 +187,7 @@ def read_examples(
             record of DPR). False: one for each query or record, as the file has them.
     """
     policy = policy or Policy()
-    file = _detect_examples(source, split, negatives_run)
+    file = detect_examples(source, split, negatives_run)
     if file is None:
         examples = _judged(source, split, policy, negatives_run)
     elif file.format.examples is not None:
@@ -154,7 +205,7 @@ def read_examples(
 
 def targets_first_only(source: PathLike, split: str | None) -> bool:
     """Whether of each training record the first positive alone is a target, as in DPR's."""
-    file = _detect_examples(source, split, None)
+    file = detect_examples(source, split)
     return file is not None and not file.format.every_positive
 
 
@@ -167,7 +218,7 @@ def has_teacher_scores(source: PathLike, split: str | None, negatives_run: PathL
         negatives_run: The run that examples take their negatives from, if any.
         policy: What to do with bad records.
     """
-    file = _detect_examples(source, split, negatives_run)
+    file = detect_examples(source, split, negatives_run)
     if file is None or file.format.examples is None:  # judgements, or ids
         return False
     examples = (example for _, example in file.format.examples(file, policy))
@@ -195,7 +246,7 @@ def examples_by_target(example: Example) -> Iterator[Example]:
         )
 
 
-def _detect_examples(source: PathLike, split: str | None, negatives_run: PathLike | None) -> DataFile | None:
+def detect_examples(source: PathLike, split: str | None, negatives_run: PathLike | None = None) -> DataFile | None:
     """The file of training records; None if examples are to be made of judgements."""
     path = source_path(source)
     if is_folder(path):
@@ -209,18 +260,16 @@ def _detect_examples(source: PathLike, split: str | None, negatives_run: PathLik
 
 
 def _judged(source: PathLike, split: str | None, policy: Policy, negatives_run: PathLike | None) -> list[Example]:
-    judged = list(read_located_judgements(source, split, policy))
+    queries, judged = read_judged_queries(source, source, split, policy)
     run = None if negatives_run is None else read_ranked_lines(negatives_run, policy)
-    return beir.examples_of_judgements(
-        read_queries(source, policy, split), judged, read_corpus(source, policy), run, policy
-    )
+    return beir.examples_of_judgements(queries, judged, read_corpus(source, policy), run, policy)
 
 
 def example_files(source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
     """The files that `read_examples` reads when it is given the same, or that libraries read for it. Raises its
     DataError for one that is missing."""
     run = [] if negatives_run is None else run_files(negatives_run)
-    training_file = _detect_examples(source, split, negatives_run)
+    training_file = detect_examples(source, split, negatives_run)
     files: list[Path | None] = [training_file.path if training_file else None]
     if training_file is None or training_file.format.examples is None:
         texts = source if training_file is None else _folder_of(training_file)
@@ -295,5 +344,5 @@ def describe_source(
         return str(detect_queries(source, split)[0])
     if role == "judgements":
         return str(detect_judgements(source, split))
-    file = _detect_examples(source, split, negatives_run)
+    file = detect_examples(source, split, negatives_run)
     return str(file or f"{detect_judgements(source, split)}; {Corpus.open(source).file}")

@@ -192,6 +192,7 @@ FORMATS = (
         matches=_is_tuples,
         keys=("anchor", "positive", "negative", *LABELS),
         any_key=True,
+        without_query_ids=True,
         examples=read_tuples,
     ),
 )
