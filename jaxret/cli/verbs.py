@@ -9,6 +9,7 @@ VERBS = {
     "pretrain": "pre-train an encoder for retrieval on a corpus (resumes)",
     "encode": "encode a corpus (resumes)",
     "search": "search an encoded corpus and evaluate; exact by default",
+    "beir": "encode, search and evaluate every data set of a folder: a table with BEIR's means (resumes)",
     "index": "build an approximate index of an encoded corpus and measure its recall",
     "compare": "compare results of runs: means, deviations over seeds, paired tests",
     "explain": "explain why a passage is found, by words, tokens or vectors",

@@ -25,7 +25,15 @@ from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.detect import parse_source, role_by_name, source_path
 from jaxret.data.formats.format import content_id
 from jaxret.data.formats.readers import detect_run, read_run
-from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder, list_splits, query_paths
+from jaxret.data.formats.set_folders import is_folder_of_sets, list_sets
+from jaxret.data.formats.source_layout import (
+    examples_path,
+    has_judgements,
+    has_passages,
+    is_folder,
+    list_splits,
+    query_paths,
+)
 from jaxret.data.lines import PathLike
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -76,6 +84,15 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
     """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is no data set."""
     check = DataCheck(source, tokenizer, lengths)
     path = source_path(source)
+    if is_folder_of_sets(path):
+        for members in list_sets(path).values():
+            for folder in members.values():
+                one = check_data(_as(source, folder), tokenizer, lengths)
+                check.lines += [*([""] if check.lines else []), *one.lines]
+                check.policy.errors += one.policy.errors
+                for kind, locations in one.policy.notes.items():
+                    check.policy.notes.setdefault(kind, set()).update(locations)
+        return check
     if is_folder(path):
         _folder(check, path)
         return check
@@ -178,9 +195,12 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
 
 def _folder(check: DataCheck, folder: Path) -> None:
     source, splits = check.source, list_splits(folder)
-    check.log(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
     ids = [np.zeros(0, np.uint64)]
-    check.attempt("passages", lambda: ids.append(_passages(check, source)))
+    if has_passages(folder) or not _has_questions(folder):
+        check.log(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
+        check.attempt("passages", lambda: ids.append(_passages(check, source)))
+    else:
+        check.log(f"{source}: {describe_source(source, 'queries')}; no passages")
     for path in query_paths(folder):
         check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
     judged: dict[str, list[Judgement]] = {}
@@ -190,6 +210,13 @@ def _folder(check: DataCheck, folder: Path) -> None:
     for split, judgements in judged.items():
         _dangling(check, split, judgements, ids[-1], texts[split].keys())
     _leaks(check, judged, texts)
+
+
+def _has_questions(folder: Path) -> bool:
+    try:
+        return bool(query_paths(folder))
+    except DataError:
+        return False
 
 
 def _split(

@@ -107,7 +107,7 @@ def plan_evaluation(
     require_answers(queries, dataset.queries, measures, options.dpr_results)
     remove = options.self_matches == "remove"
     remove |= options.self_matches == "auto" and has_passages_as_queries(dataset.dataset)
-    name = ".".join(filter(None, (dataset.name, options.label, label)))
+    name = ".".join(filter(None, (options.name or dataset.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search

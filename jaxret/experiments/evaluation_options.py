@@ -16,6 +16,7 @@ class EvaluationOptions:
     k: int = 100  # passages per query
     # None: nDCG@10, RR@10, R@100, Success@5, Success@20 and, by answers, Accuracy@1,5,20,100, no deeper than k
     measures: tuple[str, ...] | None = None
+    name: str = ""  # of the result, where it is not that of the data set
     label: str = ""  # comes after the data set's name in the files' names, for results that must not replace others
     self_matches: str = option(
         "auto",

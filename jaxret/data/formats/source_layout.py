@@ -144,6 +144,7 @@ def _gives(path: Path, role: str) -> bool:
 
 _PASSAGES = (
     "corpus.jsonl",  # BEIR, Tevatron, the Hugging Face hub
+    "collection.splitTitle.tsv",  # MS MARCO with titles
     "collection.tsv",  # MS MARCO
     "psgs.tsv",  # DPR
     "psgs_w100.tsv",
@@ -183,6 +184,8 @@ def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
     query_file = query_file or _first(folder, _QUERIES)
     if query_file:
         return [query_file]
+    if relations := sorted(folder.glob(f"P[0-9]*.{split or '*'}.json")):  # EntityQuestions
+        return relations
     several = sorted({path for name in _QUERIES_OF for end in SUFFIXES for path in folder.glob(name.format("*") + end)})
     if not several:
         raise missing_file_error(folder / _QUERIES[0], " (nor its .gz or .zst)")

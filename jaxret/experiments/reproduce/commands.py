@@ -61,6 +61,10 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         return [*commands, ["diversity", f"--workdir={run}", f"--data={judged_pairs}"]]
     other_domain = case.target != case.source
     lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
+    if case.sets:
+        folder, sets = places.folder(case.target.name), f"--sets={','.join(case.sets)}"
+        beir = ["beir", str(folder), f"--workdir={run}", sets, checkpoint]
+        return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
     for corpus, queries, qrels in _sets(case, places):
         commands.append(["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]])
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
@@ -125,11 +129,8 @@ def _corpus(places: Places, data: PaperData) -> Path:
 
 
 def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
-    """(corpus, queries, judgements) of the target, or of each set that it is the mean of."""
+    """(corpus, queries, judgements) of the target."""
     target = case.target
-    if case.sets:
-        folders = [places.folder(target.name) / name for name in case.sets]
-        return [(folder, folder, folder) for folder in folders]
     qrels = _inside(places, target, target.qrels) if target.qrels else None
     return [(_corpus(places, target), _inside(places, target, target.queries), qrels)]
 

@@ -13,10 +13,12 @@ from statistics import fmean, stdev
 from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
 
 
 @dataclass(frozen=True)
@@ -106,21 +108,21 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     for seed in case_seeds(case):
         run = run_folder(case, places, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        runs.append([read_evaluation(path) for path in _evaluations(case, places, folder)])
+        runs.append([(weight, read_evaluation(path)) for path, weight in _evaluations(case, places, folder).items()])
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if paper is None:
             continue
-        if absent := [e for evaluations in runs for e in evaluations if measure not in e.mean]:
+        if absent := [e for evaluations in runs for _, e in evaluations if measure not in e.mean]:
             raise ValueError(
                 f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(absent[0].mean)}"
             )
-        means = [fmean(evaluation.mean[measure] for evaluation in evaluations) for evaluations in runs]
+        means = [math.fsum(weight * one.mean[measure] for weight, one in evaluations) for evaluations in runs]
         if len(means) > 1:
             error = stdev(means) / math.sqrt(len(means))
         else:
-            each = [list(evaluation.per_query[measure].values()) for evaluation in runs[0]]
-            variances = [(stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0) for values in each]
-            error = math.sqrt(sum(variances)) / len(each)
+            each = [(weight, list(one.per_query[measure].values())) for weight, one in runs[0]]
+            variances = [w**2 * stdev(values) ** 2 / len(values) for w, values in each if len(values) > 1]
+            error = math.sqrt(sum(variances))
         yield Measured(case, measure, fmean(means), error, paper)
 
 
@@ -136,11 +138,17 @@ def comparison_table(measured: Sequence[Measured]) -> str:
     return aligned_table(header, rows, left=3)
 
 
-def _evaluations(case: Case, places: Places, run: Path) -> list[Path]:
-    """The evaluations that a case's searches wrote below `run`."""
-    paths = []
+def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
+    """The evaluations that a case's searches wrote below `run` -> the part of each in the case's mean."""
+    paths: dict[Path, float] = {}
     for command in case_commands(case, places):
-        if command[0] == "search":
-            flags = dict(argument.removeprefix("--").split("=", 1) for argument in command[1:])
-            paths.append(Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test")))
+        flags = dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--"))
+        if command[0] == "beir":
+            query, passage = (int(flags.get(name, 0)) or None for name in ("query_length", "passage_length"))
+            job = BeirJob(str(run), command[1], query_length=query, passage_length=passage)
+            for one in (read_json(job.result)["sets"][name] for name in case.sets):
+                members = one.get("members", {"": one}).values()
+                paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
+        elif command[0] == "search":
+            paths[Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))] = 1.0
     return paths

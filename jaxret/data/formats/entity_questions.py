@@ -1,0 +1,31 @@
+"""EntityQuestions: a JSON file of questions with answers for each of 24 relations (P17.test.json)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats.dpr import read_question_queries
+from jaxret.data.formats.format import DataFile, record_format
+from jaxret.data.records import Query
+
+_RELATION = re.compile(r"(P\d+)\.")
+
+
+def read_relation_queries(file: DataFile, policy: Policy) -> list[Query]:
+    """Return the questions of a file; ids are record numbers from "0", after the file's relation: "P17-0"."""
+    relation = _RELATION.match(file.path.name)
+    queries = read_question_queries(file, policy)
+    return [replace(query, id=f"{relation[1]}-{query.id}") for query in queries] if relation else queries
+
+
+FORMATS = (
+    record_format(
+        "entity.questions",
+        "EntityQuestions",
+        ("question", "answers"),
+        queries=read_relation_queries,
+        without_query_ids=True,
+    ),
+)

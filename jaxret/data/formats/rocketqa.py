@@ -1,0 +1,88 @@
+"""Files of RocketQA's MS MARCO, which I3 and MLR use: negatives by ids, and the collection with titles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jaxret.data.errors import DataError, Location, Policy
+from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.format import DataFile, Format
+from jaxret.data.formats.msmarco import holds_for_most, is_one_word
+from jaxret.data.formats.tables import tab_rows
+from jaxret.data.formats.texts import require_new_id
+from jaxret.data.formats.trec import RunLine
+from jaxret.data.lines import Digest
+from jaxret.data.record_checks import check_passage, require_id
+from jaxret.data.records import Passage
+
+_IDS = re.compile(r"[^\s,]+(,[^\s,]+)*")
+
+
+def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
+    """Yield the lines of train.negatives.tsv as rankings: query id, ids of passages between commas. The score is
+    1 / rank."""
+    first: dict[str, Location] = {}
+    for location, (query, ids) in tab_rows(file.path, ("query id", "passage ids between commas"), policy):
+        try:
+            require_id(query, "query id", location)
+            require_new_id(query, "query id", location, first)
+            if not _IDS.fullmatch(ids):
+                remedy = "write ids between commas, without blanks: 12,7,34"
+                raise location.error("bad ids", f"the second column is no list of ids: {ids[:60]!r}", remedy)
+        except DataError as error:
+            policy.reject(error)
+            continue
+        for rank, passage in enumerate(ids.split(","), 1):
+            yield RunLine(location, query, passage, rank, 1 / rank)
+
+
+def read_titled_collection(
+    file: DataFile, policy: Policy, digest: Digest | None = None
+) -> Iterator[tuple[Location, Passage]]:
+    """Yield (location, passage) of collection.splitTitle.tsv: id, title, text, without header and quoting."""
+    for location, (key, title, text) in tab_rows(file.path, ("passage id", "title", "text"), policy, digest):
+        try:
+            yield location, check_passage(Passage(key, text, title), location, policy)
+        except DataError as error:
+            policy.reject(error)
+
+
+def _is_id_lists(sample: FileSample) -> bool:
+    """Two columns, the second ids between commas, of which most lines have several."""
+    if sample.container != "table" or sample.columns != 2:
+        return False
+    return holds_for_most(
+        sample.rows, lambda row: is_one_word(row, 0) and "," in row[1] and bool(_IDS.fullmatch(row[1].rstrip("\r")))
+    )
+
+
+def _is_titled(sample: FileSample) -> bool:
+    """Three columns without a header line: an id, and then the shorter of two texts."""
+    if sample.container != "table" or sample.columns != 3 or sample.lines[0].split("\t")[0] == "id":
+        return False
+    if not holds_for_most(sample.rows, lambda row: is_one_word(row, 0) and len(row[2].split()) > 1):
+        return False
+    title, text = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
+    return text > title
+
+
+FORMATS = (
+    Format(
+        name="rocketqa.negatives",
+        title="RocketQA negatives",
+        description="two columns between tabs: query id, ids of passages between commas",
+        matches=_is_id_lists,
+        columns=(2,),
+        without_scores=True,
+        rankings=read_id_lists,
+    ),
+    Format(
+        name="rocketqa.passages",
+        title="MS MARCO collection with titles",
+        description="three columns between tabs, without header and quotes: id, title, text, which is the longer one",
+        matches=_is_titled,
+        columns=(3,),
+        passages=read_titled_collection,
+    ),
+)

@@ -1,0 +1,63 @@
+"""Folders of data sets: BEIR's, a folder for each set, of which CQADupStack is a folder of twelve forums itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxret.data.errors import Location
+from jaxret.data.formats.source_layout import has_judgements, has_passages
+from jaxret.data.libraries.named import is_named
+
+SetFolders = Mapping[str, Mapping[str, Path]]  # set -> name of a member -> its folder; a plain set is its own member
+
+
+def list_sets(folder: Path) -> dict[str, dict[str, Path]]:
+    """Return the data sets in a folder, by name.
+
+    A set is a folder with passages. A folder of such folders is a set too, whose members are named SET-FOLDER; files
+    and folders without passages are none.
+
+    Raises:
+        DataError: The folder does not exist, is a data set itself, or holds none.
+    """
+    location = Location(folder)
+    if not folder.is_dir():
+        raise location.error("missing folder", "this folder does not exist", "give a folder with a folder for each set")
+    if has_passages(folder):
+        remedy = f"give the folder that it is in: {folder.absolute().parent}"
+        raise location.error("one data set", "this is one data set, not a folder of several", remedy)
+    sets: dict[str, dict[str, Path]] = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if has_passages(path):
+            sets[path.name] = {path.name: path}
+        elif forums := {f"{path.name}-{f.name}": f for f in sorted(path.iterdir()) if f.is_dir() and has_passages(f)}:
+            sets[path.name] = forums
+    if not sets:
+        raise location.error(
+            "no data set",
+            "no folder in it has passages",
+            "a set is a folder with corpus.jsonl, queries.jsonl and qrels/",
+        )
+    return sets
+
+
+def is_folder_of_sets(folder: Path) -> bool:
+    """Return whether a folder has no passages of its own, and folders in it have some."""
+    return (
+        not is_named(folder)
+        and folder.is_dir()
+        and not has_passages(folder)
+        and any(
+            has_passages(path) for child in folder.iterdir() if child.is_dir() for path in (child, *_folders(child))
+        )
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()]
+
+
+def unjudged_members(members: Mapping[str, Path], split: str) -> list[str]:
+    """Return the members of a set that have no judgements of a split."""
+    return [name for name, path in members.items() if not has_judgements(path, split)]

@@ -1,0 +1,255 @@
+"""Evaluate a run on every data set of a folder, as BEIR does: `jaxret beir`.
+
+Each set is encoded and searched as `jaxret encode` and `jaxret search` do. A set that is done is not done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jaxret.data.formats import stat_files
+from jaxret.data.formats.set_folders import SetFolders, list_sets, unjudged_members
+from jaxret.evaluation.metrics import MEAN_DECIMALS
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.beir_job import BeirJob
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.recipes.ledger import Ledger
+from jaxret.experiments.reproduce.papers import datasets, find_rows
+from jaxret.experiments.search_files import search_files
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.runs.run import Run, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import SearchOptions
+from jaxret.storage.atomic import read_json, write_json
+
+MEASURES = ("nDCG@10", "R@100")
+K = 100
+
+
+def evaluate_beir(job: BeirJob) -> dict[str, Any]:
+    """Evaluate a run on every set, write the result as JSON, print it as a table, and return it.
+
+    Raises:
+        DataError: there is no set, or a record is bad.
+        ValueError: a set of `sets` is missing, or is not judged; another system was evaluated with other judgements.
+    """
+    sets, skipped = choose_sets(job)
+    run = _Evaluator(job)
+    results: dict[str, Any] = {}
+    for name, members in sets.items():
+        results[name] = combined_members({member: run.evaluate(member, path) for member, path in members.items()})
+        write_json(job.result, run.describe(results, skipped))  # after each set: a reader sees what is done
+    result = run.describe(results, skipped)
+    write_json(job.result, result)
+    columns = {Workdir(job.workdir).name: results} | read_columns(job.columns, results, job.split)
+    print(beir_table(columns))
+    print(f"written to {job.result}")
+    return result
+
+
+def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
+    """Return the sets to evaluate on, and why others of the folder are left out.
+
+    Raises:
+        DataError: the folder has no set.
+        ValueError: a set that is asked for is missing or not judged, or no set is judged.
+    """
+    sets = list_sets(Path(job.folder))
+    if absent := [name for name in job.sets if name not in sets]:
+        raise ValueError(f"{job.folder} has no set {', '.join(absent)}; it has {', '.join(sets)}")
+    chosen = {name: members for name, members in sets.items() if not job.sets or name in job.sets}
+    skipped: dict[str, str] = {}
+    for name, members in chosen.items():
+        if unjudged := unjudged_members(members, job.split):
+            skipped[name] = f"no judgements of {job.split}" + (f" in {unjudged[0]}" if unjudged != [name] else "")
+    if skipped and (job.sets or len(skipped) == len(chosen)):
+        name, reason = next(iter(skipped.items()))
+        raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or leave it out")
+    for name, reason in skipped.items():
+        print(f"left out: {name} has {reason}")
+    return {name: members for name, members in chosen.items() if name not in skipped}, skipped
+
+
+class _Evaluator:
+    """Encodes and searches one set after the other; models are opened when a set needs them."""
+
+    def __init__(self, job: BeirJob) -> None:
+        self.job, self.workdir = job, Workdir(job.workdir)
+        self.ledger = Ledger(job.result.with_suffix(""))
+
+    @cached_property
+    def encoder(self) -> Run:
+        return open_run(self.job.workdir, self.job.checkpoint, passage_length=self.job.passage_length)
+
+    @cached_property
+    def searcher(self) -> Run:
+        return open_run(self.job.workdir, self.job.checkpoint, query_length=self.job.query_length)
+
+    def label(self, query: bool) -> str:
+        """Return the part of files' names that tells them from those of other checkpoints and lengths."""
+        step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
+        lengths = [f"q{self.job.query_length}" * bool(query and self.job.query_length)]
+        lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
+        return ".".join(filter(None, (step, *lengths)))
+
+    def evaluate(self, name: str, folder: Path) -> dict[str, Any]:
+        """Evaluate on a set unless it is done; return its measures, queries and file."""
+        corpus, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
+        options = EvaluationOptions(
+            split=self.job.split, k=K, measures=MEASURES, latency=0, label=label, name=f"{name}.{self.job.split}"
+        )
+        stem = ".".join(filter(None, (options.name, label)))
+        path = self.workdir.evaluation(stem)
+
+        def measure() -> list[Path]:
+            encode_corpus(self.encoder, folder, corpus, EncodeOptions())
+            search_files(self.searcher, str(folder), str(folder), options, SearchOptions(), corpus)
+            return [path, self.workdir.rankings(stem)]
+
+        files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
+        inputs = {"checkpoint": self.searcher.checkpoint, "folder": str(folder.absolute()), "files": stat_files(files)}
+        self.ledger.run_step(name, inputs, measure)
+        return read_set(path)
+
+    def describe(self, results: Mapping[str, Any], skipped: Mapping[str, str]) -> dict[str, Any]:
+        """Return the result as JSON."""
+        means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
+        return {
+            "sets": dict(results),
+            "means": means,
+            "missing": {name: missing_sets(name, results) for name in paper_means() if name not in means},
+            "skipped": dict(skipped),
+            "checkpoint": self.searcher.checkpoint,
+            "lengths": {
+                "query": self.searcher.tokenizer.query_length,
+                "passage": self.encoder.tokenizer.passage_length,
+            },
+            "folder": str(Path(self.job.folder).absolute()),
+            "split": self.job.split,
+        }
+
+
+def read_set(path: Path) -> dict[str, Any]:
+    """Return measures, queries and judgements' digest of an evaluation file. Raises ValueError if it is none."""
+    stored = read_json(path)
+    try:
+        digests = stored.get("provenance", {}).get("dataset", {})
+        qrels = digests.get("sha256", digests).get("qrels", "")
+        measures = {measure: stored["mean"][measure] for measure in MEASURES}
+        return {"measures": measures, "queries": stored["queries_expected"], "qrels": qrels, "evaluation": str(path)}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no evaluation with {' and '.join(MEASURES)}: {error} is missing") from error
+
+
+def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the result of a set: that of its only member, or the mean over its members (CQADupStack's forums)."""
+    if len(members) == 1:
+        return dict(next(iter(members.values())))
+    measures = {measure: fmean(one["measures"][measure] for one in members.values()) for measure in MEASURES}
+    queries = sum(one["queries"] for one in members.values())
+    return {"measures": measures, "queries": queries, "members": {name: dict(one) for name, one in members.items()}}
+
+
+def paper_means() -> dict[str, tuple[str, ...]]:
+    """Return the means that papers print -> their sets, from the tables of `jaxret reproduce`."""
+    return {
+        "mean of 14 (Aggretriever)": datasets()["beir"].each,
+        "mean of 15 (MLR)": find_rows("mlr/5")[0].each,
+        "BEIR small": datasets()["beir_small"].each,
+    }
+
+
+def missing_sets(mean: str, results: Mapping[str, Any]) -> list[str]:
+    """Return the sets of a mean that have no result."""
+    return [name for name in paper_means()[mean] if name not in results]
+
+
+def mean_of(mean: str, results: Mapping[str, Any]) -> dict[str, float]:
+    """Return measure -> mean over the sets of a mean; {} if one has no result."""
+    if missing_sets(mean, results):
+        return {}
+    return {m: fmean(results[name]["measures"][m] for name in paper_means()[mean]) for m in MEASURES}
+
+
+def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str = "test") -> dict[str, dict[str, Any]]:
+    """Return the results of other systems on the same sets, by name.
+
+    Args:
+        columns: folders of runs, or of evaluation files (SET.SPLIT.json); NAME=FOLDER names one.
+        results: the run's, which say which sets, files and judgements.
+        split: split of the judgements.
+
+    Raises:
+        FileNotFoundError: a folder has no evaluation of any set.
+        ValueError: it was made with other judgements.
+    """
+    systems: dict[str, dict[str, Any]] = {}
+    for column in columns:
+        name, _, path = column.rpartition("=")
+        folder = Path(path)
+        others: dict[str, Any] = {}
+        for set_name, result in results.items():
+            members = result.get("members") or {set_name: result}
+            same = {key: result_of_other(folder, f"{key}.{split}", one) for key, one in members.items()}
+            complete = {key: one for key, one in same.items() if one}
+            if len(complete) == len(members):
+                others[set_name] = combined_members(complete)
+        if not others:
+            usual = f"{next(iter(results))}.{split}.json"
+            problem = f"{folder} has no evaluation of these sets"
+            raise FileNotFoundError(f"{problem}; files are named as {usual}, in the folder or in its eval/")
+        systems[name or folder.absolute().name] = others
+    return systems
+
+
+def result_of_other(folder: Path, stem: str, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return another system's result on a set; None if it has none.
+
+    A file with the same checkpoint and lengths in its name as the run's comes before one without.
+
+    Args:
+        folder: of a run, or of evaluation files.
+        stem: name of the file, without labels.
+        own: the run's result on the set.
+
+    Raises:
+        ValueError: it was made with other judgements.
+    """
+    names = dict.fromkeys((Path(own["evaluation"]).name, f"{stem}.json"))
+    paths = [path for place in (folder / "eval", folder) for name in names if (path := place / name).is_file()]
+    if not paths:
+        return None
+    other = read_set(paths[0])
+    if (own["qrels"] and other["qrels"] and own["qrels"] != other["qrels"]) or own["queries"] != other["queries"]:
+        raise ValueError(
+            f"{paths[0]} was evaluated with other judgements ({other['queries']} queries) than {own['evaluation']} "
+            f"({own['queries']}); evaluate both with the same"
+        )
+    return other
+
+
+def beir_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the results of systems as a table: sets, then the means whose sets are all present; below it, which sets
+    the other means lack. The first system says which sets there are."""
+    first = next(iter(systems.values()))
+    header = ["set", "queries", *(f"{measure} {name}" for measure in MEASURES for name in systems)]
+
+    def cells(values: Sequence[Mapping[str, float]]) -> list[str]:
+        return [f"{one[m]:.{MEAN_DECIMALS}f}" if m in one else "-" for m in MEASURES for one in values]
+
+    rows = []
+    for name, one in first.items():
+        values = [results.get(name, {}).get("measures", {}) for results in systems.values()]
+        rows.append([name, f"{one['queries']:,}", *cells(values)])
+    means = [name for name in paper_means() if mean_of(name, first)]
+    rows += [[name, "", *cells([mean_of(name, results) for results in systems.values()])] for name in means]
+    lines = [aligned_table(header, rows)]
+    for name in paper_means():
+        if name not in means:
+            lines.append(f"{name}: missing {', '.join(missing_sets(name, first))}")
+    return "\n".join(lines)

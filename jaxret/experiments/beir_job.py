@@ -1,0 +1,42 @@
+"""Options of an evaluation on a folder of data sets, and where its result is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxret.runs.workdir import Workdir
+
+
+@dataclass(frozen=True)
+class BeirJob:
+    """A run, and the sets that it is evaluated on.
+
+    Attributes:
+        workdir: folder of the run.
+        folder: folder with a folder for each set.
+        checkpoint: "best", "last" or a step.
+        query_length, passage_length: most tokens; None: as in training.
+        columns: folders with evaluations of other systems, shown beside the run; NAME=FOLDER names one.
+        sets: names of the sets; () for all of the folder.
+        split: split of the judgements.
+    """
+
+    workdir: str
+    folder: str
+    checkpoint: str = "best"
+    query_length: int | None = None
+    passage_length: int | None = None
+    columns: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    split: str = "test"
+
+    @property
+    def result(self) -> Path:
+        """Return the file of the result: its name has checkpoint, split and lengths where they are not the default."""
+        lengths = (
+            f"q{self.query_length}" * bool(self.query_length),
+            f"p{self.passage_length}" * bool(self.passage_length),
+        )
+        split = "" if self.split == "test" else self.split
+        return Workdir(self.workdir) / "beir" / (".".join(filter(None, (self.checkpoint, split, *lengths))) + ".json")

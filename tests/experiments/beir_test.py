@@ -1,0 +1,190 @@
+"""`jaxret beir`: every data set of a folder, nested ones too, means of papers, other systems, and a kill on the way."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from jaxret.data.dataset_check import check_data
+from jaxret.data.errors import DataError
+from jaxret.data.formats.set_folders import list_sets
+from jaxret.experiments.beir import (
+    beir_table,
+    choose_sets,
+    combined_members,
+    mean_of,
+    missing_sets,
+    paper_means,
+    read_columns,
+)
+from jaxret.experiments.beir_job import BeirJob
+from jaxret.storage.atomic import read_json, write_json
+from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
+
+SMALL = ("arguana", "fiqa", "nfcorpus", "scidocs", "scifact")
+FORUMS = ("android", "english")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("beir") / "sets"
+    for seed, name in enumerate((*SMALL, *(f"cqadupstack/{forum}" for forum in FORUMS))):
+        write_data(folder / name, train=12, dev=3, seed=seed)
+    (folder / "README.md").write_text("no set")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def entry(value: float, queries: int = 2, path: str = "x.json") -> dict[str, Any]:
+    return {"measures": {"nDCG@10": value, "R@100": value / 2}, "queries": queries, "qrels": "q", "evaluation": path}
+
+
+def test_sets_of_a_folder(sets: Path) -> None:
+    listed = list_sets(sets)
+    assert list(listed) == sorted([*SMALL, "cqadupstack"])
+    assert listed["cqadupstack"] == {f"cqadupstack-{forum}": sets / "cqadupstack" / forum for forum in FORUMS}
+    assert listed["scifact"] == {"scifact": sets / "scifact"}
+
+
+def test_a_set_of_forums_is_their_mean() -> None:
+    one = combined_members({"a": entry(0.2, 1), "b": entry(0.6, 9)})  # not weighted by queries
+    assert one["measures"] == {"nDCG@10": pytest.approx(0.4), "R@100": pytest.approx(0.2)}
+    assert one["queries"] == 10
+    assert combined_members({"a": entry(0.2)}) == entry(0.2)
+
+
+def test_a_mean_has_all_its_sets_or_is_none() -> None:
+    assert set(paper_means()["BEIR small"]) == set(SMALL)
+    assert [len(names) for names in paper_means().values()] == [14, 15, 5]
+    results = {name: entry(i / 10) for i, name in enumerate(SMALL)}
+    assert mean_of("BEIR small", results) == {"nDCG@10": pytest.approx(0.2), "R@100": pytest.approx(0.1)}
+    table = beir_table({"mine": results, "other": {"scifact": entry(0.5)}})
+    assert [line.split() for line in table.splitlines() if line.startswith(("scifact", "BEIR small"))] == [
+        ["scifact", "2", "0.4000", "0.5000", "0.2000", "0.2500"],
+        ["BEIR", "small", "0.2000", "-", "0.1000", "-"],
+    ]
+    del results["fiqa"]
+    assert mean_of("BEIR small", results) == {}
+    assert missing_sets("BEIR small", results) == ["fiqa"]
+    assert "BEIR small: missing fiqa" in beir_table({"mine": results})
+
+
+def test_other_systems_are_columns(tmp_path: Path) -> None:
+    def write(folder: Path, name: str, value: float, qrels: str = "q", queries: int = 2) -> None:
+        data = {"provenance": {"dataset": {"sha256": {"qrels": qrels}}}, "queries_expected": queries}
+        write_json(folder / name, data | {"mean": {"nDCG@10": value, "R@100": value}})
+
+    forums = {f"cqadupstack-{forum}": entry(0.1, path=f"cqadupstack-{forum}.test.q16.json") for forum in FORUMS}
+    results = {"scifact": entry(0.1, path="scifact.test.q16.json"), "cqadupstack": combined_members(forums)}
+    write(tmp_path / "run" / "eval", "scifact.test.json", 0.3)
+    write(tmp_path / "run" / "eval", "scifact.test.q16.json", 0.4)  # of the same lengths: it comes first
+    write(tmp_path / "bm25", "cqadupstack-android.test.json", 0.2)
+    write(tmp_path / "bm25", "cqadupstack-english.test.json", 0.4)
+    columns = read_columns([str(tmp_path / "run"), f"BM25={tmp_path / 'bm25'}"], results)
+    assert {name: {key: one["measures"]["nDCG@10"] for key, one in of.items()} for name, of in columns.items()} == {
+        "run": {"scifact": 0.4},
+        "BM25": {"cqadupstack": pytest.approx(0.3)},
+    }
+    write(tmp_path / "bm25", "scifact.test.json", 0.2, qrels="others")
+    with pytest.raises(ValueError, match=r"scifact\.test\.json was evaluated with other judgements"):
+        read_columns([str(tmp_path / "bm25")], results)
+    with pytest.raises(
+        FileNotFoundError, match=r"has no evaluation of these sets; files are named as scifact\.test\.json"
+    ):
+        read_columns([str(tmp_path)], results)
+    (tmp_path / "scifact.test.json").write_text('{"mean": {"RR": 1}}')
+    with pytest.raises(ValueError, match=r"scifact\.test\.json is no evaluation with nDCG@10 and R@100"):
+        read_columns([str(tmp_path)], results)
+
+
+def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match="this folder does not exist; give a folder with a folder for each set"):
+        list_sets(tmp_path / "gone")
+    with pytest.raises(DataError, match="this is one data set, not a folder of several"):
+        list_sets(sets / "scifact")
+    with pytest.raises(DataError, match="no folder in it has passages"):
+        list_sets(tmp_path)
+    with pytest.raises(ValueError, match=r"has no set scifakt; it has arguana, cqadupstack, fiqa"):
+        choose_sets(BeirJob("run", str(sets), sets=("scifakt",)))
+    with pytest.raises(ValueError, match=r"arguana has no judgements of other; give another --split"):
+        choose_sets(BeirJob("run", str(sets), split="other"))
+    shutil.copytree(sets, tmp_path / "some")
+    (tmp_path / "some" / "cqadupstack" / "english" / "qrels" / "test.tsv").unlink()
+    chosen, skipped = choose_sets(BeirJob("run", str(tmp_path / "some")))
+    assert list(chosen) == list(SMALL)
+    assert skipped == {"cqadupstack": "no judgements of test in cqadupstack-english"}
+    assert "left out: cqadupstack has no judgements of test" in capsys.readouterr().out
+
+
+def test_all_sets_of_a_folder_are_checked(sets: Path, tmp_path: Path) -> None:
+    shutil.copytree(sets, tmp_path / "sets")
+    with open(tmp_path / "sets" / "cqadupstack" / "english" / "corpus.jsonl", "a") as file:
+        file.write("{broken\n")
+    check = check_data(str(tmp_path / "sets"))
+    assert sum("BEIR corpus" in line for line in check.lines) == 7
+    assert [error.location.path.parent.name for error in check.policy.errors] == ["english"]
+
+
+def beir(sets: Path, workdir: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "jaxret", "beir", str(sets), f"--workdir={workdir}", "--query_length=8", *arguments]
+
+
+def finished(line: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.exhaustive
+def test_a_folder_from_start_to_table_with_a_kill(sets: Path, tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "encoder")
+    untrained_run(tmp_path / "run", encoder, sets / "scifact")
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    whole = finished(beir(sets, tmp_path / "run"))
+    assert whole.returncode == 0, whole.stderr
+    result = read_json(tmp_path / "run" / "beir" / "best.q8.json")
+    assert list(result["means"]) == ["BEIR small"]
+    for measure, mean in result["means"]["BEIR small"].items():
+        assert mean == pytest.approx(fmean(result["sets"][name]["measures"][measure] for name in SMALL))
+    assert "trec-covid" in result["missing"]["mean of 14 (Aggretriever)"]
+    for name in SMALL:  # each is what `jaxret search` says; ArguAna is without matches of a query with itself
+        assert read_json(tmp_path / "run" / "eval" / f"{name}.test.q8.json")["mean"] == result["sets"][name]["measures"]
+    data = read_json(tmp_path / "run" / "eval" / "arguana.test.q8.json")["provenance"]["dataset"]
+    assert data["self_matches"] == "removed"
+
+    worker = subprocess.Popen(beir(sets, tmp_path / "killed"), cwd=REPOSITORY, env=environment(), stdout=-3, stderr=-3)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "killed" / "eval" / "cqadupstack-android.test.q8.json").exists():
+        assert worker.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    assert not (tmp_path / "killed" / "eval" / "scifact.test.q8.json").exists()
+    again = finished(beir(sets, tmp_path / "killed", f"--beside=whole={tmp_path / 'run'}"))
+    assert again.returncode == 0, again.stderr
+    assert "== arguana: already done" in again.stdout
+    assert "== scifact\n" in again.stdout
+    other = read_json(tmp_path / "killed" / "beir" / "best.q8.json")
+    for name, one in result["sets"].items():
+        assert other["sets"][name]["measures"] == one["measures"], name
+    (row,) = [line.split() for line in again.stdout.splitlines() if line.startswith("BEIR small")]
+    assert row[2] == row[3]
+    assert row[4] == row[5]
+    # A changed set is measured again, the others are not.
+    qrels = sets / "scifact" / "qrels" / "test.tsv"
+    text = qrels.read_text()
+    qrels.write_text("".join(text.splitlines(True)[:-3]))
+    third = finished(beir(sets, tmp_path / "killed"))
+    qrels.write_text(text)
+    assert "== scifact: again, because its inputs changed" in third.stdout
+    assert third.stdout.count("already done") == len(SMALL) - 1 + len(FORUMS)
+    wrong = finished(beir(sets / "scifact", tmp_path / "run"))
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+    assert wrong.stderr.startswith(f"error: {sets / 'scifact'}: this is one data set, not a folder of several")
