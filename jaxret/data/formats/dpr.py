@@ -218,7 +218,8 @@ def _is_corpus(sample: FileSample) -> bool:
     if sample.columns != 3 or not all(len(row[0].split()) == 1 for row in sample.rows):
         return False
     text, title = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
-    return text >= title  # else it is id, title, text (`rocketqa.py`), or a header line says the order
+    # Else it is id, title, text (`rocketqa.py`), whose texts have several words.
+    return text >= title or (len(sample.rows) < 10 and not any(len(row[2].split()) > 1 for row in sample.rows))
 
 
 FORMATS = (

@@ -563,7 +563,6 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
     ("line", "role"),
     [
         ("D{0}\thttp://example.com/{0}\ttitle\tthe words of a document\n", "passages"),  # MS MARCO's documents
-        ("{0}\ttitle\tthe words of a passage, of which there are more\n", "passages"),  # title before text
         ("q{0}\tp{0}\t9\n", "examples"),  # grades
     ],
 )

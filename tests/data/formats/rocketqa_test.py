@@ -70,7 +70,8 @@ def test_negatives_of_a_file_of_ids(tmp_path: Path) -> None:
     ],
 )
 def test_bad_lists_of_ids(row: str, message: str, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "n.tsv", "q1 | 1,2", "q2 | 3,4", row, "q4 | 5,6")
+    others = [f"r{i} | 5,6" for i in range(12)]  # of many lines a bad one does not change what the file is
+    path = write_rows(tmp_path / "n.tsv", "q1 | 1,2", "q2 | 3,4", row, "q4 | 5,6", *others)
     with pytest.raises(DataError) as raised:
         read_run(path)
     assert message in str(raised.value)
