@@ -63,7 +63,7 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
     if case.sets:
         folder, sets = places.folder(case.target.name), f"--sets={','.join(case.sets)}"
-        beir = ["beir", str(folder), f"--workdir={run}", sets, checkpoint]
+        beir = ["beir", str(folder), f"--workdir={run}", sets]
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
     for corpus, queries, qrels in _sets(case, places):
         commands.append(["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]])
