@@ -20,6 +20,7 @@ _PASSAGE_LENGTH = shared_flags.passage_length()
 _PLATFORM = shared_flags.platform()
 _SETS = flags.DEFINE_list("sets", [], "sets to evaluate on; default: all of the folder")
 _SPLIT = shared_flags.split("test", "split of the judgements")
+_ON_ERROR = shared_flags.on_error(keep=True)
 _BESIDE = flags.DEFINE_multi_string(
     "beside",
     [],
@@ -44,5 +45,6 @@ def main(data: str) -> None:
             columns=tuple(_BESIDE.value),
             sets=tuple(_SETS.value),
             split=_SPLIT.value,
+            on_error=_ON_ERROR.value,
         )
     )

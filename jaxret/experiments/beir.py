@@ -101,18 +101,29 @@ class _Evaluator:
         """Evaluate on a set unless it is done; return its measures, queries and file."""
         corpus, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
         options = EvaluationOptions(
-            split=self.job.split, k=K, measures=MEASURES, latency=0, label=label, name=f"{name}.{self.job.split}"
+            split=self.job.split,
+            k=K,
+            measures=MEASURES,
+            latency=0,
+            label=label,
+            on_error="skip" if self.job.on_error == "skip" else "error",
+            name=f"{name}.{self.job.split}",
         )
         stem = ".".join(filter(None, (options.name, label)))
         path = self.workdir.evaluation(stem)
 
         def measure() -> list[Path]:
-            encode_corpus(self.encoder, folder, corpus, EncodeOptions())
+            encode_corpus(self.encoder, folder, corpus, EncodeOptions(on_error=self.job.on_error))
             search_files(self.searcher, str(folder), str(folder), options, SearchOptions(), corpus)
             return [path, self.workdir.rankings(stem)]
 
         files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
-        inputs = {"checkpoint": self.searcher.checkpoint, "folder": str(folder.absolute()), "files": stat_files(files)}
+        inputs = {
+            "checkpoint": self.searcher.checkpoint,
+            "folder": str(folder.absolute()),
+            "files": stat_files(files),
+            "on_error": self.job.on_error,
+        }
         self.ledger.run_step(name, inputs, measure)
         return read_set(path)
 

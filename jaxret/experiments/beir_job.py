@@ -20,6 +20,7 @@ class BeirJob:
         columns: folders with evaluations of other systems, shown beside the run; NAME=FOLDER names one.
         sets: names of the sets; () for all of the folder.
         split: split of the judgements.
+        on_error: at a bad record: "error", "skip", or "keep", which encodes empty passages.
     """
 
     workdir: str
@@ -30,6 +31,7 @@ class BeirJob:
     columns: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     split: str = "test"
+    on_error: str = "error"
 
     @property
     def result(self) -> Path:
