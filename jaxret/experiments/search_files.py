@@ -60,7 +60,7 @@ def search_files(
     plan = plan_evaluation(run.workdir, queries, qrels, evaluation, options.label)
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
-    searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency > 0)
+    searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
     if evaluation.dpr_results:
         searcher.passages(())  # they are written with texts: errors in these are raised before the search
     outcome = search_queries(searcher, plan, progress)

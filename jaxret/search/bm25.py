@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+import mmap
+import tempfile
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import Stemmer
 from tqdm import tqdm
 
+from jaxret.data.formats import hash_id
 from jaxret.data.records import Passage, Query
-
-# Of bm25s's two lists for English the longer one: it also has the words that questions are made of (what, how, does),
-# which on question data sets is worth 0.01 to 0.02 of nDCG@10.
-_STOPWORDS = "english_plus"
-
-
-def _bm25s() -> ModuleType:
-    """Imported at first use, because importing it starts JAX: jax.distributed.initialize() must have run by then."""
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, whatever the program's level is
-    return bm25s
+from jaxret.search.bm25_index import IDS, bm25s_module, tokenize_words, write_bm25_index
+from jaxret.search.bm25_settings import BM25Settings
 
 
 class BM25:
-    """An index of passages in memory, with Lucene's formula and English (Snowball) stemming.
+    """A BM25 index of passages, mapped from disk. Rows are the passages in the order of the corpus."""
 
-    Args:
-        passages: the corpus; `title + " " + text` is indexed.
-        k1, b: term saturation and length normalisation. The defaults are Anserini's, as in BEIR's baselines.
-        progress: show progress bars.
-    Raises:
-        ValueError: an id occurs twice, or no passage has a word.
-    """
+    def __init__(self, folder: Path, settings: BM25Settings) -> None:
+        """Open an index of `write_bm25_index`, made with these settings. Raises ValueError if an id occurs twice."""
+        self.settings = settings
+        self._index = bm25s_module().BM25.load(str(folder), mmap=True, show_progress=False)
+        self._ids = _LineFile(folder / IDS)
 
-    def __init__(self, passages: Sequence[Passage], k1: float = 0.9, b: float = 0.4, progress: bool = False) -> None:
-        self._ids = [passage.id for passage in passages]
-        _require_distinct("passage", self._ids)
-        tokens = _tokenize((f"{passage.title} {passage.text}" for passage in passages), True, progress)
-        if not tokens.vocab:
-            raise ValueError(f"no word in any of the {len(self._ids)} passages; give a corpus with text")
-        self._rows: dict[str, int] | None = None  # made at the first `scores`
-        self._index = _bm25s().BM25(k1=k1, b=b)
-        self._index.index(tokens, create_empty_token=False, show_progress=progress)
+    @classmethod
+    def of(cls, passages: Iterable[Passage], settings: BM25Settings | None = None, progress: bool = False) -> BM25:
+        """Return an index that is not kept, with the default settings unless others are passed.
+
+        Raises:
+            ValueError: an id occurs twice, or no passage has a word.
+        """
+        with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:  # the files stay mapped
+            settings = settings or BM25Settings()
+            write_bm25_index(Path(folder), passages, settings, progress)
+            return cls(Path(folder), settings)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def bytes_per_passage(self) -> float:
+        """Return the bytes of postings on disk: a row and a score for each word of each passage."""
+        scores: dict[str, Any] = self._index.scores
+        return sum(scores[name].nbytes for name in ("data", "indices", "indptr")) / len(self)
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> dict[str, list[tuple[str, float]]]:
         """Return query id -> up to `k` (passage id, score), by descending score, ties by ascending corpus row.
@@ -57,27 +58,103 @@ class BM25:
         """
         if k < 1:
             raise ValueError(f"k is {k}; retrieve at least one passage")
-        _require_distinct("query", [query.id for query in queries])
-        tokens = _tokenize((query.text for query in queries), False, progress)
-        bar = tqdm(zip(queries, tokens), "BM25 search", len(queries), disable=not progress)
-        return {query.id: self._rank(words, k) for query, words in bar}
+        distinct: set[str] = set()
+        for query in queries:
+            if query.id in distinct:
+                raise ValueError(f"query id {query.id!r} occurs twice; ids must be distinct")
+            distinct.add(query.id)
+        words = self.words(queries)
+        bar = tqdm(zip(queries, words), "BM25 search", len(queries), disable=not progress)
+        return {query.id: self.rank(of_query, k) for query, of_query in bar}
 
-    def scores(self, query: Query, ids: Iterable[str]) -> dict[str, float]:
+    def words(self, queries: Sequence[Query]) -> list[list[str]]:
+        """Return the words of queries."""
+        texts = (query.text for query in queries)
+        words: list[list[str]] = tokenize_words(texts, self.settings.language, False)
+        return words
+
+    def rank(self, words: list[str], k: int) -> list[tuple[str, float]]:
+        """Return the best passages for the words of a query."""
+        rows, scores = self.top_rows(words, k)
+        return list(zip(self.ids(rows), scores.tolist(), strict=True))
+
+    def top_rows(self, words: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows and scores of the best passages for the words of a query."""
+        # Not bm25s's own retrieve: its top-k breaks ties by its backend, and fills up with zeros.
+        scores = self.all_scores(words)
+        rows = _top_rows(scores, k)
+        return rows, scores[rows]
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of passages by row."""
+        return self._ids.lines(rows)
+
+    def scores(self, query: Query, ids: Collection[str]) -> dict[str, float]:
         """Return the scores of passages by id, 0 without a shared word; ids that the corpus lacks are left out."""
-        if self._rows is None:
-            self._rows = {key: row for row, key in enumerate(self._ids)}
-        rows = {key: self._rows[key] for key in ids if key in self._rows}
+        rows = self.rows(ids)
         if not rows:
             return {}
-        (words,) = _tokenize([query.text], False, False)
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
+        (words,) = self.words([query])
+        scores = self.all_scores(words)
         return {key: float(scores[row]) for key, row in rows.items()}
 
-    def _rank(self, words: list[str], k: int) -> list[tuple[str, float]]:
-        # Not bm25s's own retrieve: its top-k breaks ties by its backend, and fills up with zeros.
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))  # [passages] float32
-        rows = _top_rows(scores, k)
-        return [(self._ids[row], score) for row, score in zip(rows.tolist(), scores[rows].tolist())]
+    def rows(self, ids: Collection[str]) -> dict[str, int]:
+        """Return the rows of passages by id; ids that the corpus lacks are left out."""
+        return self._ids.find(ids)
+
+    def missing_ids(self, ids: set[str]) -> set[str]:
+        """Return those of the ids that no row has."""
+        return ids - self.rows(ids).keys()
+
+    def all_scores(self, words: list[str]) -> np.ndarray:
+        """Return the score of every passage, [passages] float32."""
+        scores: np.ndarray = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
+        return scores
+
+
+class _LineFile:
+    """The lines of a mapped file by number, and their numbers by text: 20 bytes a line in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Map a file that is not empty. Raises ValueError if a line occurs twice."""
+        with open(path, "rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        ends = np.flatnonzero(np.frombuffer(self._bytes, np.uint8) == ord("\n"))
+        self._ends = ends.astype(np.uint32 if len(self._bytes) < 2**32 else np.uint64)
+        self._require_distinct()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def lines(self, rows: np.ndarray) -> list[str]:
+        return [self._line(int(row)) for row in rows]
+
+    def _line(self, row: int) -> str:
+        start = int(self._ends[row - 1]) + 1 if row else 0
+        return self._bytes[start : int(self._ends[row])].decode()
+
+    @cached_property
+    def _hashes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The hashes of the lines, ascending, and their rows."""
+        hashes = np.fromiter((hash_id(self._line(row)) for row in range(len(self))), np.uint64, len(self))
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order.astype(np.int32)
+
+    def find(self, texts: Collection[str]) -> dict[str, int]:
+        hashes, order = self._hashes
+        keys = list(texts)
+        key_hashes = np.array([hash_id(key) for key in keys], np.uint64)
+        starts, ends = (np.searchsorted(hashes, key_hashes, side) for side in ("left", "right"))
+        candidates = ((key, order[start:end]) for key, start, end in zip(keys, starts, ends, strict=True))
+        return {key: int(row) for key, rows in candidates for row in rows if self._line(int(row)) == key}
+
+    def _require_distinct(self) -> None:
+        """Raise ValueError if a line occurs twice."""
+        hashes, order = self._hashes
+        for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
+            first, second = self.lines(order[place : place + 2])
+            if first == second:
+                raise ValueError(f"passage id {first!r} occurs twice; ids must be distinct")
 
 
 def _top_rows(scores: np.ndarray, k: int) -> np.ndarray:
@@ -87,18 +164,3 @@ def _top_rows(scores: np.ndarray, k: int) -> np.ndarray:
         kth = np.partition(scores[rows], -k)[-k]
         rows = rows[scores[rows] >= kth]  # more than k if others tie with the k-th; the stable sort decides
     return rows[np.argsort(-scores[rows], kind="stable")[:k]]
-
-
-def _tokenize(texts: Iterable[str], return_ids: bool, progress: bool) -> Any:
-    stemmer = Stemmer.Stemmer("english")
-    return _bm25s().tokenize(
-        texts, stopwords=_STOPWORDS, stemmer=stemmer, return_ids=return_ids, show_progress=progress
-    )
-
-
-def _require_distinct(kind: str, ids: Sequence[str]) -> None:
-    distinct: set[str] = set()
-    for key in ids:
-        if key in distinct:
-            raise ValueError(f"{kind} id {key!r} occurs twice; ids must be distinct")
-        distinct.add(key)

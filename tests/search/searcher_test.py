@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -277,16 +278,22 @@ def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Pa
         assert 0 < half["p1"] <= half["p50"] <= half["p90"] <= half["p99"]
 
 
-def test_latency_is_of_one_question_at_a_time_and_ends_in_time(run: Run, root: Path) -> None:
+def test_latency_is_of_one_question_at_a_time_and_only_the_default_ends_in_time(run: Run, root: Path) -> None:
     """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:12]
-    times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
-    result = measure_latency(searcher, queries, 3, limit=10, seconds=100.0, clock=lambda: next(times))
+
+    def clock(unit: float) -> Callable[[], float]:
+        times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
+        return lambda: unit * next(times)
+
+    result = measure_latency(searcher, queries, 3, 10, clock(1.0))
     assert result["questions"] == 10
     assert result["encode_ms"] == {"p1": 100.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0}
     assert result["search_ms"] == {"p1": 0.0, "p50": 400.0, "p90": 800.0, "p99": 900.0}
     compiled = searcher.embedder.programs
-    assert measure_latency(searcher, queries, 3, limit=10, seconds=0.0)["questions"] == 1
+    assert measure_latency(searcher, queries, 3, None, clock(8.0))["questions"] == 3, "after 20 s no other begins"
+    assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, "as many as requested"
+    assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "100 at most"
     assert searcher.embedder.programs == compiled
 
 

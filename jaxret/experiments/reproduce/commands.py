@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxret.data.split_judgements import SETS
 from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
 
 # A row's checkpoint -> the value of validation.best.
@@ -43,6 +44,8 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     row = resolved(case.row)
     if row.verb == "count":
         return [["data", "check", str(_inside(places, case.target, case.target.train or case.target.corpus))]]
+    if row.verb == "bm25":
+        return [*_split(case, places), *(_bm25(case, places, *one) for one in _sets(case, places))]
     how = next((other for other in row.cases() if other.source == case.source), case)
     if not how.config:
         raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
@@ -68,11 +71,28 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         if names := _by_judgements(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
-    return commands
+    return [*commands[:1], *_split(case, places), *commands[1:]]
+
+
+def subset_folder(case: Case, places: Places) -> Path:
+    """Return the folder of the judgements of a row's subsets, which `jaxret data split` writes."""
+    return places.workdir / f"{case.target.name}-sets"
+
+
+def _split(case: Case, places: Places) -> list[list[str]]:
+    """The command that writes the judgements of a row's subsets; none where a row has no subsets."""
+    if not case.row.subsets:
+        return []
+    train, qrels = (_inside(places, case.target, path) for path in (case.target.train, case.target.qrels))
+    return [["data", "split", f"--train={train}", f"--qrels={qrels}", f"--out={subset_folder(case, places)}"]]
 
 
 def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
     """Return the folder of the run (or recipe) that a case is measured with; cases with the same system share it."""
+    if resolved(case.row).verb == "bm25":  # one index of a corpus for all rows with the same settings
+        return places.workdir / "-".join(
+            ["bm25", *(f"{key}-{value}" for key, value in _settings(case, places).items())]
+        )
     folder = places.workdir / resolved(case.row).id.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
 
@@ -87,6 +107,20 @@ def missing_files(case: Case, places: Places) -> list[str]:
             if not (places.folder(name) / path).exists():
                 lines.append(f"{places.folder(name) / path}: {origin}")
     return lines
+
+
+def _settings(case: Case, places: Places) -> dict[str, Any]:
+    """Return settings of BM25 by the names of its flags."""
+    return {**resolved(case.row).set, **places.overrides}
+
+
+def _bm25(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
+    command = ["bm25", f"--workdir={run_folder(case, places)}", f"--corpus={corpus}", f"--queries={queries}"]
+    command += [f"--qrels={qrels}"] if qrels else []
+    command += [f"--k={case.target.k}", *(f"--{key}={value}" for key, value in _settings(case, places).items())]
+    if names := _by_judgements(case.measures):
+        command.append(f"--measures={','.join(names)}")
+    return command
 
 
 def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
@@ -130,8 +164,11 @@ def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
     if case.sets:
         folders = [places.folder(target.name) / name for name in case.sets]
         return [(folder, folder, folder) for folder in folders]
-    qrels = _inside(places, target, target.qrels) if target.qrels else None
-    return [(_corpus(places, target), _inside(places, target, target.queries), qrels)]
+    corpus, queries = _corpus(places, target), _inside(places, target, target.queries)
+    judged = [_inside(places, target, target.qrels) if target.qrels else None]
+    if case.row.subsets:
+        judged += [subset_folder(case, places) / f"qrels.{name}.tsv" for name in SETS]
+    return [(corpus, queries, qrels) for qrels in judged]
 
 
 def _by_judgements(measures: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 
 from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
@@ -102,11 +103,16 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     row = resolved(case.row)
     if not case.row.numbers:
         return
-    runs = []
+    runs, subsets = [], len(case.row.subsets)
     for seed in case_seeds(case):
         run = run_folder(case, places, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        runs.append([read_evaluation(path) for path in _evaluations(case, places, folder)])
+        evaluations = [read_evaluation(path) for path in _evaluations(case, places, folder)]
+        runs.append(evaluations[: len(evaluations) - subsets])
+        for number, evaluation in enumerate(evaluations[len(evaluations) - subsets :]):
+            (measure,) = case.measures
+            name, paper = f"{measure} of set {number}", case.row.subsets[number]
+            yield Measured(case, name, evaluation.mean[measure], _error([evaluation], measure), paper)
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if paper is None:
             continue
@@ -118,10 +124,15 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
         if len(means) > 1:
             error = stdev(means) / math.sqrt(len(means))
         else:
-            each = [list(evaluation.per_query[measure].values()) for evaluation in runs[0]]
-            variances = [(stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0) for values in each]
-            error = math.sqrt(sum(variances)) / len(each)
+            error = _error(runs[0], measure)
         yield Measured(case, measure, fmean(means), error, paper)
+
+
+def _error(evaluations: Sequence[Evaluation], measure: str) -> float:
+    """The standard error over queries of the mean of some evaluations."""
+    each = [list(evaluation.per_query[measure].values()) for evaluation in evaluations]
+    variances = [(stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0) for values in each]
+    return math.sqrt(sum(variances)) / len(each)
 
 
 def comparison_table(measured: Sequence[Measured]) -> str:
@@ -140,7 +151,5 @@ def _evaluations(case: Case, places: Places, run: Path) -> list[Path]:
     """The evaluations that a case's searches wrote below `run`."""
     paths = []
     for command in case_commands(case, places):
-        if command[0] == "search":
+        if command[0] in ("search", "bm25"):
             flags = dict(argument.removeprefix("--").split("=", 1) for argument in command[1:])
-            paths.append(Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test")))
-    return paths

@@ -34,7 +34,7 @@ def cases() -> list[Case]:
 
 def test_a_row_has_a_config_or_a_reason() -> None:
     for row in paper_rows().values():
-        assert bool(row.reason) != bool(row.config or row.same_as or row.counts), row.id
+        assert bool(row.reason) != bool(row.config or row.same_as or row.counts or row.verb == "bm25"), row.id
         if row.same_as:
             assert resolved(row).runnable, row.id
 
@@ -130,6 +130,33 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
     places = Places(PLACES.data, PLACES.workdir, {"validation.best": "metric"})
     (row,) = find_rows("mlr/3/mlr")
     assert "--config.validation.best=metric" in case_commands(row.cases()[0], places)[0]
+
+
+def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None:
+    """Settings of the row are flags; the judgements of subsets are split first, and searched after all queries."""
+    split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], PLACES)
+    assert split[:2] == ["data", "split"]
+    qrels = [next(flag for flag in search if flag.startswith("--qrels=")) for search in searches]
+    folder = "runs/msmarco-sets"
+    assert f"--out={folder}" in split
+    sets = [f"--qrels={folder}/qrels.{name}.tsv" for name in ("set0", "set1")]
+    assert qrels == ["--qrels=data/msmarco/qrels.dev.small.tsv", *sets]
+    other = case_commands(find_rows("aggretriever/2/bm25")[0].cases()[0], PLACES)[0]
+    assert (
+        searches[0][:3]
+        == other[:3]
+        == ["bm25", "--workdir=runs/bm25-k1-0.9-b-0.4", "--corpus=data/msmarco/collection.tsv"]
+    )
+    assert {"--k1=0.9", "--b=0.4", "--k=1000"} <= set(other)
+    changed = replace(PLACES, overrides={"k1": 0.82})
+    assert "--k1=0.82" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
+
+
+def test_a_row_of_bm25_runs(small_squad: Path) -> None:
+    places = Places(small_squad / "data", small_squad / "runs")
+    measured = run_row(find_rows("mlr/3/bm25")[0], places, "squad")
+    assert [(entry.measure, entry.paper) for entry in measured] == [("Accuracy@20", 0.688), ("Accuracy@100", 0.8)]
+    assert all(0 < entry.value <= 1 for entry in measured)
 
 
 def test_five_seeds_are_five_runs() -> None:
