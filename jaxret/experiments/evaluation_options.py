@@ -27,6 +27,7 @@ class EvaluationOptions:
         "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
         lower_bound=0,
     )
+    latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too
     dpr_results: bool = option(False, "also write the results as DPR does, with texts and has_answer")
     match: str = option(
         "string",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class TopRows(NamedTuple):
     scores: np.ndarray  # [K] float64
 
 
+@runtime_checkable
 class ScoringSystem(Protocol):
     """A system that ranks a corpus and scores any of its passages. Rows are the passages in the order of the corpus."""
 

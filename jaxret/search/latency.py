@@ -51,6 +51,29 @@ def measure_latency(
     }
 
 
+def measure_by_passages(
+    searcher: Searcher, queries: Sequence[Query], k: int, latency: int | None, counts: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    """Return the time of a search by the number of passages that are scored, as table 3 of I3: JSON, the number ->
+    percentiles of milliseconds.
+
+    Args:
+        searcher: the corpus.
+        queries: to choose from.
+        k: passages to search for; all of them where they are fewer.
+        latency: as for `measure_latency`.
+        counts: numbers of passages, the first ones of the corpus.
+
+    Raises:
+        ValueError: the search is approximate, or there are fewer passages.
+    """
+    times = {}
+    for count in counts:
+        part = searcher.first(count)
+        times[str(count)] = measure_latency(part, queries, min(k, count), latency)["search_ms"]
+    return times
+
+
 def time_phases(
     sample: Sequence[Query],
     latency: int | None,
@@ -125,4 +148,7 @@ def describe_latency(latency: dict[str, Any]) -> str:
         "mapped": "mapped from disk",
     }
     where = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
-    return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(halves)}"
+    return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(halves)}" + "".join(
+        f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"
+        for count, times in latency.get("search_ms_by_passages", {}).items()
+    )

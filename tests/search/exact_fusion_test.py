@@ -9,7 +9,7 @@ import pytest
 
 from jaxret.data.records import Passage, Query
 from jaxret.search.bm25 import BM25
-from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, TopRows
+from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, ScoringSystem, TopRows
 
 WORDS = ["river", "stone", "music", "light", "forest", "market", "winter", "garden"]
 QUERIES = [Query("one", "river"), Query("two", "garden stone music"), Query("none", "submarine")]
@@ -60,8 +60,8 @@ def test_the_best_sums_are_those_over_all_passages(
     fusion, every = ExactFusion(method, weights, depth=7), np.arange(200)
     fused = fusion(systems, QUERIES, 5)
     for query in QUERIES:
-        sums = np.zeros(200)
-        for system, weight in zip(systems, weights, strict=True):
+        sums, pair = np.zeros(200), list[ScoringSystem](systems)
+        for system, weight in zip(pair, weights, strict=True):
             scores = system.scores_of(query, every)
             first = system.top(query, 7).scores
             scale = SCALES[method](first) if len(first) else SCALES["sum"](first)

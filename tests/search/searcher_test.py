@@ -35,7 +35,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FaissCpu
-from jaxret.search.latency import measure_latency
+from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import read_json, with_digest, write_json
@@ -295,6 +295,28 @@ def test_latency_is_of_one_question_at_a_time_and_only_the_default_ends_in_time(
     assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, "as many as requested"
     assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "100 at most"
     assert searcher.embedder.programs == compiled
+
+
+def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
+    """Each number is searched alone: the first passages, with the same scores as in a search of all."""
+    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
+    total = searcher.shards.total_rows
+    part, ids = searcher.first(7), searcher.shards.ids(range(7))
+    rankings, everything = (each.search(queries, each.shards.total_rows).rankings for each in (part, searcher))
+    for query, ranking in rankings.items():
+        assert ranking == [(key, score) for key, score in everything[query] if key in ids]
+    times = measure_by_passages(searcher, queries, 5, 2, (3, total))
+    assert list(times) == ["3", str(total)]
+    assert all(0 < ms["p1"] <= ms["p99"] for ms in times.values())
+    with pytest.raises(ValueError, match=f"the first {total + 1} passages: .* has {total}"):
+        searcher.first(total + 1)
+    with pytest.raises(ValueError, match="a part of a corpus is searched exactly"):
+        Searcher(run, corpus_folder(run.workdir), SearchOptions(candidates="mean:6")).first(3)
+    mine = copied(root, tmp_path / "mine")
+    options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
+    search_files(mine, str(root / "data"), str(root / "data"), options, progress=False)
+    latency = read_json(mine.workdir / "eval" / "data.test.json")["cost"]["latency"]
+    assert list(latency["search_ms_by_passages"]) == ["4", str(total)]
 
 
 def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

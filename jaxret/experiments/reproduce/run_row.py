@@ -111,8 +111,8 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
         runs.append(evaluations[: len(evaluations) - subsets])
         for number, evaluation in enumerate(evaluations[len(evaluations) - subsets :]):
             (measure,) = case.measures
-            name, paper = f"{measure} of set {number}", case.row.subsets[number]
-            yield Measured(case, name, evaluation.mean[measure], _error([evaluation], measure), paper)
+            name, error = f"{measure} of set {number}", _error([evaluation], measure)
+            yield Measured(case, name, evaluation.mean[measure], error, case.row.subsets[number])
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if paper is None:
             continue
