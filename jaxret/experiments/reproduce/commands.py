@@ -65,7 +65,8 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     other_domain = case.target != case.source
     lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
     for corpus, queries, qrels in _sets(case, places):
-        commands.append(["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]])
+        encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
+        commands += [encode] if encode not in commands else []
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
         search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
         if names := _by_judgements(case.measures):

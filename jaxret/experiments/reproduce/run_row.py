@@ -14,10 +14,8 @@ from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
-from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
-from jaxret.runs.workdir import Workdir
 
 
 @dataclass(frozen=True)
@@ -153,3 +151,5 @@ def _evaluations(case: Case, places: Places, run: Path) -> list[Path]:
     for command in case_commands(case, places):
         if command[0] in ("search", "bm25"):
             flags = dict(argument.removeprefix("--").split("=", 1) for argument in command[1:])
+            paths.append(Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test")))
+    return paths
