@@ -14,8 +14,10 @@ from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
+from jaxret.runs.workdir import Workdir
 
 
 @dataclass(frozen=True)
