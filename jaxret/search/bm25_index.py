@@ -149,7 +149,7 @@ def write_bm25_index(
     raw = folder / "postings.raw"
     bar = tqdm(passages, "BM25 index", total, unit="passage", disable=not progress)
     with open(folder / IDS, "w", encoding="utf-8", newline="\n") as ids, open(raw, "wb") as file:
-        for block in _blocks(bar):
+        for block in _blocks(iter(bar)):
             ids.writelines(f"{passage.id}\n" for passage in block)
             postings = _count_words(block, settings.language, vocabulary, lengths)
             postings.tofile(file)
@@ -163,9 +163,8 @@ def write_bm25_index(
     write_json(folder / _PARAMETERS, {**parameters, "version": metadata.version("bm25s")})
 
 
-def _blocks(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
-    rest = iter(passages)
-    while block := list(islice(rest, _BLOCK)):
+def _blocks(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
+    while block := list(islice(passages, _BLOCK)):
         yield block
 
 

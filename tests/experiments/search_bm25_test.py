@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_rankings_and_evaluation_are_those_of_the_library(root: Path) -> None:
 
 
 def test_the_index_is_kept_and_refused_where_it_does_not_fit(root: Path, tmp_path: Path) -> None:
-    again = jaxret(root, "bm25", "--workdir=one", *SOURCES, "--measures=RR@5,Accuracy@3", "--latency=2")
+    shutil.copytree(root / "one", root / "kept")
+    again = jaxret(root, "bm25", "--workdir=kept", *SOURCES, "--measures=RR@5,Accuracy@3", "--latency=2")
     assert again.returncode == 0, again.stderr
     assert "opened the index of" in again.stdout
     assert "one question at a time (2 asked): encoding" in again.stdout
