@@ -310,8 +310,8 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
     assert all(0 < ms["p1"] <= ms["p99"] for ms in times.values())
     with pytest.raises(ValueError, match=f"the first {total + 1} passages: .* has {total}"):
         searcher.first(total + 1)
-    with pytest.raises(ValueError, match="a part of a corpus is searched exactly"):
-        Searcher(run, corpus_folder(run.workdir), SearchOptions(candidates="mean:6")).first(3)
+    with pytest.raises(ValueError, match="the first 0 passages"):
+        searcher.first(0)
     mine = copied(root, tmp_path / "mine")
     options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
     search_files(mine, str(root / "data"), str(root / "data"), options, progress=False)
