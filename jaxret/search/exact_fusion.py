@@ -97,7 +97,7 @@ class Scale(NamedTuple):
     factor: float
 
     def __call__(self, scores: np.ndarray | float) -> np.ndarray:
-        return (np.asarray(scores, np.float64) - self.offset) * self.factor
+        return np.asarray((np.asarray(scores, np.float64) - self.offset) * self.factor)
 
 
 def _min_max_scale(scores: np.ndarray) -> Scale:

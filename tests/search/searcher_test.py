@@ -316,7 +316,7 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
     options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
     search_files(mine, str(root / "data"), str(root / "data"), options, progress=False)
     latency = read_json(mine.workdir / "eval" / "data.test.json")["cost"]["latency"]
-    assert list(latency["search_ms_by_passages"]) == ["4", str(total)]
+    assert latency["search_ms_by_passages"].keys() == {"4", str(total)}
 
 
 def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
