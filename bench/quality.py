@@ -21,7 +21,7 @@ from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queri
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
 from jaxret.experiments.run_system import MEASURES, run_system
-from jaxret.mining.bm25 import BM25
+from jaxret.search.bm25 import BM25
 
 TITLES = {"dual_encoder": "dual encoder", "mlr": "MLR {4,6} self-contrastive"}
 
@@ -52,7 +52,7 @@ def main() -> None:
     queries = read_queries(arguments.data)
     judgements = read_judgements(arguments.data, "test", Policy(), {query.id for query in queries})
     judged = {judgement.query_id for judgement in judgements}
-    ranking = BM25(list(read_corpus(arguments.data))).search([q for q in queries if q.id in judged], k=100)
+    ranking = BM25.of(read_corpus(arguments.data)).search([q for q in queries if q.id in judged], k=100)
     rows = [("BM25", [evaluate(ranking, judgements, MEASURES)])]
     rows.append(("MiniLM as it comes", [run("as_it_comes", 1)]))
     for system, title in TITLES.items():

@@ -71,4 +71,6 @@ def main() -> None:
     else:
         result = encode_corpus(run, _CORPUS.value, _NAME.value, options)
     part_of = f", a part of {result.folder.parent}" if _APPEND.value else ""
+    if result.timing:
+        print(result.describe_timing())
     print(f"{result.passages:,} passages are in {result.folder}{part_of}")

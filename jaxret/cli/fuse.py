@@ -1,19 +1,29 @@
-"""Fuses runs of several systems into one, by ranks or by normalized scores:
+"""Fuses several systems into one, by ranks or scores in run files, or by the scores that all systems compute:
 
 jaxret fuse bm25.trec dense.trec --out=both.trec --queries=FOLDER --qrels=FOLDER
 jaxret fuse bm25.trec dense.trec --method=min_max --weights=0.3,0.7 --out=both.trec
 jaxret fuse bm25.trec dense.trec --method=min_max --tune=bm25.dev.trec,dense.dev.trec --tune_qrels=FOLDER --out=FILE
+jaxret fuse runs/bm25 runs/mlr --weights=0.3,0.7 --queries=FOLDER --qrels=FOLDER --out=both.trec      exact: each system
+  scores every candidate, and the result is that over all passages
 """
 
 from absl import flags
 
 from jaxret.cli import shared_flags
 
-ARGUMENTS = {"RUN...": "two or more runs of the same queries, TREC or a format of docs/data.md"}
+ARGUMENTS = {
+    "RUN...": "two or more run files of the same queries, TREC or a format of docs/data.md; or folders of runs and BM25"
+}
 
 _OUT = flags.DEFINE_string("out", None, "run to write", required=True)
-_METHOD = flags.DEFINE_enum("method", "rrf", ["rrf", "min_max", "z_score"], "how scores are made comparable")
+_METHOD = flags.DEFINE_enum(
+    "method",
+    None,
+    ["rrf", "min_max", "z_score", "sum"],
+    "how scores are made comparable: rrf (default of files), min_max (default of folders), z_score; sum: folders only",
+)
 _WEIGHTS = flags.DEFINE_list("weights", [], "weight of each run; default: 1 for each")
+_CORPUS = flags.DEFINE_string("corpus", "", "of folders: name of the corpus, where they have several")
 _K = flags.DEFINE_integer("k", 1000, "passages per query", lower_bound=1)
 _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
@@ -37,7 +47,8 @@ def main(*runs: str) -> None:
         FuseJob(
             runs=runs,
             out=_OUT.value,
-            method=_METHOD.value,
+            method=_METHOD.value or "",
+            corpus=_CORPUS.value,
             weights=weights,
             k=_K.value,
             queries=_QUERIES.value,

@@ -24,6 +24,9 @@ _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
 _CORPUS = shared_flags.encoded_corpus()
 _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
+_LATENCY_PASSAGES = flags.DEFINE_list(
+    "latency_passages", [], "time searches of the first N passages too, as of 1000,100000; and of all"
+)
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()
 _MEASURES = shared_flags.measures()
@@ -31,6 +34,12 @@ _PLATFORM = shared_flags.platform()
 _ATTENTION = shared_flags.attention()
 _OPTIONS = OptionFlags(SearchOptions)
 _EVALUATION = OptionFlags(EvaluationOptions)
+
+
+def _counts(values: list[str]) -> tuple[int, ...]:
+    if wrong := [value for value in values if not value.isdecimal()]:
+        raise ValueError(f"--latency_passages={','.join(values)}: {wrong[0]!r} is no number of passages")
+    return tuple(map(int, values))
 
 
 def main() -> None:
@@ -59,6 +68,7 @@ def main() -> None:
         evaluation = replace(
             evaluation,
             k=_K.value or evaluation.k,
+            latency_passages=_counts(_LATENCY_PASSAGES.value),
             measures=tuple(_MEASURES.value) if _MEASURES.value else None,
             label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
         )

@@ -122,5 +122,8 @@ def self_matches() -> flags.FlagHolder:
 
 def latency() -> flags.FlagHolder:
     return flags.DEFINE_integer(
-        "latency", 100, "queries repeated one at a time, to measure the time of a query; 0: none", lower_bound=0
+        "latency",
+        None,
+        "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
+        lower_bound=0,
     )

@@ -28,8 +28,8 @@ from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.experiments.search_files import print_ranking
-from jaxret.mining.bm25 import BM25
 from jaxret.runs.workdir import Workdir
+from jaxret.search.bm25 import BM25
 from jaxret.storage.atomic import atomic_write
 
 
@@ -156,7 +156,7 @@ matching and an untrained model. They learn from pairs (first sentence of a docs
 
 def evaluate_bm25(data: DemoData, workdir: Path) -> Evaluation:
     """Evaluate word matching on the same passages, questions and judgements."""
-    ranking = BM25(data.passages, progress=True).search(data.questions, k=100, progress=True)
+    ranking = BM25.of(data.passages, progress=True).search(data.questions, k=100, progress=True)
     evaluation = evaluate(ranking, data.judgements, MEASURES)
     write_evaluation(workdir / "bm25.json", evaluation, {"system": "BM25", "k1": 0.9, "b": 0.4, "k": 100})
     return evaluation

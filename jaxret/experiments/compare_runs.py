@@ -200,7 +200,7 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     if lineage:
         system = [lineage["sha256"], {key: value for key, value in keys.items() if key != "train.start_from"}]
     else:
-        system = [keys, trained_on(record, whole=bool(config["data.subset"]))]
+        system = [keys, trained_on(record, whole=bool(config.get("data.subset")))]
     lengths = (search.get(f"{side}_length") for side in ("query", "passage"))
     return sha256_json([system, search.get("reranked"), *lengths])
 

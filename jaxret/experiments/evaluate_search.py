@@ -177,7 +177,7 @@ def write_results(plan: EvaluationPlan, retrieved: Retrieved) -> Evaluation | No
         cost: dict[str, Any] = {"bytes_per_passage": round(retrieved.bytes_per_passage, 1)}
         write_evaluation(plan.results, first, made, answers, cost)
         print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
-        if options.latency:
+        if options.latency != 0:
             cost["latency"] = retrieved.latency()
             write_evaluation(plan.results, first, made, answers, cost)
             print(describe_latency(cost["latency"]))

@@ -23,7 +23,12 @@ class EvaluationOptions:
         "passages with the id of their query; auto removes them as BEIR does, where queries are passages (ArguAna)",
         ("auto", "keep", "remove"),
     )
-    latency: int = option(100, "queries repeated one at a time, to measure the time of a query; 0: none", lower_bound=0)
+    latency: int | None = option(
+        None,
+        "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
+        lower_bound=0,
+    )
+    latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too
     dpr_results: bool = option(False, "also write the results as DPR does, with texts and has_answer")
     match: str = option(
         "string",

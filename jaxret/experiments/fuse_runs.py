@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from jaxret.data.records import Rankings
 from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
 from jaxret.evaluation.fusion import METHODS, fuse, tune_weights
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
-from jaxret.experiments.evaluation_queries import dataset_name, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
+from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
+from jaxret.search.exact_fusion import SCALES, ExactFusion
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
 
 
@@ -24,9 +26,10 @@ class FuseJob:
     """Runs to fuse, and how to evaluate the result.
 
     Attributes:
-        runs: files of runs of the same queries.
+        runs: files of runs of the same queries; or folders of runs and of BM25, all of which score every candidate.
         out: file to write, a TREC run.
-        method: "rrf", "min_max" or "z_score".
+        method: "rrf", "min_max" or "z_score"; of folders "min_max", "z_score" or "sum". "": the first of these.
+        corpus: of folders, the name of the corpus; "" for the only one.
         weights: of the runs; () for 1 each.
         k: passages of a query that are written.
         queries, qrels: folders or files to evaluate with; "" for no evaluation.
@@ -39,7 +42,8 @@ class FuseJob:
 
     runs: Sequence[str]
     out: str
-    method: str = "rrf"
+    method: str = ""
+    corpus: str = ""
     weights: Sequence[float] = ()
     k: int = 1000
     queries: str = ""
@@ -54,10 +58,15 @@ class FuseJob:
 def fuse_runs(job: FuseJob) -> Evaluation | None:
     """Write the fused run; with judgements, print and return its evaluation beside those of its parts.
 
+    Run files are fused by their rankings; folders of systems by the scores of all systems (`ExactFusion`).
+
     Raises:
         ValueError: fewer than two runs, weights or runs for tuning that do not fit, or an output that is an input.
         DataError: a bad record.
     """
+    if any(map(is_system_folder, job.runs)):
+        return _fuse_systems(job)
+    job = replace(job, method=job.method or next(iter(METHODS)))
     _check(job)
     runs = [_read_rankings(run) for run in job.runs]
     _report_missing(job.runs, runs)
@@ -67,7 +76,39 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     print(f"run: {job.out} ({len(fused):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
     if not job.qrels:
         return None
-    return _evaluate(job, runs, fused, {"weights": list(weights), **tuned})
+    evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+    names = [Path(run).stem for run in job.runs]
+    if len(set(names)) < len(names):  # files of one name in several folders
+        names = list(job.runs)
+    files = {str(run): sha256_file(file) for run in job.runs for file in run_files(run)}
+    made = {"runs": files, "weights": list(weights), **tuned}
+    return _evaluate(job, dict(zip(names, runs, strict=True)), fused, made, evaluated)
+
+
+def _fuse_systems(job: FuseJob) -> Evaluation | None:
+    """Fuse systems by the scores of all of them; print and return the evaluation."""
+    if files := [run for run in job.runs if not is_system_folder(run)]:
+        raise ValueError(f"{files[0]} is no folder of a run; give folders of systems or files of rankings, not both")
+    if job.tune_runs:
+        raise ValueError("--tune takes files of rankings; give folders of systems --weights")
+    job = replace(job, method=job.method or next(iter(SCALES)))
+    _check_shared(job)
+    if not job.queries:
+        raise ValueError("folders of systems are searched: give --queries")
+    weights = tuple(job.weights) or (1.0,) * len(job.runs)
+    fusion = ExactFusion(job.method, weights)
+    evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+    systems = open_systems(job.runs, job.corpus)
+    fused = fusion([each.system for each in systems], evaluated.queries, job.k)
+    write_run(job.out, fused, tag=f"jaxret-fuse-{job.method}")
+    print(
+        f"run: {job.out} ({len(fused):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
+        f"{', '.join(f'{w:g}' for w in weights)})"
+    )
+    if not job.qrels:
+        return None
+    made = {"systems": {each.folder: each.digest for each in systems}, "corpus": systems[0].corpus, "exact": True}
+    return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights)}, evaluated)
 
 
 def _read_rankings(path: str) -> Rankings:
@@ -86,23 +127,27 @@ def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
 
 
 def _check(job: FuseJob) -> None:
-    if len(job.runs) < 2:
-        raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
+    _check_shared(job)
     if job.method not in METHODS:
-        raise ValueError(f"--method={job.method} must be one of {', '.join(METHODS)}")
-    if job.weights and len(job.weights) != len(job.runs):
-        raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
+        raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(METHODS)}")
     if job.tune_runs and job.weights:
         raise ValueError("give either --weights or --tune, which finds them")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
         raise ValueError("--tune needs a run for each run that is fused, in the same order, and --tune_qrels")
+    for run in (*job.runs, *job.tune_runs):
+        require_other_file(job.out, run_files(run), "a run that is fused")
+
+
+def _check_shared(job: FuseJob) -> None:
+    if len(job.runs) < 2:
+        raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
+    if job.weights and len(job.weights) != len(job.runs):
+        raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
     if job.qrels and not job.queries:
         raise ValueError("--qrels needs --queries")
     for measure in job.measures:
         parse_measure(measure)
     require_writable(Path(job.out).absolute().parent)
-    for run in (*job.runs, *job.tune_runs):
-        require_other_file(job.out, run_files(run), "a run that is fused")
 
 
 def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -117,18 +162,24 @@ def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
 
 
-def _evaluate(job: FuseJob, runs: Sequence[Rankings], fused: Rankings, how: dict[str, Any]) -> Evaluation:
-    evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+def _evaluate(
+    job: FuseJob, parts: Mapping[str, Rankings], fused: Rankings, made: Mapping[str, Any], evaluated: EvaluationQueries
+) -> Evaluation:
+    """Print and write the evaluation of fused rankings.
+
+    Args:
+        job: measures and output.
+        parts: the rankings that were fused, by name; printed too.
+        fused: the result.
+        made: how it was made, for the provenance.
+        evaluated: queries and judgements.
+    """
     measures = [parse_measure(measure).name for measure in job.measures]
-    systems = {Path(name).stem: evaluate(run, evaluated.judgements, measures) for name, run in zip(job.runs, runs)}
-    if len(systems) < len(runs):  # files of one name in several folders
-        systems = {name: evaluate(run, evaluated.judgements, measures) for name, run in zip(job.runs, runs)}
     result = evaluate(fused, evaluated.judgements, measures)
+    systems = {name: evaluate(run, evaluated.judgements, measures) for name, run in parts.items()}
     print(evaluation_text({**systems, "fused": result}))
     path = evaluation_path(job.out)
-    files = {str(run): sha256_file(file) for run in job.runs for file in run_files(run)}
     dataset = {"name": dataset_name(job.queries), "split": job.split, **evaluated.digests()}
-    provenance = {"fused": {"runs": files, "method": job.method, "k": job.k, **how}, "dataset": dataset}
-    write_evaluation(path, result, provenance)
+    write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **made}, "dataset": dataset})
     print(f"evaluation: {path}")
     return result

@@ -30,7 +30,7 @@ from jaxret.experiments.evaluate_search import answer_accuracies, require_answer
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
 from jaxret.runs.reranker import Reranker
-from jaxret.search.latency import LATENCY, SECONDS, measurement_conditions, percentiles, spread_evenly
+from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
 
 
@@ -70,7 +70,8 @@ class RerankJob:
         measures: names such as "nDCG@10"; None for the default measures.
         self_matches: "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`.
         match: how answers are read, "string" or "regex".
-        latency: number of queries that are scored again, one at a time, to time them; 0 for none.
+        latency: number of queries that are scored again, one at a time, to time them; 0 for none, None for
+            100 in at most 20 s.
     """
 
     run: str
@@ -85,7 +86,7 @@ class RerankJob:
     measures: Sequence[str] | None = None
     self_matches: str = "auto"
     match: str = "string"
-    latency: int = LATENCY
+    latency: int | None = None
 
     @cached_property
     def passages(self) -> Corpus:
@@ -208,7 +209,7 @@ def _write_evaluation(
     path = evaluation_path(job.out)
     cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # no vectors are stored: texts are read
     write_evaluation(path, evaluation, provenance, answers, cost)
-    if job.latency:
+    if job.latency != 0:
         cost["latency"] = _measure_latency(reranker, inputs, job)
         write_evaluation(path, evaluation, provenance, answers, cost)  # written before, too: timing may be interrupted
         print(_describe_latency(cost["latency"]))
@@ -216,7 +217,7 @@ def _write_evaluation(
 
 
 def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dict[str, Any]:
-    """Time the scoring of up to `job.latency` queries, one at a time, for at most SECONDS.
+    """Time the scoring of `job.latency` queries, one at a time.
 
     Every query is scored twice, the first time as a warm-up. "rerank_ms" is the time from texts to scores on the host;
     the other keys are those of the latency of a search.
@@ -230,15 +231,16 @@ def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dic
         start = time.perf_counter()
         reranker({query.id: query}, texts, pairs)
         times.append(1000 * (time.perf_counter() - start))
-        if time.perf_counter() - begun > SECONDS:
+        if is_over(job.latency, time.perf_counter() - begun):
             break
-    return {"rerank_ms": percentiles(times), **measurement_conditions(len(times), job.depth, reranker.scorer.mesh)}
+    device = str(reranker.scorer.mesh.devices.flat[0].device_kind)
+    return {"rerank_ms": percentiles(times), "questions": len(times), **measurement_conditions(job.depth, device)}
 
 
 def _describe_latency(latency: Mapping[str, Any]) -> str:
     times = latency["rerank_ms"]
     return (
-        f"one query at a time ({latency['questions']} queries, {latency['k']} passages each): reranking "
+        f"one query at a time ({latency['questions']:,} queries, {latency['k']} passages each): reranking "
         f"p50 {times['p50']:.0f} ms, p99 {times['p99']:.0f} ms"
     )
 

@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from jaxret.data.record_checks import check_question
 from jaxret.data.records import Passage
@@ -22,7 +23,7 @@ from jaxret.index.shards import ShardError
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.search.approximate.candidates import describe_recall, parse_candidates
-from jaxret.search.latency import measure_latency
+from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder, provenance
@@ -60,7 +61,9 @@ def search_files(
     plan = plan_evaluation(run.workdir, queries, qrels, evaluation, options.label)
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
-    searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency > 0)
+    searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
+    for count in evaluation.latency_passages:
+        searcher.require_first(count)
     if evaluation.dpr_results:
         searcher.passages(())  # they are written with texts: errors in these are raised before the search
     outcome = search_queries(searcher, plan, progress)
@@ -72,10 +75,20 @@ def search_files(
         missing_ids=outcome.shards.missing_ids,
         provenance=provenance(run, outcome, evaluation.k),
         bytes_per_passage=searcher.shards.bytes_per_passage,
-        latency=lambda: measure_latency(searcher, plan.dataset.queries, evaluation.k, evaluation.latency),
+        latency=lambda: _measure(searcher, plan),
         where="among those that match" if outcome.filters else "in the corpus",
     )
     return write_results(plan, retrieved)
+
+
+def _measure(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
+    """Time a question, and the search of each number of passages."""
+    queries, options = plan.dataset.queries, plan.options
+    times = measure_latency(searcher, queries, options.k, options.latency)
+    if options.latency_passages:
+        counts = sorted({*options.latency_passages, searcher.shards.total_rows})
+        times["search_ms_by_passages"] = measure_by_passages(searcher, queries, options.k, options.latency, counts)
+    return times
 
 
 def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> SearchOutcome:

@@ -3,11 +3,14 @@ however many jobs there were and however often they were killed."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxret.data.formats import ChangedCorpusError, CorpusScan, is_named, source_name, source_path
@@ -18,6 +21,7 @@ from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_en
 from jaxret.index.source import CorpusSource, inspect_corpus, progress_log
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.runs.run import Run
+from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.leases import Leases
 from jaxret.types import VECTOR_DTYPES
 
@@ -39,6 +43,15 @@ class EncodeResult:
     padding_ratio: float  # tokens computed for each real one
     programs: int  # compiled
     truncation: str
+    timing: dict[str, Any] | None  # JSON: of the passages that this job encoded; None if it encoded none
+
+    def describe_timing(self) -> str:
+        """Return a line on the time; "" if this job encoded nothing."""
+        if not self.timing:
+            return ""
+        passages, seconds = self.timing["passages"], self.timing["seconds"]
+        speed = f"{self.timing['ms_per_passage']:,.3f} ms a passage, {self.timing['passages_per_second']:,.1f} a second"
+        return f"{passages:,} passages encoded in {seconds:,.1f} s, compilation included: {speed}"
 
 
 def corpus_name(path: str | Path) -> str:
@@ -76,7 +89,31 @@ def encode_corpus(
     """
     folder = run.workdir.embeddings(name or corpus_name(corpus))
     source = inspect_corpus(run, corpus, options.on_error, options.store, progress_log(progress))
-    return encode_source(run, folder, source, options, progress)
+    result = encode_source(run, folder, source, options, progress)
+    if result.timing and jax.process_index() == 0:
+        path = run.workdir.encoding_times
+        stored = read_json(path) if path.exists() else {}
+        write_json(path, {**stored, folder.name: result.timing})
+    return result
+
+
+def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:
+    """Return the time of encoding, as JSON.
+
+    Args:
+        run: the run that encoded.
+        passages: number of passages.
+        seconds: from reading the first text to the last shard on disk.
+    """
+    return {
+        "passages": passages,
+        "seconds": round(seconds, 3),
+        "ms_per_passage": round(1000 * seconds / passages, 4),
+        "passages_per_second": round(passages / seconds, 2),
+        "devices": run.mesh.size,
+        "device": device_kind(run),
+        "processors": os.cpu_count(),
+    }
 
 
 def encode_source(
@@ -101,6 +138,7 @@ def encode_source(
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     with Leases(folder, options.lease) as leases:
         job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
+        begun = time.perf_counter()
         try:
             job.fill()
             finish_encoding(writer, leases, source)
@@ -110,6 +148,8 @@ def encode_source(
             if not leases.others_exist():
                 writer.withdraw()
             raise
+    rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.written)
+    taken = encoding_time(run, rows_encoded, time.perf_counter() - begun) if rows_encoded else None
     embedder = job.embedder
     manifest = writer.manifest()
     made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
@@ -129,6 +169,7 @@ def encode_source(
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
         truncation=str(job.truncation or ""),
+        timing=taken,
     )
 
 

@@ -74,6 +74,10 @@ class EncodedCorpus:
         chosen = rows if self.selected is None else np.intersect1d(self.selected, rows, assume_unique=True)
         return EncodedCorpus(self.folder, self.parts, self.shards, chosen)
 
+    def select_first(self, count: int) -> EncodedCorpus:
+        """Return the corpus with the first `count` of its rows."""
+        return self.select(np.arange(count) if self.selected is None else self.selected[:count])
+
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
         for part, first in zip(self.shards, self.firsts):

@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,17 +20,17 @@ from jaxret.data.formats.readers import detect_run, read_run_lines, run_files
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.index.encoded_corpus import EncodedCorpus
-from jaxret.mining.bm25 import BM25
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.search.bm25 import BM25
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import TextVectors
 
 BM25_NAME = "bm25"
-K1, B = 0.9, 0.4
 
 
 class PoolResult(NamedTuple):
@@ -56,13 +57,13 @@ class NegativePool(Protocol):
 
 
 class BM25Pool:
-    """A pool of BM25 over a corpus in memory."""
+    """A pool of BM25 over a corpus, with the default settings."""
 
     bounded: bool | None = False
 
     def __init__(self, passages: Iterable[Passage], progress: bool) -> None:
         self.name = BM25_NAME
-        self._index = BM25(list(passages), K1, B, progress)
+        self._index = BM25.of(passages, BM25Settings(), progress)
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         rankings = self._index.search(queries, depth)
@@ -75,7 +76,7 @@ class BM25Pool:
         return results
 
     def parent(self) -> dict[str, Any]:
-        return {"pool": BM25_NAME, "k1": K1, "b": B}
+        return {"pool": BM25_NAME, **asdict(self._index.settings)}
 
 
 class RunPool:

@@ -1,7 +1,7 @@
 """Paths of all files of a run. No other module spells them.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  tensorboard/  .lock  .lock.json
+          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  .lock  .lock.json
           embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json
 """
 
@@ -104,6 +104,11 @@ class Workdir:
     def embeddings(self, corpus: str) -> Path:
         """Return the folder of a corpus's vectors. Raises ValueError if `corpus` is no plain name."""
         return self.path / "embeddings" / require_plain_name("the name of a corpus", corpus)
+
+    @property
+    def encoding_times(self) -> Path:
+        """Time of the last encoding of each corpus."""
+        return self.path / "encoding.json"
 
     def rankings(self, dataset: str) -> Path:
         """Return the TREC run of a data set ("scifact", "scifact.test"). Raises ValueError if it is no plain name."""

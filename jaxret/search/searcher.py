@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -204,6 +205,22 @@ class Searcher:
             for query, row_ids, scores in zip(queries, ids, result.scores, strict=True)
         }
         return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self._approximate(k))
+
+    def first(self, passages: int) -> Searcher:
+        """Return a searcher of the first passages alone, in memory as those of many searches are. Raises as
+        `require_first` does."""
+        self.require_first(passages)
+        part = copy.copy(self)
+        part.shards = self.shards.select_first(passages)
+        part._corpus = hold_in_memory(part.shards, fits_devices(part.shards, self.backend))
+        return part
+
+    def require_first(self, passages: int) -> None:
+        """Raise ValueError for an approximate search, and for more passages than there are."""
+        if self.generator or self.index:
+            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+        if not 1 <= passages <= self.shards.total_rows:
+            raise ValueError(f"the first {passages:,} passages: {self.folder} has {self.shards.total_rows:,}")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
         """Return how a search for k passages finds candidates, as JSON; None if it is exact."""

@@ -27,6 +27,8 @@ COMMANDS = REPOSITORY / "jaxret" / "cli"
 OWN_MEANING = {("demo", "workdir"), ("reproduce", "workdir"), ("compare", "measures"), ("compare", "seed")}
 OWN_MEANING |= {
     ("plan", "queries"),
+    ("data_split", "qrels"),
+    ("fuse", "corpus"),
     ("fuse", "k"),
     ("fuse", "measures"),
     ("plot", "measures"),

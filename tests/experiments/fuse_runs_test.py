@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxret.data.formats import read_run, write_run
+from jaxret.data.formats import read_corpus, read_queries, read_run, write_run
 from jaxret.evaluation.fusion import fuse
+from jaxret.runs.run import open_run
+from jaxret.search.bm25 import BM25
+from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import read_json
-from tests.pipeline import environment, write_data
+from tests.pipeline import environment, untrained_run, write_data, write_encoder
 
 
 def jaxret(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +54,41 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
 
 
+def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
+    """A run of a model and BM25; every score is a sum of what each system gives the passage."""
+    untrained_run(runs / "dense", write_encoder(runs / "encoder"), runs / "data")
+    verbs = (("encode", "--workdir=dense", "--corpus=data"), ("bm25", "--workdir=bm25", "--corpus=data"))
+    for verb, *arguments in verbs:
+        queries = ["--queries=data", "--latency=0"] if verb == "bm25" else []
+        command = [sys.executable, "-m", "jaxret", verb, *arguments, *queries]
+        done = subprocess.run(command, cwd=runs, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    options = ["--method=sum", "--weights=0.25,1", "--k=5", "--queries=data", "--qrels=data", "--measures=RR@5"]
+    done = jaxret(runs, "bm25", "dense", "--out=both.trec", *options)
+    assert done.returncode == 0, done.stderr
+    fused = read_run(runs / "both.trec")
+    run = open_run(runs / "dense")
+    searcher = Searcher(run, corpus_folder(run.workdir), many=True)
+    index, passages = BM25.of(read_corpus(runs / "data")), list(read_corpus(runs / "data"))
+    for query in (query for query in read_queries(runs / "data") if query.id in fused):
+        _, vectors = searcher.encode([query])
+        (dense,) = searcher.scores(vectors, [list(range(len(passages)))])
+        words = index.scores(query, [passage.id for passage in passages])
+        sums = np.array([0.25 * words[passage.id] for passage in passages]) + np.array(dense)
+        best = np.argsort(-sums, kind="stable")[:5]
+        assert [key for key, _ in fused[query.id]] == [passages[row].id for row in best]
+        assert [score for _, score in fused[query.id]] == pytest.approx(sums[best].tolist(), rel=1e-6)
+    provenance = read_json(runs / "both.eval.json")["provenance"]["fused"]
+    assert (provenance["exact"], provenance["weights"]) == (True, [0.25, 1.0])
+    mixed = jaxret(runs, "bm25", "one.trec", "--out=o.trec", "--queries=data")
+    assert "one.trec is no folder of a run; give folders of systems or files of rankings" in mixed.stderr
+    ranks = jaxret(runs, "bm25", "dense", "--method=rrf", "--out=o.trec", "--queries=data")
+    assert "method is 'rrf'; for folders of systems it must be one of min_max, z_score, sum" in ranks.stderr
+    write_data(runs / "data", train=44)
+    other = jaxret(runs, "bm25", "dense", "--out=o.trec", "--corpus=none", "--queries=data")
+    assert "bm25 has the BM25 indexes data: choose the corpus with --corpus=NAME" in other.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,6 +99,7 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
         (("one.trec", "two.trec", "--out=o.trec", "--tune=one.trec"), "--tune needs a run for each run"),
         (("one.trec", "two.trec", "--out=o.trec", "--qrels=data"), "--qrels needs --queries"),
         (("one.trec", "none.trec", "--out=o.trec"), "none.trec"),
+        (("one.trec", "two.trec", "--out=o.trec", "--method=sum"), "--method=sum needs folders of systems; for files"),
         (("one.trec", "empty.trec", "--out=o.trec"), "empty.trec: it has no rankings"),
     ],
 )

@@ -156,9 +156,16 @@ def test_interrupted_between_shards_and_resumed(
     result = encode_corpus(other, root / "data", progress=False)
     assert (result.shards, result.shards_written) == (3, 2)
     assert contents(folder) == contents(encoded)
+    timing = read_json(tmp_path / "encoding.json")["data"]
+    assert timing == result.timing
+    assert timing["passages"] == result.passages - ROWS, "without the shard of the first job"
+    assert timing["ms_per_passage"] == pytest.approx(1000 * timing["seconds"] / timing["passages"], rel=0.01)
+    assert timing["passages_per_second"] == pytest.approx(timing["passages"] / timing["seconds"], rel=0.01)
     before = contents(folder)
-    assert encode_corpus(other, root / "data", progress=False).shards_written == 0
+    again = encode_corpus(other, root / "data", progress=False)
+    assert (again.shards_written, again.timing) == (0, None)
     assert contents(folder) == before
+    assert read_json(tmp_path / "encoding.json")["data"] == timing, "a job that encodes nothing has no time"
 
 
 def test_a_corpus_that_changes_while_it_is_encoded(

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FaissCpu
-from jaxret.search.latency import measure_latency
+from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import read_json, with_digest, write_json
@@ -277,17 +278,45 @@ def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Pa
         assert 0 < half["p1"] <= half["p50"] <= half["p90"] <= half["p99"]
 
 
-def test_latency_is_of_one_question_at_a_time_and_ends_in_time(run: Run, root: Path) -> None:
+def test_latency_is_of_one_question_at_a_time_and_only_the_default_ends_in_time(run: Run, root: Path) -> None:
     """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:12]
-    times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
-    result = measure_latency(searcher, queries, 3, limit=10, seconds=100.0, clock=lambda: next(times))
+
+    def clock(unit: float) -> Callable[[], float]:
+        times = iter([0.0, *(t for start in range(12) for t in (start + 0.0, start + 0.1 * (start + 1), start + 1.0))])
+        return lambda: unit * next(times)
+
+    result = measure_latency(searcher, queries, 3, 10, clock(1.0))
     assert result["questions"] == 10
     assert result["encode_ms"] == {"p1": 100.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0}
     assert result["search_ms"] == {"p1": 0.0, "p50": 400.0, "p90": 800.0, "p99": 900.0}
     compiled = searcher.embedder.programs
-    assert measure_latency(searcher, queries, 3, limit=10, seconds=0.0)["questions"] == 1
+    assert measure_latency(searcher, queries, 3, None, clock(8.0))["questions"] == 3, "after 20 s no other begins"
+    assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, "as many as requested"
+    assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "100 at most"
     assert searcher.embedder.programs == compiled
+
+
+def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
+    """Each number is searched alone: the first passages, with the same scores as in a search of all."""
+    searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
+    total = searcher.shards.total_rows
+    part, ids = searcher.first(7), searcher.shards.ids(range(7))
+    rankings, everything = (each.search(queries, each.shards.total_rows).rankings for each in (part, searcher))
+    for query, ranking in rankings.items():
+        assert ranking == [(key, score) for key, score in everything[query] if key in ids]
+    times = measure_by_passages(searcher, queries, 5, 2, (3, total))
+    assert list(times) == ["3", str(total)]
+    assert all(0 < ms["p1"] <= ms["p99"] for ms in times.values())
+    with pytest.raises(ValueError, match=f"the first {total + 1} passages: .* has {total}"):
+        searcher.first(total + 1)
+    with pytest.raises(ValueError, match="the first 0 passages"):
+        searcher.first(0)
+    mine = copied(root, tmp_path / "mine")
+    options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
+    search_files(mine, str(root / "data"), str(root / "data"), options, progress=False)
+    latency = read_json(mine.workdir / "eval" / "data.test.json")["cost"]["latency"]
+    assert latency["search_ms_by_passages"].keys() == {"4", str(total)}
 
 
 def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxret.data.split_judgements import SETS
 from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
 
 # A row's checkpoint -> the value of validation.best.
@@ -43,6 +44,8 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     row = resolved(case.row)
     if row.verb == "count":
         return [["data", "check", str(_inside(places, case.target, case.target.train or case.target.corpus))]]
+    if row.verb == "bm25":
+        return [*_split(case, places), *(_bm25(case, places, *one) for one in _sets(case, places))]
     how = next((other for other in row.cases() if other.source == case.source), case)
     if not how.config:
         raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
@@ -66,17 +69,35 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         beir = ["beir", str(folder), f"--workdir={run}", sets]
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
     for corpus, queries, qrels in _sets(case, places):
-        commands.append(["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]])
+        encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
+        commands += [encode] if encode not in commands else []
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
         search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
         if names := _by_judgements(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
-    return commands
+    return [*commands[:1], *_split(case, places), *commands[1:]]
+
+
+def subset_folder(case: Case, places: Places) -> Path:
+    """Return the folder of the judgements of a row's subsets, which `jaxret data split` writes."""
+    return places.workdir / f"{case.target.name}-sets"
+
+
+def _split(case: Case, places: Places) -> list[list[str]]:
+    """The command that writes the judgements of a row's subsets; none where a row has no subsets."""
+    if not case.row.subsets:
+        return []
+    train, qrels = (_inside(places, case.target, path) for path in (case.target.train, case.target.qrels))
+    return [["data", "split", f"--train={train}", f"--qrels={qrels}", f"--out={subset_folder(case, places)}"]]
 
 
 def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
     """Return the folder of the run (or recipe) that a case is measured with; cases with the same system share it."""
+    if resolved(case.row).verb == "bm25":  # one index of a corpus for all rows with the same settings
+        return places.workdir / "-".join(
+            ["bm25", *(f"{key}-{value}" for key, value in _settings(case, places).items())]
+        )
     folder = places.workdir / resolved(case.row).id.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
 
@@ -91,6 +112,20 @@ def missing_files(case: Case, places: Places) -> list[str]:
             if not (places.folder(name) / path).exists():
                 lines.append(f"{places.folder(name) / path}: {origin}")
     return lines
+
+
+def _settings(case: Case, places: Places) -> dict[str, Any]:
+    """Return settings of BM25 by the names of its flags."""
+    return {**resolved(case.row).set, **places.overrides}
+
+
+def _bm25(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
+    command = ["bm25", f"--workdir={run_folder(case, places)}", f"--corpus={corpus}", f"--queries={queries}"]
+    command += [f"--qrels={qrels}"] if qrels else []
+    command += [f"--k={case.target.k}", *(f"--{key}={value}" for key, value in _settings(case, places).items())]
+    if names := _by_judgements(case.measures):
+        command.append(f"--measures={','.join(names)}")
+    return command
 
 
 def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
@@ -129,10 +164,16 @@ def _corpus(places: Places, data: PaperData) -> Path:
 
 
 def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
-    """(corpus, queries, judgements) of the target."""
+    """(corpus, queries, judgements) of the target, of each set that it is the mean of, of each of its subsets."""
     target = case.target
-    qrels = _inside(places, target, target.qrels) if target.qrels else None
-    return [(_corpus(places, target), _inside(places, target, target.queries), qrels)]
+    if case.sets:
+        folders = [places.folder(target.name) / name for name in case.sets]
+        return [(folder, folder, folder) for folder in folders]
+    corpus, queries = _corpus(places, target), _inside(places, target, target.queries)
+    judged = [_inside(places, target, target.qrels) if target.qrels else None]
+    if case.row.subsets:
+        judged += [subset_folder(case, places) / f"qrels.{name}.tsv" for name in SETS]
+    return [(corpus, queries, qrels) for qrels in judged]
 
 
 def _by_judgements(measures: Sequence[str]) -> list[str]:

@@ -82,7 +82,9 @@ def _system(row: PaperRow) -> str:
     parts += [f"`{key}={_value(value)}`" for key, value in row.set.items()]
     if row.verb == "recipe":
         parts.append(f"`jaxret recipe`, {row.stage}")
-    if row.seeds > 1:
+    if row.verb == "bm25":
+        parts.insert(0, "`jaxret bm25`")
+    if row.seeds > 1 and row.verb != "bm25":
         parts.append(f"{row.seeds} seeds")
     return "; ".join([", ".join(parts) or "`jaxret data check`", *notes])
 

@@ -57,8 +57,8 @@ class PaperRow:
         id: PAPER/TABLE/NAME.
         caption: of the table.
         config: of the row, or one for each training set.
-        set: keys of the config that have other values.
-        verb: "train" (one stage), "recipe" (stages), "diversity", "count" (no model), or "" (not to be run).
+        set: keys of the config that have other values; of "bm25", its settings.
+        verb: "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run).
         stage: of a recipe, the stage that is measured.
         seeds: runs whose mean is the row.
         checkpoint: "best" on the dev set or "last", or one for each training set; validation.best has it.
@@ -106,7 +106,7 @@ class PaperRow:
     @property
     def runnable(self) -> bool:
         """Whether commands can be printed for it."""
-        return not self.reason and bool(self.config or self.same_as or self.counts)
+        return not self.reason and bool(self.config or self.same_as or self.counts or self.verb == "bm25")
 
     def cases(self) -> list[Case]:
         """The row on each of its data sets, in the table's order."""

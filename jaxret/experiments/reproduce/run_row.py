@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 
 from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_queries import result_name
@@ -104,11 +105,16 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     row = resolved(case.row)
     if not case.row.numbers:
         return
-    runs = []
+    runs, subsets = [], len(case.row.subsets)
     for seed in case_seeds(case):
         run = run_folder(case, places, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        runs.append([(weight, read_evaluation(path)) for path, weight in _evaluations(case, places, folder).items()])
+        evaluations = [(part, read_evaluation(path)) for path, part in _evaluations(case, places, folder).items()]
+        runs.append(evaluations[: len(evaluations) - subsets])
+        for number, (_, evaluation) in enumerate(evaluations[len(evaluations) - subsets :]):
+            (measure,) = case.measures
+            name, error = f"{measure} of set {number}", _error([(1.0, evaluation)], measure)
+            yield Measured(case, name, evaluation.mean[measure], error, case.row.subsets[number])
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if paper is None:
             continue
@@ -116,14 +122,18 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
             raise ValueError(
                 f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(absent[0].mean)}"
             )
-        means = [math.fsum(weight * one.mean[measure] for weight, one in evaluations) for evaluations in runs]
+        means = [math.fsum(part * one.mean[measure] for part, one in evaluations) for evaluations in runs]
         if len(means) > 1:
             error = stdev(means) / math.sqrt(len(means))
         else:
-            each = [(weight, list(one.per_query[measure].values())) for weight, one in runs[0]]
-            variances = [w**2 * stdev(values) ** 2 / len(values) for w, values in each if len(values) > 1]
-            error = math.sqrt(sum(variances))
+            error = _error(runs[0], measure)
         yield Measured(case, measure, fmean(means), error, paper)
+
+
+def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
+    """The standard error over queries of a mean of evaluations, each with its part in the mean."""
+    each = [(part, list(evaluation.per_query[measure].values())) for part, evaluation in evaluations]
+    return math.sqrt(sum(part**2 * stdev(values) ** 2 / len(values) for part, values in each if len(values) > 1))
 
 
 def comparison_table(measured: Sequence[Measured]) -> str:
@@ -149,6 +159,7 @@ def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
             for one in (read_json(job.result)["sets"][name] for name in case.sets):
                 members = one.get("members", {"": one}).values()
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
-        elif command[0] == "search":
-            paths[Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))] = 1.0
+        elif command[0] in ("search", "bm25"):
+            path = Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))
+            paths[path] = 1 / max(len(case.sets), 1)
     return paths

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from jaxret.experiments.reproduce.commands import Places, case_commands, run_fol
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
-from jaxret.experiments.reproduce.run_row import Measured, measure_case, scaled
+from jaxret.experiments.reproduce.run_row import Measured, measure_case, run_row, scaled
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.training.config_check import check_config
 from tests.pipeline import REPOSITORY, environment, write_data, write_encoder
 
@@ -34,7 +36,7 @@ def cases() -> list[Case]:
 
 def test_a_row_has_a_config_or_a_reason() -> None:
     for row in paper_rows().values():
-        assert bool(row.reason) != bool(row.config or row.same_as or row.counts), row.id
+        assert bool(row.reason) != bool(row.config or row.same_as or row.counts or row.verb == "bm25"), row.id
         if row.same_as:
             assert resolved(row).runnable, row.id
 
@@ -82,7 +84,8 @@ def test_every_command_has_flags_that_its_verb_has() -> None:
             for argument in command[1:]:
                 if match := re.match(r"--(\w+)=", argument):
                     shared = (REPOSITORY / "jaxret" / "cli").glob("*.py")
-                    assert any(f'"{match[1]}"' in path.read_text() for path in shared), argument
+                    settings = {field.name for field in fields(BM25Settings)} if verb == "bm25" else set()
+                    assert match[1] in settings or any(f'"{match[1]}"' in path.read_text() for path in shared), argument
 
 
 def test_a_flag_that_no_verb_has_would_be_found() -> None:
@@ -130,6 +133,33 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
     places = Places(PLACES.data, PLACES.workdir, {"validation.best": "metric"})
     (row,) = find_rows("mlr/3/mlr")
     assert "--config.validation.best=metric" in case_commands(row.cases()[0], places)[0]
+
+
+def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None:
+    """Settings of the row are flags; the judgements of subsets are split first, and searched after all queries."""
+    split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], PLACES)
+    assert split[:2] == ["data", "split"]
+    qrels = [next(flag for flag in search if flag.startswith("--qrels=")) for search in searches]
+    folder = "runs/msmarco-sets"
+    assert f"--out={folder}" in split
+    sets = [f"--qrels={folder}/qrels.{name}.tsv" for name in ("set0", "set1")]
+    assert qrels == ["--qrels=data/msmarco/qrels.dev.small.tsv", *sets]
+    other = case_commands(find_rows("aggretriever/2/bm25")[0].cases()[0], PLACES)[0]
+    assert (
+        searches[0][:3]
+        == other[:3]
+        == ["bm25", "--workdir=runs/bm25-k1-0.9-b-0.4", "--corpus=data/msmarco/collection.tsv"]
+    )
+    assert {"--k1=0.9", "--b=0.4", "--k=1000"} <= set(other)
+    changed = replace(PLACES, overrides={"k1": 0.82})
+    assert "--k1=0.82" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
+
+
+def test_a_row_of_bm25_runs(small_squad: Path) -> None:
+    places = Places(small_squad / "data", small_squad / "runs")
+    measured = run_row(find_rows("mlr/3/bm25")[0], places, "squad")
+    assert [(entry.measure, entry.paper) for entry in measured] == [("Accuracy@20", 0.688), ("Accuracy@100", 0.8)]
+    assert all(0 < entry.value <= 1 for entry in measured)
 
 
 def test_five_seeds_are_five_runs() -> None:

@@ -1,0 +1,33 @@
+"""Searches a corpus by BM25, by its words alone, as a baseline or a first stage:
+
+jaxret bm25 --workdir=runs/bm25 --corpus=FOLDER --queries=FOLDER --qrels=FOLDER     writes a TREC run and its evaluation
+
+The index is built once and kept in the workdir. Results are files as those of `jaxret search`: compare, rerank, fuse
+and mine take them.
+"""
+
+from dataclasses import replace
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.search.bm25_settings import BM25Settings
+
+_WORKDIR = shared_flags.workdir("folder of the index and the results; one for each choice of --k1, --b, --language")
+_CORPUS = shared_flags.corpus(required=True)
+_QUERIES = shared_flags.queries()
+_QRELS = shared_flags.qrels()
+_K = shared_flags.k()
+_MEASURES = shared_flags.measures()
+_SETTINGS = OptionFlags(BM25Settings)
+_EVALUATION = OptionFlags(EvaluationOptions)
+
+
+def main() -> None:
+    from jaxret.experiments.search_bm25 import search_bm25
+
+    if not _QUERIES.value:
+        raise ValueError("give --queries (a folder or file with queries)")
+    measures = tuple(_MEASURES.value) if _MEASURES.value else None
+    evaluation = replace(_EVALUATION(), k=_K.value, measures=measures)
+    search_bm25(_WORKDIR.value, _CORPUS.value, (_QUERIES.value, _QRELS.value), _SETTINGS(), evaluation)

@@ -1,0 +1,27 @@
+"""Splits judgements by whether training data has queries for the relevant passages, as table 4 of I3:
+
+jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.set0.tsv (none has) and qrels.set1.tsv
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+
+_TRAIN = flags.DEFINE_string(
+    "train", None, "folder or file with training queries and their relevant passages", required=True
+)
+_QRELS = flags.DEFINE_string("qrels", None, "folder or file with the judgements to split", required=True)
+_OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
+_TRAIN_SPLIT = flags.DEFINE_string("train_split", "train", "split of --train, where it is a folder")
+_SPLIT = shared_flags.split("test", "split of --qrels, where it is a folder")
+_ON_ERROR = shared_flags.on_error()
+
+
+def main() -> None:
+    from jaxret.data.formats import Policy
+    from jaxret.data.split_judgements import write_judgement_sets
+
+    policy = Policy(_ON_ERROR.value)
+    write_judgement_sets(_TRAIN.value, _QRELS.value, (_TRAIN_SPLIT.value, _SPLIT.value), _OUT.value, policy)
+    if policy.report():
+        print(policy.report())

@@ -1,0 +1,81 @@
+"""Split judgements by whether their relevant passages have training queries (I3, section 5.3 and table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats.readers import detect_judgements, read_judgements
+from jaxret.data.records import Judgement
+from jaxret.storage.atomic import atomic_write, require_other_file
+
+SETS = ("set0", "set1")
+
+
+class JudgementSets(NamedTuple):
+    """Judgements of queries by their relevant passages: none has a training query, all have one, or some have."""
+
+    set0: list[Judgement]
+    set1: list[Judgement]
+    mixed: list[Judgement]
+
+
+def split_by_training(judgements: Iterable[Judgement], trained: set[str]) -> JudgementSets:
+    """Return the judgements of each set of queries, in their order. Queries without a relevant passage are in none.
+
+    Args:
+        judgements: of the queries to split.
+        trained: ids of passages that are relevant to a training query.
+    """
+    by_query: dict[str, list[Judgement]] = {}
+    for judgement in judgements:
+        by_query.setdefault(judgement.query_id, []).append(judgement)
+    sets = JudgementSets([], [], [])
+    for entries in by_query.values():
+        has_training = {entry.passage_id in trained for entry in entries if entry.relevance > 0}
+        if has_training:
+            sets[2 if len(has_training) > 1 else int(has_training.pop())].extend(entries)
+    return sets
+
+
+def write_judgement_sets(
+    train: str, qrels: str, splits: tuple[str, str], out: str, policy: Policy | None = None
+) -> JudgementSets:
+    """Write `qrels.set0.tsv` and `qrels.set1.tsv` into a folder, and print how many queries each has.
+
+    Args:
+        train: folder or file with training queries and their relevant passages: judgements, or training records.
+        qrels: folder or file with the judgements to split.
+        splits: of `train` and of `qrels`, where they are folders.
+        out: folder to write.
+        policy: for bad records.
+
+    Raises:
+        DataError: a bad record.
+        ValueError: no training query has a relevant passage, a set is empty, or an output is an input.
+    """
+    paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
+    for path in paths:
+        for source, split in zip((train, qrels), splits, strict=True):
+            require_other_file(path, [detect_judgements(source, split).path], f"the judgements ({source})")
+    trained = {j.passage_id for j in read_judgements(train, splits[0], policy) if j.relevance > 0}
+    if not trained:
+        raise ValueError(f"{train} has no relevant passage; give training data with judgements")
+    sets = split_by_training(read_judgements(qrels, splits[1], policy), trained)
+    for name, entries in zip(SETS, sets):
+        if not entries:
+            which = "no passage with a" if name == "set1" else "only passages with a"
+            raise ValueError(
+                f"{name} would be empty: the judged queries of {qrels} have {which} training query in {train}"
+            )
+    for path, entries in zip(paths, sets):
+        with atomic_write(path) as file:
+            file.write("query-id\tcorpus-id\tscore\n")
+            file.writelines(f"{j.query_id}\t{j.passage_id}\t{j.relevance}\n" for j in entries)
+    counts = [f"{len({j.query_id for j in entries}):,}" for entries in sets]
+    print(f"{counts[0]} queries without training queries for their relevant passages: {paths[0]}")
+    print(f"{counts[1]} queries with training queries for all their relevant passages: {paths[1]}")
+    print(f"{counts[2]} queries with training queries for some of them are in neither set")
+    return sets

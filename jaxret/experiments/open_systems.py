@@ -1,0 +1,74 @@
+"""Open systems that score any passage of one corpus: folders of runs, and of BM25."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.search.bm25 import BM25
+from jaxret.search.bm25_index import MANIFEST, read_bm25_manifest
+from jaxret.search.bm25_settings import BM25Settings
+from jaxret.search.exact_fusion import BM25System, DenseSystem, ScoringSystem
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import sha256_json
+
+
+class OpenSystem(NamedTuple):
+    """A system, its corpus ({"sha256", "passages"}), and the digest of what its scores depend on."""
+
+    folder: str
+    system: ScoringSystem
+    corpus: dict[str, Any]
+    digest: str
+
+
+def is_system_folder(path: str) -> bool:
+    """Return whether a path is the folder of a run or of BM25, and no file of rankings."""
+    return Path(path).is_dir() and (Workdir(path).contract.exists() or (Path(path) / "bm25").is_dir())
+
+
+def open_systems(folders: Sequence[str], corpus: str = "") -> list[OpenSystem]:
+    """Open systems of one corpus.
+
+    Args:
+        folders: of runs that encoded the corpus, and of `jaxret bm25`.
+        corpus: its name in the folders; "" for the only one.
+
+    Raises:
+        ContractError: their corpora differ.
+        FileNotFoundError, ValueError: a folder has no corpus of this name, or several.
+    """
+    systems = [_open_bm25(folder, corpus) if _is_bm25(folder) else _open_run(folder, corpus) for folder in folders]
+    first = systems[0]
+    for other in systems[1:]:
+        remedy = "Fuse systems of one corpus; encode and index the same file."
+        require_equal({"corpus": first.corpus}, {"corpus": other.corpus}, first.folder, other.folder, remedy)
+    return systems
+
+
+def _is_bm25(folder: str) -> bool:
+    return not Workdir(folder).contract.exists()
+
+
+def _open_bm25(folder: str, corpus: str) -> OpenSystem:
+    names = sorted(path.parent.name for path in Path(folder).glob(f"bm25/*/{MANIFEST}"))
+    matches = [name for name in names if corpus in ("", name)]
+    if len(matches) != 1:
+        listing = ", ".join(names) or "none"
+        raise ValueError(f"{folder} has the BM25 indexes {listing}: choose the corpus with --corpus=NAME")
+    path = Path(folder) / "bm25" / matches[0]
+    manifest = read_bm25_manifest(path)
+    index = BM25(path, BM25Settings(**manifest["settings"]))
+    return OpenSystem(folder, BM25System(index), manifest["corpus"], sha256_json(manifest))
+
+
+def _open_run(folder: str, corpus: str) -> OpenSystem:
+    run = open_run(folder)
+    searcher = Searcher(run, corpus_folder(run.workdir, corpus), many=True)
+    if len(searcher.shards.parts) > 1 or searcher.shards.selected is not None:
+        raise ValueError(f"{folder}: passages were appended or deleted; encode the changed corpus anew to fuse it")
+    return OpenSystem(folder, DenseSystem(searcher), dict(searcher.shards.corpus), run.checkpoint["digest"])

@@ -1,0 +1,31 @@
+"""Settings of BM25: flags of `jaxret bm25`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import Stemmer
+
+from jaxret.configs.options import check_options, option
+
+NO_LANGUAGE = "none"
+
+
+@dataclass(frozen=True)
+class BM25Settings:
+    """Settings of BM25 that its scores depend on. Raises ValueError for a value that is not allowed."""
+
+    # Pyserini's and Anserini's defaults, as in BEIR's baselines.
+    k1: float = option(0.9, "how much repeated words count: 0 not at all", lower_bound=0)
+    b: float = option(0.4, "how much the length of a passage counts, 0 to 1", lower_bound=0)
+    language: str = option(
+        "english", "language of stemmer and stop words: one of Snowball's; none: words as they are, without stop words"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.b > 1:
+            raise ValueError(f"b is {self.b}; it must be at most 1")
+        languages = [*Stemmer.algorithms(), NO_LANGUAGE]
+        if self.language not in languages:
+            raise ValueError(f"language is {self.language!r}; it must be one of {', '.join(languages)}")

@@ -1,0 +1,168 @@
+"""Exact fusion of systems that score every passage: a weighted sum of all systems' scores, proven complete.
+
+Fusion of rankings gives a passage that a ranking lacks a number by a rule. Here every system scores every candidate.
+The k best sums are those over the whole corpus: a passage that no system has among its first n scores at most as the
+n-th passage of each, so that n grows until the k-th sum is above that bound (the threshold algorithm of Fagin, Lotem
+and Naor 2003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxret.data.records import Query, Rankings
+from jaxret.search.bm25 import BM25
+from jaxret.search.searcher import Searcher
+
+
+class TopRows(NamedTuple):
+    """The best passages of a query, by descending score, then by ascending row."""
+
+    rows: np.ndarray  # [K] int64
+    scores: np.ndarray  # [K] float64
+
+
+@runtime_checkable
+class ScoringSystem(Protocol):
+    """A system that ranks a corpus and scores any of its passages. Rows are the passages in the order of the corpus."""
+
+    def __len__(self) -> int:
+        """Return the number of passages."""
+        ...
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of passages."""
+        ...
+
+    def top(self, query: Query, k: int) -> TopRows:
+        """Return the k best passages. All others have a score of at most the last; 0 where there are fewer than k."""
+        ...
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        """Return the scores of passages, [rows] float64."""
+        ...
+
+
+class BM25System:
+    """A BM25 index as a system."""
+
+    def __init__(self, index: BM25) -> None:
+        self.index = index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        return self.index.ids(rows)
+
+    def top(self, query: Query, k: int) -> TopRows:
+        (words,) = self.index.words([query])
+        rows, scores = self.index.top_rows(words, k)
+        return TopRows(rows, scores.astype(np.float64))
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        (words,) = self.index.words([query])
+        return self.index.all_scores(words)[rows].astype(np.float64)
+
+
+class DenseSystem:
+    """A run and its encoded corpus as a system."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+
+    def __len__(self) -> int:
+        return self.searcher.shards.total_rows
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        return self.searcher.shards.ids(rows)
+
+    def top(self, query: Query, k: int) -> TopRows:
+        result, _ = self.searcher.nearest(self.searcher.encode([query])[1], min(k, len(self)))
+        return TopRows(result.rows[0].astype(np.int64), result.scores[0].astype(np.float64))
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        (scores,) = self.searcher.scores(self.searcher.encode([query])[1], [rows.tolist()])
+        return np.array(scores, np.float64)
+
+
+class Scale(NamedTuple):
+    """How scores of a system become comparable: (score - offset) * factor."""
+
+    offset: float
+    factor: float
+
+    def __call__(self, scores: np.ndarray | float) -> np.ndarray:
+        return np.asarray((np.asarray(scores, np.float64) - self.offset) * self.factor)
+
+
+def _min_max_scale(scores: np.ndarray) -> Scale:
+    low, high = float(scores.min()), float(scores.max())
+    return Scale(low, 1 / (high - low) if high > low else 1.0)
+
+
+def _z_score_scale(scores: np.ndarray) -> Scale:
+    deviation = float(scores.std())
+    return Scale(float(scores.mean()), 1 / deviation if deviation else 1.0)
+
+
+# From the scores of the first passages of a system, as many as `ExactFusion.depth`.
+SCALES: dict[str, Callable[[np.ndarray], Scale]] = {
+    "min_max": _min_max_scale,
+    "z_score": _z_score_scale,
+    "sum": lambda scores: Scale(0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class ExactFusion:
+    """How systems are fused.
+
+    Attributes:
+        method: a name of SCALES. The scale of a system is that of its own first `depth` passages of a query; scores
+            of other passages are scaled alike, and may be below 0.
+        weights: of the systems, 0 or more.
+        depth: passages of a system that the scale is of, and that are candidates at first.
+    """
+
+    method: str
+    weights: tuple[float, ...]
+    depth: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.method not in SCALES:
+            raise ValueError(f"method is {self.method!r}; for folders of systems it must be one of {', '.join(SCALES)}")
+        if min(self.weights) < 0:
+            raise ValueError(f"weights are {self.weights}; no weight may be below 0")
+
+    def __call__(self, systems: Sequence[ScoringSystem], queries: Sequence[Query], k: int) -> Rankings:
+        """Return the k passages with the highest sums for each query; of equal sums, those of the first rows.
+
+        Raises:
+            ValueError: the systems differ in their number of passages, or there is not one weight for each.
+        """
+        sizes = {len(system) for system in systems}
+        if len(sizes) > 1 or len(systems) != len(self.weights):
+            raise ValueError(f"systems of {sorted(sizes)} passages with {len(self.weights)} weights cannot be fused")
+        return {query.id: self._fuse(systems, query, k) for query in queries}
+
+    def _fuse(self, systems: Sequence[ScoringSystem], query: Query, k: int) -> list[tuple[str, float]]:
+        size, depth = len(systems[0]), max(self.depth, k)
+        tops = [system.top(query, depth) for system in systems]
+        scales = [SCALES[self.method](top.scores[: self.depth]) if len(top.scores) else Scale(0, 1) for top in tops]
+        while True:
+            rows = np.unique(np.concatenate([top.rows for top in tops]))
+            sums, bound = np.zeros(len(rows)), 0.0
+            for system, top, scale, weight in zip(systems, tops, scales, self.weights, strict=True):
+                sums += weight * scale(system.scores_of(query, rows))
+                bound += float(weight * scale(top.scores[-1] if len(top.scores) == depth else 0.0))
+            order = np.argsort(-sums, kind="stable")[:k]
+            if len(rows) == size or (len(order) == k and sums[order[-1]] > bound) or depth >= size:
+                ids = systems[0].ids(rows[order])
+                return list(zip(ids, sums[order].tolist(), strict=True))
+            depth = min(2 * depth, size)
+            tops = [system.top(query, depth) for system in systems]

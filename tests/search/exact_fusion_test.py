@@ -1,0 +1,94 @@
+"""Exact fusion against a brute force over all passages: BM25 with random scores of every passage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from jaxret.data.records import Passage, Query
+from jaxret.search.bm25 import BM25
+from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, ScoringSystem, TopRows
+
+WORDS = ["river", "stone", "music", "light", "forest", "market", "winter", "garden"]
+QUERIES = [Query("one", "river"), Query("two", "garden stone music"), Query("none", "submarine")]
+
+
+@dataclass
+class Vectors:
+    """A system whose scores are products of vectors, many of them equal."""
+
+    vectors: np.ndarray
+    depths: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        return [f"p{row}" for row in rows]
+
+    def products(self, query: Query) -> np.ndarray:
+        return self.vectors @ np.random.default_rng(len(query.text)).integers(-2, 3, self.vectors.shape[1]).astype(
+            float
+        )
+
+    def top(self, query: Query, k: int) -> TopRows:
+        self.depths.append(k)
+        scores = self.products(query)
+        rows = np.argsort(-scores, kind="stable")[:k]
+        return TopRows(rows, scores[rows])
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        return self.products(query)[rows]
+
+
+@pytest.fixture
+def systems() -> tuple[BM25System, Vectors]:
+    random = np.random.default_rng(3)
+    texts = [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(200)]
+    index = BM25.of(Passage(f"p{row}", text) for row, text in enumerate(texts))
+    return BM25System(index), Vectors(random.integers(-2, 3, (200, 4)).astype(float))
+
+
+@pytest.mark.parametrize("method", SCALES)
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (1.0, 0.0), (0.1, 2.0)])
+def test_the_best_sums_are_those_over_all_passages(
+    method: str, weights: tuple[float, float], systems: tuple[BM25System, Vectors]
+) -> None:
+    """From few candidates, which are too few for some queries; ties in the order of the corpus."""
+    fusion, every = ExactFusion(method, weights, depth=7), np.arange(200)
+    fused = fusion(systems, QUERIES, 5)
+    for query in QUERIES:
+        sums, pair = np.zeros(200), list[ScoringSystem](systems)
+        for system, weight in zip(pair, weights, strict=True):
+            scores = system.scores_of(query, every)
+            first = system.top(query, 7).scores
+            scale = SCALES[method](first) if len(first) else SCALES["sum"](first)
+            sums += weight * scale(scores)
+        best = np.argsort(-sums, kind="stable")[:5]
+        if query.id == "none" and weights[1] == 0:
+            continue  # no passage has a word of it: nothing is ranked by BM25 alone
+        assert fused[query.id] == [(f"p{row}", sums[row]) for row in best], query
+    assert max(systems[1].depths) > 7, "the first candidates did not suffice"
+
+
+def test_fusing_the_first_candidates_alone_would_differ(systems: tuple[BM25System, Vectors]) -> None:
+    """The control of the test above: the sums of the union of the first passages miss some of the best."""
+    query, sums = QUERIES[1], np.zeros(200)
+    for system in systems:
+        sums += system.scores_of(query, np.arange(200))
+    union = np.unique(np.concatenate([system.top(query, 7).rows for system in systems]))
+    best = {f"p{row}" for row in np.argsort(-sums, kind="stable")[:20]}
+    assert best - {f"p{row}" for row in union}
+    fused = ExactFusion("sum", (1.0, 1.0), depth=7)(systems, [query], 20)
+    assert {key for key, _ in fused[query.id]} == best
+
+
+def test_bad_settings(systems: tuple[BM25System, Vectors]) -> None:
+    with pytest.raises(ValueError, match="method is 'rrf'; for folders of systems it must be one of min_max, z_score"):
+        ExactFusion("rrf", (1.0, 1.0))
+    with pytest.raises(ValueError, match="no weight may be below 0"):
+        ExactFusion("sum", (1.0, -1.0))
+    with pytest.raises(ValueError, match=r"systems of \[3, 200\] passages"):
+        ExactFusion("sum", (1.0, 1.0))([systems[0], Vectors(np.ones((3, 2)))], QUERIES, 1)
