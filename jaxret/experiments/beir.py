@@ -18,7 +18,7 @@ from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.recipes.ledger import Ledger
-from jaxret.experiments.reproduce.papers import datasets, find_rows
+from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -164,15 +164,6 @@ def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     measures = {measure: fmean(one["measures"][measure] for one in members.values()) for measure in MEASURES}
     queries = sum(one["queries"] for one in members.values())
     return {"measures": measures, "queries": queries, "members": {name: dict(one) for name, one in members.items()}}
-
-
-def paper_means() -> dict[str, tuple[str, ...]]:
-    """Return the means that papers print -> their sets, from the tables of `jaxret reproduce`."""
-    return {
-        "mean of 14 (Aggretriever)": datasets()["beir"].each,
-        "mean of 15 (MLR)": find_rows("mlr/5")[0].each,
-        "BEIR small": datasets()["beir_small"].each,
-    }
 
 
 def missing_sets(mean: str, results: Mapping[str, Any]) -> list[str]:

@@ -151,7 +151,7 @@ def own_word_values(run: Run, passage: Passage) -> list[tuple[str, float]]:
     Raises ValueError for a family that has no values of words, and for a passage without text.
     """
     if not run.model.module.head.word_values("passage"):
-        raise ValueError(f"head {run.config.head.name!r} has no values of words; Aggretriever and I3 have")
+        raise ValueError(f"head {run.config.head.name!r} has no values of words")
     check_passage(passage, Location(Path("the passage"), 1))
     text = run.tokenizer.passages([passage])
     strongest = vocabulary_values(run, text, "passage").max(axis=0)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,13 +27,15 @@ from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
-from jaxret.search.inverted_lists import InvertedLists
 from jaxret.search.proof import SearchResult
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import read_json
 from jaxret.types import SparseRows, TextVectors
+
+if TYPE_CHECKING:
+    from jaxret.search.inverted_lists import InvertedLists
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class Searcher:
         self._corpus: Any = self.shards
         if self.shards.sparse:
             options.require_plain(f"the vectors in {folder} are weights of words, which inverted lists search")
+            from jaxret.search.inverted_lists import InvertedLists  # scipy: a second that dense vectors need not wait
+
             self.lists = InvertedLists(self.shards, hold=many)
         else:
             self._open_dense(options, spec, many)

@@ -22,10 +22,10 @@ from jaxret.experiments.beir import (
     combined_members,
     mean_of,
     missing_sets,
-    paper_means,
     read_columns,
 )
 from jaxret.experiments.beir_job import BeirJob
+from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
 

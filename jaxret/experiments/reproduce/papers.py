@@ -192,6 +192,15 @@ def find_rows(pattern: str) -> list[PaperRow]:
     return matches
 
 
+def paper_means() -> dict[str, tuple[str, ...]]:
+    """Return the means that papers print -> their sets, from the tables of `jaxret reproduce`."""
+    return {
+        "mean of 14 (Aggretriever)": datasets()["beir"].each,
+        "mean of 15 (MLR)": find_rows("mlr/5")[0].each,
+        "BEIR small": datasets()["beir_small"].each,
+    }
+
+
 def resolved(row: PaperRow) -> PaperRow:
     """Return the row that says how `row` is run: itself, or the one it is the same as."""
     return paper_rows()[row.same_as] if row.same_as else row
