@@ -25,9 +25,17 @@ from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
+from jaxret.search.full_scan import scan_all
 from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.multi_vector import VectorLists
-from jaxret.search.proof import MARGIN, Candidates, SearchResult, empty_candidates, search_until_proven
+from jaxret.search.proof import (
+    MARGIN,
+    Candidates,
+    SearchResult,
+    empty_candidates,
+    first_depth,
+    search_until_proven,
+)
 from jaxret.search.rounding import WIDE_UNIT, exact_score
 from jaxret.search.single_vector import SingleVectors, block_documents
 from jaxret.search.streaming import exceeds_devices, stream_blocks
@@ -143,6 +151,10 @@ class QueryVectors(ScoredQueries, Protocol):
         ...
 
     def take(self, part: np.ndarray) -> QueryVectors: ...
+    def every_score(self, shard: Any, start: int, stop: int) -> np.ndarray:
+        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
+        ...
+
     def parts(self) -> list[tuple[slice, Any]]:
         """Return the queries a few at a time, as a backend takes them."""
         ...
@@ -190,17 +202,22 @@ def search(
     if searched.ragged and not backend.lists:
         raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
 
+    norm = 0.0  # of any vector of the corpus
+
     def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
+        nonlocal norm
         chosen = vectors.take(part)
-        candidates, largest_norm = find_candidates(chosen, searched, depth, backend, progress)
-        error = chosen.errors(largest_norm, backend.precision.unit(searched.dimension))
-        scored = score_exactly(candidates, chosen, largest_norm, searched, k, error)
+        candidates, norm = find_candidates(chosen, searched, depth, backend, progress)
+        error = chosen.errors(norm, backend.precision.unit(searched.dimension))
+        scored = score_exactly(candidates, chosen, norm, searched, k, error)
         return candidates, error, scored
 
+    def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
+        return scan_all(vectors.take(part), searched, scores, rows, norm)
+
     least = LISTS_MARGIN if searched.ragged and backend.precision != FLOAT32 else MARGIN
-    return search_until_proven(
-        look, len(vectors), searched.total_rows, k, backend.description, backend.precision.more, least
-    )
+    depth = first_depth(k, backend.precision.more, least)
+    return search_until_proven(look, len(vectors), searched.total_rows, k, backend.description, depth, settle)
 
 
 def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:

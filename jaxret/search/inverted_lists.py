@@ -24,6 +24,7 @@ from jaxret.search.proof import (
     Candidates,
     SearchResult,
     empty_candidates,
+    first_depth,
     keep_best,
     search_until_proven,
 )
@@ -147,7 +148,7 @@ class InvertedLists:
             fill_with_zeros(candidates, width)
             return candidates, error, scored
 
-        return search_until_proven(look, len(queries), total, k, self.description, 0.0, MARGIN)
+        return search_until_proven(look, len(queries), total, k, self.description, first_depth(k, 0.0, MARGIN))
 
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""

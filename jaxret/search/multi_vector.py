@@ -78,6 +78,13 @@ class VectorLists:
                 result[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)
         return result
 
+    def every_score(self, shard: Ragged | RaggedRowSubset, start: int, stop: int) -> np.ndarray:
+        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
+        documents = shard.take(np.arange(start, stop))
+        products = self.vectors.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
+        maxima = np.maximum.reduceat(products, documents.offsets[:-1], axis=1)  # [vectors of all queries, rows]
+        return np.stack([own.sum(axis=0) for own in Ragged(maxima, self.vectors.offsets)])
+
 
 def _filled(rows: np.ndarray, size: int) -> np.ndarray:
     """Return the rows, and empty ones (-1) up to `size`."""

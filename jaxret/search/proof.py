@@ -15,6 +15,7 @@ import numpy as np
 
 MARGIN = 32  # candidates beyond k at least: enough for nearly every query to be proven in one round
 GROUP = 16  # scores of a long row, of which the best ones are looked for among groups by their maxima
+WHOLE = 8  # where an eighth of the corpus were candidates and proved nothing, all of it is scored, which costs less
 PASS_CANDIDATES = 2**24  # candidates held at a time, about 0.5 GB; with more queries, the corpus is read again
 
 
@@ -98,19 +99,25 @@ def empty_candidates(queries: int, depth: int) -> Candidates:
     )
 
 
+def first_depth(k: int, more: float, least: int) -> int:
+    """Return how many candidates of a query are looked at first: k and a share of it more, at least `least` more."""
+    return k + max(least, int(k * more))
+
+
 def search_until_proven(
     look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray, int]],
     queries: int,
     total_rows: int,
     k: int,
     description: str,
-    more: float,
-    least: int,
+    depth: int,
+    settle: Callable[[np.ndarray, np.ndarray, np.ndarray], int] | None = None,
 ) -> SearchResult:
     """Search for k and some more candidates of every query, and for twice as many where that proves nothing.
 
     A query is proven when its highest bound plus error lies below its k-th exact score: then no passage that was left
-    out can belong to the best k.
+    out can belong to the best k. Where all candidates after the k-th tie with it, or many were looked at, more of them
+    would prove little: `settle` scores all passages instead.
 
     Args:
         look: function of (queries, depth) that returns the best `depth` candidates with exact scores, in the order of
@@ -121,25 +128,34 @@ def search_until_proven(
         total_rows: number of passages.
         k: passages to return for each query.
         description: of the backend, for the result.
-        more: candidates beyond k, as a share of k.
-        least: candidates beyond k, at least.
+        depth: candidates of each query in the first round.
+        settle: function of (queries, their best scores, their rows) that replaces both by the best of all passages, and
+            returns the number of pairs that were scored; None: only candidates are looked at.
 
     Raises RuntimeError if the backend does not return all passages when it is asked for all.
     """
     width = min(k, total_rows)
     scores = np.empty((queries, width), np.float32)
     rows = np.empty((queries, width), np.int64)
-    unproven_queries, depth, rounds, scored = np.arange(queries), k + max(least, int(k * more)), [], 0
+    hopeless = np.zeros(queries, bool)
+    unproven_queries, rounds, scored = np.arange(queries), [], 0
     while unproven_queries.size:
         rounds.append(len(unproven_queries))
+        if settle and (settled := unproven_queries[hopeless[unproven_queries]]).size:
+            best = scores[settled], rows[settled]
+            scored += settle(settled, *best)
+            scores[settled], rows[settled] = best
+            unproven_queries = unproven_queries[~hopeless[unproven_queries]]
         depth = min(depth, total_rows)
-        unproven = []
+        unproven = [unproven_queries[:0]]
         for part in _parts(unproven_queries, max(1, PASS_CANDIDATES // depth)):
             candidates, error, count = look(part, depth)
             scored += count
             scores[part], rows[part] = candidates.scores[:, :width], candidates.rows[:, :width]
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
+            tied = (candidates.scores[:, -1] == scores[part, -1]) & (scores[part, -1] > -np.inf) & (depth > width)
+            hopeless[part] = tied | (WHOLE * depth >= total_rows)
         unproven_queries = np.concatenate(unproven)
         if unproven_queries.size and depth == total_rows:
             raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")

@@ -75,6 +75,13 @@ class SingleVectors:
                 np.max(np.vecdot(vectors, self[query_of[start]]), axis=1, out=best[start:stop])
         return result
 
+    def every_score(self, shard: np.ndarray | RowSubset, start: int, stop: int) -> np.ndarray:
+        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
+        block = np.asarray(shard[start:stop], np.float64)
+        products = self.vectors.astype(np.float64) @ block.reshape(-1, block.shape[-1]).T
+        scores: np.ndarray = products.reshape(len(self), *block.shape[:2]).max(axis=2)
+        return scores
+
 
 def of_one_query(queries: np.ndarray) -> list[tuple[int, int]]:
     """Return (begin, end) of the (query, row) pairs of each query; these lie together."""

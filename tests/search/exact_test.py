@@ -13,13 +13,14 @@ import pytest
 
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardWriter
-from jaxret.search import rounding, single_vector
+from jaxret.search import exact, full_scan, rounding, single_vector
 from jaxret.search.backends import faiss_backend
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.backends.select import Backend, select_backend
 from jaxret.search.exact import search
 from jaxret.search.proof import BlockHits, BlockSearch, Candidates, SearchResult
+from jaxret.types import Ragged
 
 BACKENDS = ("faiss-cpu", "xla")
 
@@ -303,8 +304,77 @@ def test_only_queries_with_near_ties_take_a_second_round() -> None:
     queries[0] = 0
     queries[0, 0] = 1
     result = search(queries, [documents], 10, select_backend("faiss-cpu"))
-    assert result.rounds == (3, 1, 1, 1)  # 42, 84, 168, 336 candidates
+    assert result.rounds == (3, 1)  # its 42 candidates tie: all passages are scored, not 84, 168, 336 candidates
     assert_same_bits(result, brute_force(queries, documents, 10))
+
+
+MANY = [*((name, "float32") for name in sorted(MAKERS)), ("xla", "int8"), ("xla", "bfloat16"), ("xla", "float16")]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "ragged"),
+    [(*each, False) for each in MANY] + [(*each, True) for each in MANY if each[0] == "xla"],
+)
+def test_equal_vectors_are_not_looked_at_again_and_again(
+    name: str, precision: str, ragged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Depths are those of random vectors: a tie needs no deeper look, however many passages have it."""
+    backend = select_backend(name, precision=precision, lists=ragged) if name in BACKENDS else MAKERS[name]()
+    depths: list[int] = []
+    look = exact.find_candidates
+    monkeypatch.setattr(
+        exact,
+        "find_candidates",
+        lambda *a: (depths.append(a[2]), look(*a))[1],  # type: ignore[func-returns-value]
+    )
+    count = 1200
+    documents: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)
+    documents[[700, 1199]] *= 2  # for some queries the best, for the others the worst
+    queries = gaussian(9, 32, seed=1)
+    expected = brute_force(queries, documents, 10)
+    shards = [Ragged.from_stacked(block) for block in blocks(documents, 500)] if ragged else blocks(documents, 500)
+    result = search(queries, shards, 10, backend)
+    assert_same_bits(result, expected)
+    assert {0, 700} <= {int(row) for row in expected[1][:, 0]}, "control: both kinds of queries"
+    equal, random = list(depths), gaussian(count, 1, 32, seed=2)
+    assert result.rounds == (9, 9)
+    depths.clear()
+    others = [Ragged.from_stacked(random)] if ragged else [random]
+    search(queries, others, 10, backend)
+    assert max(equal) <= max(depths)
+    assert len(equal) <= len(depths)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("whole", [0, 8], ids=["deeper", "all"])
+@pytest.mark.parametrize("n_vectors", [1, 3])
+def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passages that differ in the last bit: candidates prove nothing, and in the end all are scored."""
+    monkeypatch.setattr("jaxret.search.proof.WHOLE", whole)
+    monkeypatch.setattr("jaxret.search.full_scan.NUMBERS", 500)
+    monkeypatch.setattr("jaxret.search.full_scan.QUERIES", 2)
+    documents: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
+    places = np.random.default_rng(3).integers(0, 16, 700)
+    documents[np.arange(700), 0, places] = np.nextafter(documents[np.arange(700), 0, places], np.float32(9))
+    documents[::7] = 0  # their sum may be off by the error of the others: it is summed exactly
+    queries = gaussian(5, 16, seed=5)
+    queries[0] = 0
+    result = search(queries, blocks(documents, 90), 10, select_backend(name))
+    assert_same_bits(result, brute_force(queries, documents, 10))
+    depth = 42 * 2 ** (len(result.rounds) - 1)
+    assert (depth < 400) == (whole > 0)
+
+
+def test_equal_passages_are_summed_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros beside long vectors: float64 leaves open whether they score 0 or a little more."""
+    documents = np.zeros((3000, 1, 8), np.float32)
+    documents[-1] = 1e9
+    queries = -np.abs(gaussian(3, 8))
+    sums, score = [], full_scan.exact_score
+    monkeypatch.setattr(full_scan, "exact_score", lambda *a: (sums.append(1), score(*a))[1])  # type: ignore[func-returns-value]
+    result = search(queries, [documents], 10, select_backend("faiss-cpu"))
+    assert result.rows.tolist() == [list(range(10))] * 3
+    assert len(sums) == 3
 
 
 def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
