@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jaxret.cli.app import HELP, report_errors, run_command
 from jaxret.cli.verbs import VERBS
-from jaxret.configs import suggest_name
+from jaxret.configs.synonyms import suggest_name
 
 
 def main(*words: str) -> None:

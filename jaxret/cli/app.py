@@ -23,7 +23,8 @@ from typing import Any
 from absl import flags
 
 from jaxret.cli.flags import OptionFlags
-from jaxret.configs import load_config, locate_config, require_keys, suggest_name
+from jaxret.configs import all_keys, load_config, locate_config, require_keys
+from jaxret.configs.synonyms import CONFIG, suggest_name
 from jaxret.storage.atomic import cache_folder
 
 HELP = {"-h", "--h", "-help", "--help"}
@@ -196,6 +197,8 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
         values = flags.FLAGS(["jaxret", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         names = [holder.name for holder in _verb_flags(module)]
+        if "config" in names:
+            names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
             f"--{error.flagname} is no flag{suggest_name(error.flagname, names)} (--help lists them)"
         ) from error
@@ -247,6 +250,7 @@ def _wrong_value(message: str) -> str:
     """Return absl's message, or a clearer one for a missing value and a value of the wrong type."""
     if missing := re.findall(r"Flag (--\w+) must have a value", message):
         return f"{' and '.join(missing)} must be given"
+    message = re.sub(r"^flag --out=.*?: (?=--out=)", "", message)  # a validator says it in a sentence of its own
     match = re.match(r"flag (--([\w.]+)=.*?): ", message, re.DOTALL)
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     if not match or match[2] not in flags.FLAGS:

@@ -22,7 +22,9 @@ _ON_ERROR = shared_flags.on_error()
 def main(source: str, destination: str) -> None:
     from jaxret.data.formats import Policy
     from jaxret.data.formats.convert import convert_data
+    from jaxret.storage.atomic import require_parent
 
+    require_parent(destination, "DST")
     policy = Policy(_ON_ERROR.value)
     print(convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy))
     if policy.report():

@@ -11,7 +11,7 @@ _WORKDIR = shared_flags.workdir("folder of a trained run")
 _TO = flags.DEFINE_enum(
     "to", None, ["hf", "sentence-transformers", "onnx", "pylate", "pyserini"], "library to export to", required=True
 )
-_OUT = flags.DEFINE_string("out", None, "new folder to write", required=True)
+_OUT = shared_flags.out("new folder to write")
 _CORPUS = shared_flags.encoded_corpus()
 _CHECKPOINT = shared_flags.checkpoint()
 

@@ -15,7 +15,7 @@ ARGUMENTS = {
     "RUN...": "two or more run files of the same queries, TREC or a format of docs/data.md; or folders of runs and BM25"
 }
 
-_OUT = flags.DEFINE_string("out", None, "run to write", required=True)
+_OUT = shared_flags.out("run to write")
 _METHOD = flags.DEFINE_enum(
     "method",
     None,

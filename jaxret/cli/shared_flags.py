@@ -9,6 +9,8 @@ from __future__ import annotations
 from absl import flags
 from ml_collections import config_flags
 
+from jaxret.storage.atomic import require_parent
+
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
 
@@ -21,6 +23,21 @@ def config(role: str) -> flags.FlagHolder:
 
 def optional_config(role: str) -> flags.FlagHolder:
     return config_flags.DEFINE_config_file("config", None, f"{role}: NAME of a shipped config or FILE.py, also :SUFFIX")
+
+
+def out(role: str) -> flags.FlagHolder:
+    """--out, required: a file or folder to write, in a folder that exists."""
+    holder = flags.DEFINE_string("out", None, role, required=True)
+    flags.register_validator("out", _is_in_a_folder)
+    return holder
+
+
+def _is_in_a_folder(path: str | None) -> bool:
+    try:
+        require_parent(path or ".", "--out")  # without a value: the error of a missing flag is another's
+    except ValueError as error:
+        raise flags.ValidationError(str(error)) from error
+    return True
 
 
 def workdir(role: str = "folder of the run") -> flags.FlagHolder:

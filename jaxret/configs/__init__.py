@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
+from jaxret.configs.synonyms import suggest_name
+
 FOLDER = Path(__file__).parent
-NOT_CONFIGS = ("__init__.py", "options.py")  # modules of the folder that have no get_config
+NOT_CONFIGS = ("__init__.py", "options.py", "synonyms.py")  # modules of the folder that have no get_config
 
 
 def config_names() -> list[str]:
@@ -93,7 +94,7 @@ def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -
 
 def require_keys(config: ConfigDict, keys: Iterable[str], source: str) -> None:
     """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config of `source`."""
-    valid_keys = list(_keys(config))
+    valid_keys = list(all_keys(config))
     for key in keys:
         if any(name.startswith(f"{key}.") for name in valid_keys):
             raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
@@ -101,15 +102,10 @@ def require_keys(config: ConfigDict, keys: Iterable[str], source: str) -> None:
             raise ValueError(f"--config.{key}: {source} has no such key{suggest_name(key, valid_keys)}")
 
 
-def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the most similar of `names`, "" if none is similar."""
-    matches = get_close_matches(name, list(names), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
+def all_keys(tree: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a config or of a group of it, each with the groups around it: "optimizer.learning_rate"."""
     for key, value in tree.items():
         if hasattr(value, "items"):
-            yield from _keys(value, f"{prefix}{key}.")
+            yield from all_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

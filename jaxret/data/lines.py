@@ -47,9 +47,14 @@ def missing_file_error(path: Path, variant: str = "") -> DataError:
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
+    problem = f"this file{variant} does not exist"
+    if folder.is_absolute() and folder == folder.parent:  # a list of the machine's root would say nothing
+        first = folder / path.parts[1]
+        remedy = f"there is no {first} on this machine" if first != path else "give another path"
+        return Location(path).error("missing file", problem, remedy)
     names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
     shown = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
-    return Location(path).error("missing file", f"this file{variant} does not exist", f"{folder} holds {shown}")
+    return Location(path).error("missing file", problem, f"{folder} holds {shown}")
 
 
 @runtime_checkable

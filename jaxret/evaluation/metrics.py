@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxret.configs.synonyms import similar_name
 from jaxret.data.records import Judgement, Ranking
 
 MEAN_DECIMALS = 4  # how finely means are stored and printed
@@ -102,13 +103,23 @@ def parse_measure(name: str) -> Measure:
     """Parse a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
-        raise ValueError(f"unknown measure {name!r}; known are {KNOWN_MEASURES}")
+        raise ValueError(f"unknown measure {name!r}{_suggest_measure(name)}; known are {KNOWN_MEASURES}")
     kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
     if cutoff is None and kind in _NEEDS_CUTOFF:
         raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; known are {KNOWN_MEASURES}")
     if relevance is not None and kind in _UNTHRESHOLDED:
         raise ValueError(f"measure {name!r} takes no rel= because it uses graded gains; known are {KNOWN_MEASURES}")
     return Measure(name, kind, int(cutoff) if cutoff else None, int(relevance or 1))
+
+
+def _suggest_measure(name: str) -> str:
+    """Return "; did you mean RR@10?" for another library's name: "MRR@10", "mrr_10", "ndcg_cut_10", "recall_at_100"."""
+    match = re.fullmatch(r"(?P<kind>[A-Za-z_-]+?)(_at|_cut)?[@_-]*(?P<cutoff>[1-9][0-9]*)?", name)
+    kind = similar_name(match["kind"], KINDS) if match else ""
+    if not match or not kind:
+        return ""
+    cutoff = f"@{match['cutoff']}" if match["cutoff"] else "@k" if kind in _NEEDS_CUTOFF else ""
+    return f"; did you mean {kind}{cutoff}?"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from jaxret.configs import suggest_name
+from jaxret.configs.synonyms import suggest_name
 
 if TYPE_CHECKING:
     from jaxret.parallel.chips import Topology

@@ -11,12 +11,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxret.storage.atomic import require_disk_path
+
 
 @dataclass(frozen=True)
 class Workdir:
     """The folder of a run and the paths in it; nothing is created.
 
-    Accepts a Workdir too. Raises ValueError for an empty path.
+    Accepts a Workdir too. Raises ValueError for an empty path and for one that is not on a disk.
     """
 
     path: Path
@@ -24,6 +26,7 @@ class Workdir:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
             raise ValueError("the workdir is empty; give the folder of a run")
+        require_disk_path(path)
         object.__setattr__(self, "path", Path(path))
 
     def __fspath__(self) -> str:

@@ -29,6 +29,7 @@ _CAUSES = {
     errno.EISDIR: "a folder has that name",
     errno.ENAMETOOLONG: "the name is too long",
 }
+_ADDRESS = re.compile(r"(gs|gcs|s3|abfss?|az|hdfs|https?|ftp|file):/")  # pathlib makes one / of two
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
@@ -126,6 +127,26 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
                 os.fsync(file.fileno())
         finally:
             probe.unlink(missing_ok=True)
+
+
+def require_disk_path(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError for the address of a bucket or of a web page, which would be a folder "gs:" here."""
+    if match := _ADDRESS.match(os.fspath(path)):
+        raise ValueError(
+            f"{os.fspath(path)}: {match[1]}:// is not read or written; copy the data to a disk or mounted file system "
+            "and give that path (docs/clusters.md)"
+        )
+
+
+def require_parent(path: str | os.PathLike[str], name: str) -> None:
+    """Raise ValueError unless the folder that is to have `path` exists: no folders are made of a mistyped path.
+
+    `name` is the flag or argument in the error.
+    """
+    require_disk_path(path)
+    parent = Path(path).absolute().parent
+    if not parent.is_dir():
+        raise ValueError(f"{name}={os.fspath(path)}: there is no folder {parent}; make it, or correct the path")
 
 
 def require_other_file(out: str | os.PathLike[str], files: Iterable[Path], description: str) -> None:

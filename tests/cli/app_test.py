@@ -84,6 +84,30 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
             "--negatives_run needs --train (training data); leave it out",
         ),
         ("-m", ("jaxret", "keywords", "--corpus=nowhere", "--out=x"), "nowhere"),
+        ("-m", ("jaxret", "keywords", "--corpus=nowhere"), "--out must be given"),
+        (
+            "-m",
+            ("jaxret", "keywords", "--corpus=x", "--out=no/where/x"),
+            "error: --out=no/where/x: there is no folder /",
+        ),
+        ("-m", ("jaxret", "data", "convert", "x", "no/where/x", "--to=beir"), "DST=no/where/x: there is no folder /"),
+        (
+            "-m",
+            ("jaxret", "data", "convert", "x", "y", "--to=parquet"),
+            "that is an ending, not a format: end y in .parq",
+        ),
+        ("-m", ("jaxret", "finetune"), "'finetune' is no verb; did you mean train?"),
+        ("search.py", ("--workdir=w", "--query=x", "--top_k=5"), "--top_k is no flag; did you mean k?"),
+        ("train.py", (*MINILM, "--lr=1"), "--lr is no flag; did you mean config.optimizer.learning_rate?"),
+        ("train.py", (*MINILM, "--config.optimizer.lr=1"), "no such key; did you mean optimizer.learning_rate?"),
+        (
+            "train.py",
+            (MINILM[0], "--workdir=gs://b/w"),
+            "gs://b/w: gs:// is not read or written; copy the data to a disk",
+        ),
+        ("encode.py", ("--workdir=s3://b/w", "--corpus=x"), "s3://b/w: s3:// is not read or written"),
+        ("-m", ("jaxret", "data", "check", "gs://b/w"), "gs://b/w: gs:// is not read or written"),
+        ("-m", ("jaxret", "recipe", *MINILM), "--config.data.train must be given"),
     ],
 )
 def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], message: str) -> None:

@@ -174,3 +174,15 @@ def test_json_rounds_means_and_keeps_values_per_query() -> None:
     evaluation = Evaluation({"RR": 0.123456}, {"RR": {"q": 0.123456}}, queries_expected=3, queries_found=1)
     expected = {"mean": {"RR": 0.1235}, "queries_expected": 3, "queries_found": 1}
     assert json.loads(json.dumps(evaluation.to_json())) == expected | {"per_query": {"RR": {"q": 0.123456}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MRR@10", "RR@10"), ("NDCG@10", "nDCG@10"), ("ndcg_cut_10", "nDCG@10"), ("recall_100", "R@100"),
+        ("recall_at_100", "R@100"), ("map", "AP"), ("hit_rate@5", "Success@5"), ("recall", "R@k"), ("P@10", ""),
+    ],
+)  # fmt: skip
+def test_a_measure_of_another_library_is_told_its_name_here(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}'{f'; did you mean {meant}[?]' if meant else ''}; known are"):
+        parse_measure(name)

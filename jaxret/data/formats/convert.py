@@ -27,6 +27,8 @@ from jaxret.data.formats.writers import WRITERS, Losses
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
 
+_ENDINGS = ("parquet", "jsonl", "json", "tsv", "csv", "gz", "zst")  # of the written file, not formats
+
 
 @dataclass
 class Conversion:
@@ -69,6 +71,11 @@ def convert_data(
     if name in FOLDERS:
         return FOLDERS[name](Path(to), open_data_set(source, split, policy))
     if name not in WRITERS:
+        if name in _ENDINGS:
+            raise ValueError(
+                f"--to={name}: that is an ending, not a format: end {to} in .{name}, and give as --to a format, "
+                "such as beir.texts for passages or tevatron.examples for training data"
+            )
         names = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is no format that can be written; it must be one of {names}")
     gives = _roles(source, split)

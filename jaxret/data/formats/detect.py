@@ -29,6 +29,7 @@ from jaxret.data.libraries import named, tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.lines import PathLike, missing_file_error
+from jaxret.storage.atomic import require_disk_path
 
 # The first that fits and gives what is requested. Those of three columns are in the order of what they ask.
 FORMATS: tuple[Format, ...] = (
@@ -83,6 +84,7 @@ def parse_source(source: PathLike) -> tuple[str, Path]:
     The path of a folder that is a set of TFDS becomes that set's. Raises ValueError for an unknown format.
     """
     text = str(source)
+    require_disk_path(text)
     name, colon, rest = text.partition(":")
     if tfds.is_tfds_set(Path(source)):
         return "", Path(f"tfds:{Path(source).absolute()}")
@@ -181,7 +183,8 @@ def _usual_format(path: Path, role: str) -> Format | None:
 def _require_role(file: DataFile) -> DataFile:
     if file.role and not file.format.gives(file.role):
         roles = ", ".join(file.format.roles())
-        remedy = ", ".join(other.title for other in FORMATS if other.gives(file.role))
+        titles = [other.title for other in FORMATS if other.gives(file.role)]
+        remedy = ", ".join(titles[:4]) + (", ... (docs/data.md lists all)" if len(titles) > 4 else "")
         problem = f"this is a file of {file.format.title}, which holds {roles} and no {file.role}"
         raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {remedy}")
     return file

@@ -19,6 +19,7 @@ from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, has_keys, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
 from jaxret.data.formats.tables import csv_rows, require_columns
+from jaxret.data.formats.trec import is_integer
 from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import (
     check_passage,
@@ -217,6 +218,8 @@ def _is_corpus(sample: FileSample) -> bool:
         return True
     if sample.columns != 3 or not all(len(row[0].split()) == 1 for row in sample.rows):
         return False
+    if all(len(row[1].split()) == 1 and is_integer(row[2]) for row in sample.rows):
+        return False  # judgements: query id, passage id, grade
     text, title = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
     # Else it is id, title, text (`rocketqa.py`), whose texts have several words.
     return text >= title or (len(sample.rows) < 10 and not any(len(row[2].split()) > 1 for row in sample.rows))

@@ -21,6 +21,19 @@ from jaxret.data.libraries.open_sets import open_table
 
 _LOOKED_AT = 2**18  # bytes; up to the longest line there may be, if that holds no whole record
 _RECORDS = 50
+# First bytes -> kind of file, and what to do with it.
+_KINDS = {
+    b"%PDF-": ("a PDF", "write its text to a file of docs/data.md"),
+    b"PK\x03\x04": ("a zip archive", "unpack it, and give the folder or a file in it"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it, and give the folder or a file in it"),
+    b"BZh": ("compressed by bzip2", "unpack it, or compress it by gzip or Zstandard"),
+    b"\xfd7zXZ": ("compressed by xz", "unpack it, or compress it by gzip or Zstandard"),
+    b"SQLite format 3\0": ("an SQLite database", "write its rows as JSON lines"),
+    b"version https://git-lfs": ("a Git LFS pointer, not the file itself", "fetch the file with git lfs pull"),
+    b"<!doctype html": ("a web page", "download the file itself"),
+    b"<html": ("a web page", "download the file itself"),
+}
+_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
 
 
@@ -79,10 +92,9 @@ def read_sample(path: Path) -> FileSample:
         data, whole = _begin(path, limit)
         if data.startswith(b"PAR1"):
             return FileSample("parquet", tuple(parquet.read_first_parquet_rows(path, _RECORDS)))
-        if data.startswith(b"PK\x03\x04"):
-            raise Location(path).error(
-                "archive", "this is a zip archive", "unpack it, and give the folder or a file in it"
-            )
+        for begin, (kind, remedy) in _KINDS.items():
+            if data[: len(begin)].lower() == begin.lower():
+                raise Location(path).error("other kind of file", f"this is {kind}", remedy)
         if _is_utf16(data):
             remedy = "convert it to UTF-8 (iconv -f utf-16 -t utf-8)"
             raise Location(path).error("not UTF-8", "this file is UTF-16", remedy)
@@ -116,9 +128,9 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Whether its first line is no text that a byte or two of damage would make: zeros, and no UTF-8."""
-    begin = data[:256].split(b"\n", 1)[0]
-    return begin.count(0) > 2 and "\ufffd" in begin.decode("utf-8", "replace")
+    """Whether its first line is no text that a byte or two of damage would make: control characters, and no UTF-8."""
+    begin = data[:1024].split(b"\n", 1)[0]
+    return len(_CONTROLS.findall(begin)) > max(2, len(begin) // 32) and "\ufffd" in begin.decode("utf-8", "replace")
 
 
 def _parsed(data: bytes, whole: bool) -> FileSample:

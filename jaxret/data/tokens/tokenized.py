@@ -128,6 +128,12 @@ def load_or_tokenize_examples(
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(source.on_error)
         examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
+        if not examples:
+            problem = f"there is no training example in it{policy.report() and f' ({policy.report()})'}"
+            remedy = (
+                "an example is a query with a relevant passage: give a file or a split that has some (docs/data.md)"
+            )
+            raise Location(source_path(source.path)).error("no examples", problem, remedy)
         if source.teacher_run:
             examples = add_run_scores(examples, source.teacher_run, source.path, policy)
         if source.scores and TeacherScores.from_examples(examples) is None:

@@ -70,7 +70,9 @@ def complete_evaluation(setup: EvaluationSetup, train: str) -> EvaluationSetup:
     corpus, queries = setup.corpus or folder, setup.queries or folder
     for flag, value in (("--config.data.train", train), ("--corpus", corpus), ("--queries", queries)):
         if not value:
-            raise ValueError(f"give {flag}; only a folder as config.data.train has corpus and queries, too")
+            if not train:
+                raise ValueError("--config.data.train must be given: what the stages are trained on")
+            raise ValueError(f"{flag} must be given: --config.data.train={train} is no folder, which would have it too")
     qrels = setup.qrels or (queries if is_folder(source_path(queries)) else "")
     return replace(setup, corpus=corpus, queries=queries, qrels=qrels)
 

@@ -105,7 +105,8 @@ def _from_hub(name: str, download: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:
         missing = f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
-        remedy = "; encoder.download=True (of jaxret open: --download) fetches it once"
+        kinds = ", ".join(sorted(ARCHITECTURES))
+        remedy = f"; encoder.download=True (of jaxret open: --download) fetches it once (a model_type of {kinds})"
         failed = f", and fetching it failed: {error}"
         raise FileNotFoundError(missing + (failed if download else remedy)) from error
 

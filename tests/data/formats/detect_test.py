@@ -185,6 +185,16 @@ def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_pat
         ),
         (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
         ("PK\x03\x04", "", r"this is a zip archive; unpack it"),
+        ("%PDF-1.7\n1 0 obj\n", "", r"this is a PDF; write its text to a file"),
+        ("<!DOCTYPE html>\n", "", r"this is a web page; download the file itself"),
+        ("version https://git-lfs.github.com/spec/v1\noid x\n", "", r"this is a Git LFS pointer, not the file itself"),
+        ("\x01\udcff\x02\x03 \x7f\udcfea\x04", "", r"this is a binary file, which begins with"),
+        (table("q1 | p1 | 1", "q1 | p2 | 0"), "passages", r"file of qrels, which holds judgements and no passages"),
+        (
+            table("query-id | corpus-id | score", "q1 | p1 | 1"),
+            "passages",
+            r"of qrels, which .* in: DPR.* \(docs/data.md",
+        ),
         ("IxFI\udc80\1\0\0\x17\0\0\0\n", "", r"this is a binary file, which begins with b'IxFI'; give text"),
     ],
 )

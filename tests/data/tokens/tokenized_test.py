@@ -177,6 +177,13 @@ def test_files_that_are_missing(root: Path, tokenizer: TextTokenizer, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    source = ExampleSource(str(tmp_path / "empty.jsonl"), "train", "error")
+    with pytest.raises(DataError, match=r"empty\.jsonl: there is no training example in it; an example is a query"):
+        load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, quiet)
+
+
 def test_a_corpus_is_that_of_the_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()

@@ -1,0 +1,141 @@
+"""Names that other libraries have for flags, config keys, measures and verbs of jaxret, and suggestions for a wrong name.
+
+The table has names of transformers' TrainingArguments, sentence-transformers, PyLate, Tevatron, DPR, Pyserini, BEIR,
+ranx and trec_eval.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+# Names here, of keys perhaps without their groups -> names elsewhere, without case, "_" and "-". A name elsewhere may stand in several lines: the first line
+# with a name that the command has counts.
+_NAMES: dict[str, str] = {
+    # flags, config keys
+    "encoder.checkpoint": "model modelname modelnameorpath modelpath modelfile pretrainedmodel encodername backbone",
+    "encoder.tied": "untieencoder tieencoder shareencoder sharedencoder shareweights",
+    "encoder.layers": "numlayers numhiddenlayers nlayers",
+    "encoder.dtype": "fp16 bf16 amp mixedprecision torchdtype precision",
+    "encoder.recompute": "gradientcheckpointing remat activationcheckpointing",
+    "encoder.attention": "attnimplementation flashattention useflashattn",
+    "encoder.download": "localfilesonly",
+    "optimizer.learning_rate": "lr peaklr maxlr initlr baselr",
+    "optimizer.decay": "lrschedulertype scheduler schedule lrscheduler lrdecay",
+    "optimizer.warmup_fraction": "warmupratio warmup warmupproportion",
+    "optimizer.warmup_steps": "numwarmupsteps warmup",
+    "optimizer.clip_norm": "maxgradnorm gradclip clip gradientclipval gradclipnorm",
+    "optimizer.weight_decay": "wd",
+    "optimizer.b1": "adambeta1 beta1",
+    "optimizer.b2": "adambeta2 beta2",
+    "optimizer.eps": "adamepsilon epsilon adameps",
+    "optimizer.name": "optim optimizertype",
+    "optimizer.frozen": "freeze freezelayers",
+    "train.batch_size": "perdevicetrainbatchsize pergputrainbatchsize trainbatchsize batchsize bs",
+    "train.epochs": "numtrainepochs nepochs numepochs maxepochs",
+    "train.steps": "maxsteps numsteps totalsteps maxtrainsteps",
+    "train.accumulate": "gradientaccumulationsteps gradaccum accumulationsteps gradaccumsteps accumulategradbatches",
+    "train.chunk_size": "gradcache gradcachechunk minibatchsize gcqchunksize gcpchunksize gradcacheminibatchsize",
+    "train.log_every": "loggingsteps logsteps logevery logfreq",
+    "train.checkpoint_every": "savesteps evalsteps checkpointsteps saveevery validationsteps evaluationsteps",
+    "train.start_from": "initcheckpoint initfrom finetunefrom",
+    "validation.batch_size": "perdeviceevalbatchsize evalbatchsize devbatchsize",
+    "validation.metric": "metricforbestmodel evalmetric",
+    "validation.best": "loadbestmodelatend",
+    "tokens.query_length": "querymaxlen qmaxlen maxquerylength querymaxlength maxqlen",
+    "tokens.passage_length": "passagemaxlen pmaxlen maxseqlength maxlength maxpassagelength documentlength doclength"
+    " docmaxlen docmaxlength passagemaxlength maxseqlen",
+    "tokens.query_prompt": "queryprefix queryinstruction prompts queryprompt",
+    "tokens.passage_prompt": "passageprefix documentprefix documentprompt passageinstruction docprefix",
+    "query_length": "querymaxlen qmaxlen maxquerylength",
+    "passage_length": "passagemaxlen pmaxlen maxseqlength maxlength documentlength doclength",
+    "data.train": "traindir trainfile traindata datasetname datasetpath trainpath traindatapath traindataset",
+    "data.dev": "devfile evaldir valdata evaldataset devdata validationfile valfile",
+    "data.negatives": "trainnpassages traingroupsize hardnegatives numnegatives numhardnegatives nway nnegatives",
+    "data.subset": "maxtrainsamples",
+    "loss.temperature": "temp tau temperature",
+    "loss.kl.weight": "kd distillation distill klweight kldiv",
+    "normalize": "normalizeembeddings l2normalize normalizeembs",
+    "head.token": "poolingmode pooler poolingstrategy",
+    "projection": "embeddingsize embeddim projectiondim dim",
+    "expansion": "doqueryexpansion attendtoexpansiontokens queryexpansion",
+    "skiplist": "skiplistwords",
+    "seed.init": "seed randomseed",
+    "seed": "randomseed",
+    "mesh.fsdp": "deepspeed zero",
+    "mesh.platform": "device devices",
+    "platform": "device devices accelerator",
+    "workdir": "outputdir outdir savedir saveto outputpath outputfolder rundir checkpointdir logdir modeldir run model modelnameorpath modelpath",
+    "k": "topk topn hits numresults limit retrievaltopk nresults depth",
+    "queries": "topics queryfile queriespath questions queriesfile qryfile",
+    "query": "question q search",
+    "qrels": "judgements judgments relevance groundtruth labels qrelspath",
+    "corpus": "documents docs collection passages corpuspath corpusfile encodeinpath ctxsrc index input",
+    "data": "train trainfile traindata dataset datasetname",
+    "measures": "metrics metric metrickeys evalmetrics",
+    "out": "output outputpath outputfile saverankingto outfile o",
+    "tokens_per_batch": "batchsize encodebatchsize perdeviceevalbatchsize",
+    "download": "localfilesonly",
+    "token": "poolingmode pooling",
+    "keep": "numnegatives nnegatives negativesperquery",
+    "num_processes": "worldsize nnodes numnodes nprocpernode",
+    "process_id": "rank noderank machinerank localrank",
+    "coordinator": "masteraddr masterport rdzvendpoint maincoprocessip mainprocessip",
+    # measures
+    "RR": "mrr recip reciprank reciprocalrank meanreciprocalrank",
+    "nDCG": "ndcgcut",
+    "R": "recall rec recallk",
+    "AP": "map meanaverageprecision averageprecision mapcut",
+    "Success": "hit hits hitrate hr accuracyatk acc topkaccuracy",
+    # precision is not among the measures, which nothing similar may replace
+    "P": "precision p",
+    # verbs
+    "encode": "embed vectorize",
+    "search": "retrieve evaluate eval rank query",
+    "train": "finetune fit",
+    "mine": "minehardnegatives hnmine hardnegatives",
+    "open": "import download load",
+    "data convert": "convert",
+    "data check": "check inspect stats validate",
+    "rerank": "crossencode",
+    "plan": "estimate memory",
+}
+_HERE: dict[str, list[str]] = {}
+for _name, _others in _NAMES.items():
+    for _other in _others.split():
+        _HERE.setdefault(_other, []).append(_name)
+CONFIG = "config."  # before a key, among flags
+
+
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, "" if there is none."""
+    similar = similar_name(name, names)
+    return f"; did you mean {similar}?" if similar else ""
+
+
+def similar_name(name: str, names: Iterable[str]) -> str:
+    """Return the one of `names` that a wrong name probably means, or "".
+
+    That is the one of the same letters; else the one that other libraries call so; else, for a name that is not in the
+    table, the most similar one in another group of keys, or of all.
+    """
+    choices = list(names)
+    wrong, last = _letters(name), _letters(name.rpartition(".")[2])
+    for choice in choices:
+        if wrong in (_letters(choice), _letters(choice.removeprefix(CONFIG))):
+            return choice
+    here = _HERE.get(last, [])
+    for candidate in here:
+        for choice in choices:
+            if f".{choice}".endswith(f".{candidate}"):
+                return choice
+    if here:
+        return ""
+    ends = [choice for choice in choices if last == _letters(choice.rpartition(".")[2])]
+    return next(iter(get_close_matches(name, ends, 1, 0) or get_close_matches(name, choices, 1)), "")
+
+
+def _letters(name: str) -> str:
+    """Return a name without what libraries write in different ways: case, and characters between words."""
+    return re.sub(r"[_-]", "", name).lower()
