@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -34,6 +31,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import atomic_write, sha256_bytes
+from jaxret.storage.temporary import TemporaryFolder
 from jaxret.training.loop import train
 
 __all__ = ["EncodeOptions", "Hit", "Index", "Passage", "Retriever", "SearchOptions"]
@@ -45,9 +43,10 @@ Vectors = np.ndarray | list[np.ndarray]
 class Retriever:
     """A run that was opened: texts -> vectors."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, temporary: TemporaryFolder | None = None) -> None:
         self.run = run
         self._embed = run.embedder()
+        self._temporary = temporary  # the folder of the run, if it goes with the retriever
 
     @classmethod
     def open(
@@ -104,15 +103,15 @@ class Retriever:
         if _is_run(source):
             raise ValueError(f"{source} is a run: Retriever.open opens it")
         _require_model(source, download)
-        folder = workdir or mkdtemp(prefix="jaxret-")
+        temporary = None if workdir else TemporaryFolder()
+        folder = temporary.path if temporary else Path(workdir or "")
         try:
-            make_run(os.fspath(source), Path(folder), token, download, normalize, progress=False)
-            retriever = cls(open_run(folder))
+            make_run(os.fspath(source), folder, token, download, normalize, progress=False)
+            return cls(open_run(folder), temporary)
         except BaseException:
-            _remove(folder, workdir)
+            if temporary:
+                temporary.remove()
             raise
-        weakref.finalize(retriever, _remove, folder, workdir)  # also when the process ends
-        return retriever
 
     @classmethod
     def train(
@@ -162,6 +161,16 @@ class Retriever:
         vectors = self._embed(self.run.tokenizer.passages(list(_passages(passages))), "passage")
         return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the run is, and which checkpoint and lengths were opened: not the parameters."""
+        if self._temporary:
+            raise TypeError(
+                f"{self!r} is temporary, its folder goes with it: give from_model a workdir to pickle a retriever"
+            )
+        tokenizer, workdir = self.run.tokenizer, os.path.abspath(self.run.workdir.path)
+        step = str(self.run.checkpoint["step"])
+        return _reopen, (workdir, step, tokenizer.query_length, tokenizer.passage_length)
+
     def __repr__(self) -> str:
         return f"Retriever({str(self.run.workdir)!r}, step {self.run.checkpoint['step']})"
 
@@ -184,7 +193,7 @@ class Index:
 
     def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
         folder = corpus_folder(retriever.run.workdir, os.fspath(corpus))
-        self.retriever = retriever
+        self.retriever, self._options = retriever, options
         self._searcher = Searcher(retriever.run, folder, options, many=True)
 
     @classmethod
@@ -271,19 +280,22 @@ class Index:
             for ranking, of_ranking in zip(rankings, best_vectors, strict=True)
         ]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the retriever, the name of the corpus and the options: not the vectors."""
+        return Index, (self.retriever, self._searcher.folder.name, self._options)
+
     def __repr__(self) -> str:
         return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.description})"
+
+
+def _reopen(workdir: str, checkpoint: str, query_length: int, passage_length: int) -> Retriever:
+    """Open a retriever that was pickled."""
+    return Retriever.open(workdir, checkpoint, query_length=query_length, passage_length=passage_length)
 
 
 def _is_run(source: PathLike) -> bool:
     folder = Workdir(source)
     return folder.contract.exists() or folder.checkpoints.is_dir()
-
-
-def _remove(folder: PathLike, workdir: PathLike | None) -> None:
-    """Remove the folder of a run that is temporary."""
-    if workdir is None:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_model(source: PathLike, download: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import gc
+import pickle
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from jaxret.data.errors import DataError
 from jaxret.data.formats import read_corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.mismatch import ContractError
+from jaxret.storage.temporary import TemporaryFolder
 from tests.pipeline import REPOSITORY, environment, tiny_config, untrained_run, write_data, write_encoder
 from tests.sentence_transformers import write_modules
 
@@ -168,6 +170,63 @@ def test_a_model_as_it_comes(tmp_path: Path) -> None:
     del index
     gc.collect()
     assert not folder.exists()
+
+
+FORKED = """
+import atexit, os, pickle, sys
+import jaxret
+from jaxret.storage.temporary import TemporaryFolder
+
+retriever = jaxret.Retriever.open(sys.argv[1])
+index = jaxret.Index.open(retriever)
+before = index.search(["river stone"], 2)
+temporary, pickled = TemporaryFolder(), pickle.dumps(index)
+child = os.fork()
+if not child:
+    for work in (lambda: index.search(["river stone"]), lambda: retriever.encode_passages(["x"]),
+                 lambda: jaxret.Retriever.open(sys.argv[1]), lambda: jaxret.Index.open(retriever),
+                 lambda: pickle.loads(pickled)):
+        try:
+            work()
+        except RuntimeError as error:
+            print(str(error)[:36], flush=True)
+    atexit._run_exitfuncs()  # as sys.exit does; JAX's own end would wait for its threads for ever
+    os._exit(0)
+os.waitpid(child, 0)
+print(temporary.path.is_dir(), index.search(["river stone"], 2) == before)
+del temporary
+"""
+
+
+def test_a_forked_child_is_told_to_open_its_own_and_removes_nothing(root: Path) -> None:
+    """It would wait for JAX's threads for ever; and with it went the temporary files of its parent."""
+    program = [sys.executable, "-c", FORKED, str(root / "run")]
+    done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    *refused, last = done.stdout.splitlines()
+    assert refused == ["this process was forked from process"] * 5
+    assert last == "True True"
+
+
+def test_pickled_is_opened_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its folder, with its checkpoint, lengths and options; in any working directory."""
+    monkeypatch.chdir(root)
+    retriever = jaxret.Retriever.open("run", query_length=5)
+    index = jaxret.Index.open(retriever, options=jaxret.SearchOptions(backend="xla"))
+    data, expected = pickle.dumps((retriever, index)), index.search(QUESTIONS, 5)
+    assert len(data) < 1000, "no parameters"
+    monkeypatch.chdir(tmp_path)
+    again, index_again = pickle.loads(data)
+    assert index_again.retriever is again
+    assert again.run.tokenizer.query_length == 5
+    assert index_again.search(QUESTIONS, 5) == expected
+    assert repr(index_again) == repr(index).replace("'run/", f"'{root}/run/")
+
+
+def test_what_is_temporary_is_not_pickled(retriever: jaxret.Retriever) -> None:
+    temporary = jaxret.Retriever(retriever.run, TemporaryFolder())
+    with pytest.raises(TypeError, match="give from_model a workdir"):
+        pickle.dumps(temporary)
 
 
 def test_training(root: Path, tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-import weakref
 from array import array
 from collections.abc import Collection
 from dataclasses import replace
@@ -28,6 +25,7 @@ from jaxret.data.records import Passage
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage.atomic import StorageError, atomic_write, sha256_file, with_digest, write_json
+from jaxret.storage.temporary import TemporaryFolder
 
 _BLOCK = 2**24  # bytes of a file looked at for line ends at a time
 
@@ -63,7 +61,7 @@ class Passages:
             self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._index: PassageOffsets | None = None
-        self._folder: Path | None = None  # of the lines that were read last
+        self._folder: TemporaryFolder | None = None  # of the lines that were read last
         self._reading = Lock()  # there is one place for these, and threads may share an index
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
@@ -83,9 +81,8 @@ class Passages:
         spans = zip(*(np.searchsorted(index.hashes, hashes, side) for side in ("left", "right")), strict=True)
         places = sorted({(int(index.starts[i]), int(index.ends[i])) for low, high in spans for i in range(low, high)})
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="jaxret-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        path = self._folder / self._file.path.name
+            self._folder = TemporaryFolder()
+        path = self._folder.path / self._file.path.name
         path.unlink(missing_ok=True)  # ext4 writes a file that is overwritten to the disk at once, a new one later
         with open(self._file.path, "rb") as corpus, open(path, "wb") as few:
             for start, end in [(0, index.head), *places]:

@@ -14,6 +14,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxret.parallel.forks import require_unforked
+
 Tree = Any
 ROWS = ("data", "fsdp")  # the axes of the mesh: rows of a batch are split over both
 
@@ -36,7 +38,9 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return all devices as a (data, fsdp) mesh. Raises ValueError if `fsdp` does not divide their number."""
+    """Return all devices as a (data, fsdp) mesh. Raises ValueError if `fsdp` does not divide their number,
+    RuntimeError in a forked process."""
+    require_unforked()
     devices = devices if devices is not None else jax.devices()
     if fsdp < 1 or len(devices) % fsdp:
         raise ValueError(f"mesh.fsdp is {fsdp}; it must divide the number of devices, {len(devices)}")
@@ -169,12 +173,14 @@ _read.defvjp(_read_forward, _read_backward)
 
 def shard_batch(mesh: Mesh, batch: Tree, stacked: bool = False) -> Tree:
     """Return global arrays, split by row over the mesh, from host arrays with this process's rows."""
+    require_unforked()
     sharding = row_sharding(mesh, stacked)
     return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), batch)
 
 
 def shard_whole_batch(mesh: Mesh, batch: Tree) -> Tree:
     """Return global arrays, split by row over the mesh, from host arrays that every process holds whole."""
+    require_unforked()
     sharding = row_sharding(mesh)
     return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), batch)
 

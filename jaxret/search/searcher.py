@@ -18,6 +18,7 @@ from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.metadata import matching_rows
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError, read_entry
+from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run, config_of_task
@@ -150,10 +151,11 @@ class Searcher:
 
         Raises:
             ValueError: a backend that does not exist, or no passage to search.
-            RuntimeError: the backend disagrees with a float64 product.
+            RuntimeError: the backend disagrees with a float64 product, or this is a forked process.
 
         It raises what `open_corpus`, `matching_rows` and `open_faiss_index` raise, too.
         """
+        require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
         self.run, self.folder, self.filters = run, folder, options.filters
         self.shards = open_corpus(run, folder)
