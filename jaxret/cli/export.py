@@ -9,14 +9,19 @@ from jaxret.cli import shared_flags
 
 _WORKDIR = shared_flags.workdir("folder of a trained run")
 _TO = flags.DEFINE_enum(
-    "to", None, ["hf", "sentence-transformers", "onnx", "pylate", "pyserini"], "library to export to", required=True
+    "to",
+    None,
+    ["hf", "sentence-transformers", "onnx", "pylate", "pyserini", "anserini"],
+    "library to export to",
+    required=True,
 )
 _OUT = shared_flags.out("new folder to write")
 _CORPUS = shared_flags.encoded_corpus()
+_QUERIES = flags.DEFINE_string("queries", "", "with --to=anserini: folder or file with queries to export, too")
 _CHECKPOINT = shared_flags.checkpoint()
 
 
 def main() -> None:
     from jaxret.export.export import export
 
-    print(export(_WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value))
+    print(export(_WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, _QUERIES.value))

@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxret.data.tokens.tokenizer import SEPARATOR
 from jaxret.export.model_card import write_card
 from jaxret.export.round_trip import run_in_float32
+from jaxret.export.to_anserini import write_anserini
 from jaxret.export.to_hf import write_hf, write_sentence_transformers
 from jaxret.export.to_hf_cross_encoder import export_cross_encoder
 from jaxret.export.to_onnx import write_onnx
@@ -25,10 +26,13 @@ WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "onnx": write_onnx,
     "pylate": write_pylate,
 }
-KINDS = (*WRITERS, "pyserini")
+OF_CORPORA = ("pyserini", "anserini")  # they hold an encoded corpus
+KINDS = (*WRITERS, *OF_CORPORA)
 
 
-def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "best", corpus: str = "") -> str:
+def export(
+    workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "best", corpus: str = "", queries: str = ""
+) -> str:
     """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
 
     The files are read back, and their vectors (hidden states of a plain encoder, scores of an index) of 64 texts are
@@ -39,15 +43,18 @@ def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "b
         kind: one of KINDS.
         out: new folder to write.
         checkpoint: "best", "last", or a step.
-        corpus: for "pyserini": the encoded corpus, if there are several.
+        corpus: for OF_CORPORA: the encoded corpus, if there are several.
+        queries: for "anserini": folder or file with queries to export, too.
     Raises:
         FileExistsError: `out` exists.
         ValueError: the run has no such form, or the vectors differ.
     """
     if kind not in KINDS:
         raise ValueError(f"--to={kind}: it must be one of {', '.join(KINDS)}")
-    if corpus and kind != "pyserini":
-        raise ValueError(f"--corpus={corpus} is for --to=pyserini; --to={kind} holds no passages")
+    if corpus and kind not in OF_CORPORA:
+        raise ValueError(f"--corpus={corpus} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages")
+    if queries and kind != "anserini":
+        raise ValueError(f"--queries={queries} is for --to=anserini; --to={kind} holds no queries")
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new folder")
@@ -61,6 +68,8 @@ def export(workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "b
     with new_folder(out) as folder:
         if kind == "pyserini":
             notes = write_pyserini(run, folder, corpus)
+        elif kind == "anserini":
+            notes = write_anserini(run, folder, corpus, queries)
         else:
             notes = [*WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
         write_card(run, kind, out.name, folder, notes)

@@ -24,6 +24,7 @@ _HEADER = {  # library_name, pipeline_tag, tags
         ("PyLate", "sentence-transformers", "sentence-similarity", "feature-extraction"),
     ),
     "pyserini": ("pyserini", "feature-extraction", ("pyserini", "faiss", "feature-extraction", "dense")),
+    "anserini": ("pyserini", "feature-extraction", ("pyserini", "anserini", "splade", "sparse")),
 }
 _USE = {
     "hf": """from transformers import AutoModel, AutoTokenizer
@@ -46,6 +47,9 @@ outputs = session.run(None, {"input_ids": np.array(ids), "attention_mask": np.ar
     "pylate": pylate.USE,
     "pyserini": """# python -m pyserini.search.faiss --index FOLDER --encoder FOLDER/query-encoder \\
 #     --encoder-class auto --pooling POOLING NORM --topics TOPICS.tsv --output run.trec""",
+    "anserini": """# python -m pyserini.index.lucene --collection JsonVectorCollection --input FOLDER/corpus --index INDEX \\
+#     --generator DefaultLuceneDocumentGenerator --impact --pretokenized
+# python -m pyserini.search.lucene --index INDEX --topics FOLDER/topics.tsv --output run.trec --impact --pretokenized""",
 }
 
 
@@ -73,7 +77,8 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         f"{_vector(run)}\n",
         "".join(f"- {note}\n" for note in notes),
         f"## Data\n\nTrained on {config.data.train or 'nothing further'}, {run.checkpoint['step']} steps.\n",
-        "## Measures\n\n" + ("".join(f"- {set}: {_told(mean)}\n" for set, mean in measures) or "None were taken.\n"),
+        "## Measures\n\n"
+        + ("".join(f"- {set}: {_measures_line(mean)}\n" for set, mean in measures) or "None were taken.\n"),
         f"## Commands\n\n```\n{export}\n```\n",
     ]
     with atomic_write(out / "README.md") as file:
@@ -127,7 +132,7 @@ def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, 
     )
 
 
-def _told(mean: dict[str, float]) -> str:
+def _measures_line(mean: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in mean.items())
 
 

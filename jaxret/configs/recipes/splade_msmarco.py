@@ -1,0 +1,20 @@
+"""SPLADE on MS MARCO's official corpus (no titles): Tevatron's example, which reports RR@10 .3770.
+
+32 queries a step with 7 BM25 negatives each, 3 epochs, one encoder for queries and passages. Its trainer has no dev set.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.splade import get_config as splade
+
+
+def get_config() -> ConfigDict:
+    c = splade()
+    c.data.negatives = 7
+    c.optimizer.learning_rate = 5e-6
+    c.optimizer.warmup_fraction = 0.1
+    c.optimizer.clip_norm = 1.0
+    c.train.batch_size = 32
+    c.train.epochs = 3.0
+    c.validation.best = "last"
+    return c

@@ -1,0 +1,149 @@
+"""Export the weights of words of an encoded corpus, and of queries, as Anserini and Pyserini read them (impact search).
+
+`corpus/` has a JSON line for each passage, {"id", "contents", "vector": {word: impact}}: Anserini's
+JsonVectorCollection. `topics.tsv` has a line for each query, its id and every word as often as its impact. An impact is
+a weight in hundredths, rounded to an integer; those of 0 are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxret.data.formats import read_queries
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.runs.run import Run
+from jaxret.search.searcher import corpus_folder, open_corpus
+from jaxret.storage.atomic import atomic_write
+from jaxret.types import SparseRows
+
+UNIT = 100  # impact of a weight of 1, as SPLADE's authors write them
+ROWS = 16_384  # passages or queries in memory at a time
+FILE_ROWS = 10 * ROWS  # passages of a file
+INDEX_COMMAND = (
+    "python -m pyserini.index.lucene --collection JsonVectorCollection "
+    "--generator DefaultLuceneDocumentGenerator --impact --pretokenized --input corpus --index INDEX"
+)
+
+
+class Impacts(NamedTuple):
+    """The words of a text with an impact above 0."""
+
+    id: str
+    words: dict[str, int]
+
+
+def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[str]:
+    """Write the corpus, and queries if a file or folder of them is given; read the corpus back; return sentences on
+    what was rounded.
+
+    Raises ValueError if the vectors are not weights of words, and FileNotFoundError if no corpus is encoded.
+    """
+    folder = corpus_folder(run.workdir, corpus)
+    if not run.model.sparse:
+        raise ValueError(
+            f"the vectors in {folder} are dense, and Anserini's impact search has weights of words: "
+            "use --to=pyserini, or a run of SPLADE or uniCOIL"
+        )
+    encoded = open_corpus(run, folder)
+    words = vocabulary(run, encoded.dimension)
+    empty = write_corpus(encoded, words, out / "corpus")
+    difference = compare_weights(encoded, words, out / "corpus")
+    notes = [
+        f"{encoded.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts are "
+        f"integers, {UNIT} for a weight of 1.",
+        f"Index them by {INDEX_COMMAND}",
+    ]
+    if empty:
+        notes.append(f"{empty:,} passages have no impact above 0; they have {words[0]!r}, since Anserini wants a word.")
+    if queries:
+        count = write_topics(run, queries, words, out / "topics.tsv")
+        notes.append(f"topics.tsv has {count:,} queries: search with --topics topics.tsv --impact --pretokenized.")
+    return notes
+
+
+def vocabulary(run: Run, size: int) -> list[str]:
+    """Return the words by id; an encoder may have more of them than its tokenizer, and these are named by their id."""
+    return [run.tokenizer.backend.id_to_token(id) or f"[word{id}]" for id in range(size)]
+
+
+def write_corpus(encoded: EncodedCorpus, words: list[str], folder: Path) -> int:
+    """Write files of FILE_ROWS passages; return the number of passages without an impact above 0."""
+    folder.mkdir()
+    empty, texts = 0, corpus_impacts(encoded, words)
+    for number in range(-(-encoded.total_rows // FILE_ROWS)):
+        with atomic_write(folder / f"{number:05d}.jsonl") as file:
+            for _, text in zip(range(FILE_ROWS), texts):
+                empty += not text.words
+                record = {"id": text.id, "contents": "", "vector": text.words or {words[0]: 1}}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return empty
+
+
+def corpus_impacts(encoded: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
+    """Yield the impacts of every passage, in the order of rows."""
+    for first, shard in encoded:
+        for start in range(0, len(shard), ROWS):
+            rows = shard.part(start, min(start + ROWS, len(shard)))
+            ids = encoded.ids(first + start + np.arange(len(rows)))
+            yield from (Impacts(id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
+
+
+def impacts_of(rows: SparseRows, row: int, words: list[str]) -> dict[str, int]:
+    """Return the words of a row with an impact above 0, in the order of the vocabulary."""
+    part = slice(rows.offsets[row], rows.offsets[row + 1])
+    impacts = np.rint(rows.weights[part].astype(np.float64) * UNIT).astype(np.int64)
+    return {words[word]: int(impact) for word, impact in zip(rows.words[part], impacts, strict=True) if impact}
+
+
+def compare_weights(encoded: EncodedCorpus, words: list[str], folder: Path) -> float:
+    """Read the files back; return the largest difference of a weight.
+
+    Raises ValueError for another passage in a line, and for a difference beyond rounding.
+    """
+    number_of = {word: number for number, word in enumerate(words)}
+    lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.open(encoding="utf-8"))
+    largest = 0.0
+    for first, shard in encoded:
+        ids = encoded.ids(first + np.arange(len(shard)))
+        for row, id in enumerate(ids):
+            record = json.loads(next(lines, "{}"))
+            if record.get("id") != id:
+                raise ValueError(
+                    f"{folder}: passage {record.get('id')!r} is where {id!r} should be: nothing was exported"
+                )
+            weights = shard[row][0].astype(np.float64)
+            if weights.max() * UNIT > 0.5:
+                for word, impact in record["vector"].items():
+                    weights[number_of[word]] -= impact / UNIT
+            largest = max(largest, float(np.abs(weights).max()))
+    if next(lines, None) is not None:
+        raise ValueError(f"{folder} has more lines than the corpus has passages: nothing was exported")
+    if not largest <= 0.5 / UNIT + 1e-9:
+        raise ValueError(f"{folder}: a weight differs by {largest:.4f}, more than rounding: nothing was exported")
+    return largest
+
+
+def write_topics(run: Run, queries: str, words: list[str], path: Path) -> int:
+    """Write the queries of a file or folder, each word as often as its impact; return their number.
+
+    Raises ValueError for a query whose impacts are all 0.
+    """
+    records = read_queries(queries)
+    embed = run.embedder()
+    with atomic_write(path) as file:
+        for start in range(0, len(records), ROWS):
+            part = records[start : start + ROWS]
+            rows = embed(run.tokenizer.queries([query.text for query in part]), "query")
+            assert isinstance(rows, SparseRows)
+            for row, query in enumerate(part):
+                impacts = impacts_of(rows, row, words)
+                if not impacts:
+                    raise ValueError(f"{queries}: query {query.id!r} has no word with an impact above 0")
+                text = " ".join(" ".join([word] * impact) for word, impact in impacts.items())
+                file.write(f"{query.id}\t{text}\n")
+    return len(records)
