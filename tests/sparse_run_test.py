@@ -104,9 +104,13 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert explained.returncode == 0, explained.stderr
     header = next(line for line in explained.stdout.splitlines() if "contributes" in line)
     assert header.split() == ["word", "in", "the", "query", "in", "the", "passage", "contributes"]
-    refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--backend=xla")
+    again = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--k=5", "--backend=xla")
+    assert again.returncode == 0, again.stderr
+    assert "lists of words, XLA" in again.stdout
+    assert read_run(path) == rankings
+    refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--precision=int8")
     assert refused.returncode == 1
-    assert "are weights of words, which inverted lists search: leave --backend=xla out" in refused.stderr
+    assert "are weights of words, which inverted lists search: leave --precision=int8 out" in refused.stderr
 
 
 def test_passages_come_and_go(root: Path, tmp_path: Path) -> None:

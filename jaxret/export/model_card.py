@@ -47,9 +47,10 @@ outputs = session.run(None, {"input_ids": np.array(ids), "attention_mask": np.ar
     "pylate": pylate.USE,
     "pyserini": """# python -m pyserini.search.faiss --index FOLDER --encoder FOLDER/query-encoder \\
 #     --encoder-class auto --pooling POOLING NORM --topics TOPICS.tsv --output run.trec""",
-    "anserini": """# python -m pyserini.index.lucene --collection JsonVectorCollection --input FOLDER/corpus --index INDEX \\
-#     --generator DefaultLuceneDocumentGenerator --impact --pretokenized
-# python -m pyserini.search.lucene --index INDEX --topics FOLDER/topics.tsv --output run.trec --impact --pretokenized""",
+    "anserini": """# python -m pyserini.index.lucene --collection JsonVectorCollection --input FOLDER/corpus \\
+#     --index INDEX --generator DefaultLuceneDocumentGenerator --impact --pretokenized
+# python -m pyserini.search.lucene --index INDEX --topics FOLDER/topics.tsv --output run.trec \\
+#     --impact --pretokenized""",
 }
 
 

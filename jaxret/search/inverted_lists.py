@@ -1,21 +1,22 @@
-"""Exact search of sparse vectors on CPUs: an inverted list for every word, multiplied with the queries by scipy.
+"""Exact search of sparse vectors.
 
-Weights are above 0 or absent. So a passage without a word of the query scores exactly 0, and the lists of the query's
-words give all others. Products are summed in float64 and kept in float32; candidates are scored again, and the result
-is proven complete, as every exact search (`exact.py`, `proof.py`). Where fewer than k passages have a word of the
-query, the lowest rows among the others, which score 0, follow them, as the tie rule says.
+Weights are above 0 or absent. So a passage without a word of the query scores exactly 0. A backend (scipy on a CPU, XLA
+on other devices) gives the best of the others by float32 scores; candidates are scored again, and the result is proven
+complete, as every exact search (`exact.py`, `proof.py`). Where fewer than k passages have a word of the query, the
+lowest rows among the others, which score 0, follow them, as the tie rule says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
-import scipy
-from scipy.sparse import csr_array
 from tqdm import tqdm
 
+from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
+from jaxret.search.backends.sparse_xla import XlaLists
 from jaxret.search.exact import score_exactly
 from jaxret.search.in_memory import MEMORY_BYTES, require_finite_vectors
 from jaxret.search.proof import (
@@ -25,16 +26,16 @@ from jaxret.search.proof import (
     SearchResult,
     empty_candidates,
     first_depth,
-    keep_best,
     search_until_proven,
 )
 from jaxret.search.rounding import LONGEST, UNIT, rounding_error
 from jaxret.search.single_vector import of_one_query
 from jaxret.types import SparseRows
 
-SCORES = 2**24  # scores in memory at a time, float64: 128 MiB
 BLOCK = 65_536  # passages of a block at most
 POSTING = 12  # bytes of a word of a passage in memory: a row and a float64
+
+SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # queries and k; absent passages score -inf
 
 
 @runtime_checkable
@@ -47,6 +48,43 @@ class SparseCorpus(Protocol):
     def dimension(self) -> int: ...
     def describe(self, row: int) -> str: ...
     def __iter__(self) -> Iterator[tuple[int, Any]]: ...
+
+
+@runtime_checkable
+class SparseBackend(Protocol):
+    """A library that multiplies sparse vectors; errors of its scores are at most `rounding_error` of float32 sums."""
+
+    @property
+    def description(self) -> str: ...
+    def load(self, block: SparseRows) -> SparseBlockSearch:
+        """Return a search for the best passages of a block that share a word with a query."""
+        ...
+
+
+def sparse_backend(name: str = "auto") -> SparseBackend:
+    """Return the backend of a name: scipy, xla, or auto, which is scipy where JAX runs on a CPU. Raises ValueError for
+    another."""
+    if name == "auto":
+        platform = jax.default_backend()
+        return (ScipyLists if platform == "cpu" else XlaLists)(f"auto: JAX runs on {platform}")
+    if name not in (backends := {"scipy": ScipyLists, "xla": XlaLists}):
+        raise ValueError(f"--backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
+    return backends[name]("as asked")
+
+
+def check_sparse(backend: SparseBackend) -> None:
+    """Search a small random block and compare with float64. Raises RuntimeError for scores beyond their error."""
+    random = np.random.default_rng(0)
+    dense = [np.where(random.random((n, 64)) < 0.3, random.random((n, 64)), 0).astype(np.float32) for n in (5, 200)]
+    queries, passages = map(SparseRows.from_dense, dense)
+    hits = backend.load(passages)(queries, 20)
+    exact = queries.flat.astype(np.float64) @ passages.flat.astype(np.float64).T
+    error = SparseQueries(queries).errors(float(sparse_norms(passages).max()), UNIT)
+    if (np.abs(np.take_along_axis(exact, hits.rows, axis=1) - hits.scores) > error[:, None]).any():
+        raise RuntimeError(f"search backend {backend.description} is less exact than float32: choose another backend")
+    np.put_along_axis(exact, hits.rows, -np.inf, axis=1)
+    if (exact.max(axis=1) > hits.bound + error).any():
+        raise RuntimeError(f"search backend {backend.description} left out a passage that scores above its bound")
 
 
 class SparseBlocks:
@@ -96,31 +134,34 @@ class SparseQueries:
         return result
 
 
-class ListedBlock(NamedTuple):
-    """A block of a corpus by word."""
+class LoadedBlock(NamedTuple):
+    """A block of a corpus, ready for searches."""
 
     first_row: int
-    lists: csr_array  # [D, rows] float64
+    rows: int
+    search: SparseBlockSearch
     largest_norm: float
 
 
 class InvertedLists:
     """A sparse corpus, ready for searches. hold: keep the lists in memory, if they are few enough (MEMORY_BYTES)."""
 
-    def __init__(self, corpus: SparseCorpus, hold: bool = False) -> None:
-        self.corpus = corpus
-        self.description = f"inverted lists (scipy {scipy.__version__}) on the CPU"
+    def __init__(self, corpus: SparseCorpus, hold: bool = False, backend: SparseBackend | None = None) -> None:
+        self.corpus, self.backend = corpus, backend or sparse_backend()
         postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
         self.held = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
 
-    def _read(self) -> Iterator[ListedBlock]:
+    @property
+    def description(self) -> str:
+        return self.backend.description
+
+    def _read(self) -> Iterator[LoadedBlock]:
         for first, shard in self.corpus:
             for start in range(0, len(shard), BLOCK):
                 block = shard.part(start, min(start + BLOCK, len(shard)))
                 norms = sparse_norms(block)
                 require_finite_vectors(self.corpus, first + start + np.arange(len(block)), norms)
-                lists = as_csr(block).T.tocsr()
-                yield ListedBlock(first + start, lists, float(norms.max()))
+                yield LoadedBlock(first + start, len(block), self.backend.load(block), float(norms.max()))
 
     def search(self, queries: SparseRows, k: int, progress: bool = False) -> SearchResult:
         """Return the k best passages of every query; score descending, then row ascending.
@@ -153,26 +194,15 @@ class InvertedLists:
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
-        left = as_csr(queries.rows)
         with tqdm(
             total=self.corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress
         ) as bar:
             for block in self.held if self.held is not None else self._read():
-                rows = block.lists.shape[1]
-                step = max(1, SCORES // rows)
-                for start in range(0, len(queries), step):
-                    products = (left[start : start + step] @ block.lists).toarray()
-                    candidates.add(slice(start, start + step), best_products(products, depth), block.first_row)
+                candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)
-                bar.update(rows)
+                bar.update(block.rows)
         candidates.rows[candidates.scores == -np.inf] = -1
         return candidates, largest_norm
-
-
-def as_csr(rows: SparseRows) -> csr_array:
-    """Return float64 [rows, D]."""
-    words = np.asarray(rows.words).astype(np.int32)
-    return csr_array((np.asarray(rows.weights, np.float64), words, rows.offsets), shape=(len(rows), rows.dimension))
 
 
 def sparse_norms(rows: SparseRows) -> np.ndarray:
@@ -182,15 +212,6 @@ def sparse_norms(rows: SparseRows) -> np.ndarray:
     matrix.data = np.where((matrix.data >= 0) & (matrix.data < np.inf), matrix.data, np.nan) ** 2
     norms = np.sqrt(matrix.sum(axis=1)) * (1 + 1e-9)
     return np.where(norms < LONGEST, norms, np.nan)
-
-
-def best_products(products: np.ndarray, depth: int) -> BlockHits:
-    """Return the `depth` highest products above 0 of each row of float64 [Q,n]; absent ones score -inf."""
-    scores = np.where(products > 0, products, -np.inf).astype(np.float32)
-    columns, bound = keep_best(scores, min(depth, scores.shape[1]))
-    top = np.take_along_axis(scores, columns, axis=1)
-    order = np.argsort(-top, axis=1, kind="stable")
-    return BlockHits(np.take_along_axis(top, order, axis=1), np.take_along_axis(columns, order, axis=1), bound)
 
 
 def fill_with_zeros(candidates: Candidates, width: int) -> None:

@@ -11,7 +11,7 @@ from jaxret.configs.options import check_options, option
 class SearchOptions:
     """How the candidates of a search are found. Raises ValueError for options that exclude each other."""
 
-    backend: str = option("auto", "auto, faiss-gpu, faiss-cpu or xla")
+    backend: str = option("auto", "auto, faiss-gpu, faiss-cpu or xla; of sparse vectors auto, scipy or xla")
     precision: str = option(
         "float32",
         "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results",

@@ -169,10 +169,17 @@ class Searcher:
         self.index: FaissIndex | None = None
         self._corpus: Any = self.shards
         if self.shards.sparse:
-            options.require_plain(f"the vectors in {folder} are weights of words, which inverted lists search")
-            from jaxret.search.inverted_lists import InvertedLists  # scipy: a second that dense vectors need not wait
+            reason = f"the vectors in {folder} are weights of words, which inverted lists search"
+            replace(options, backend="auto").require_plain(reason)
+            from jaxret.search.inverted_lists import (  # scipy: a second that dense vectors need not wait
+                InvertedLists,
+                check_sparse,
+                sparse_backend,
+            )
 
-            self.lists = InvertedLists(self.shards, hold=many)
+            lists = sparse_backend(options.backend)
+            check_sparse(lists)
+            self.lists = InvertedLists(self.shards, many, lists)
         else:
             self._open_dense(options, spec, many)
         self.embedder = run.embedder()

@@ -224,6 +224,7 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+    "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # Tevatron's example
 }
 
 

@@ -8,7 +8,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from jaxret.search.inverted_lists import InvertedLists, SparseBlocks, best_products
+from jaxret.search.backends import sparse_xla
+from jaxret.search.backends.sparse_scipy import best_products
+from jaxret.search.inverted_lists import (
+    InvertedLists,
+    SparseBlocks,
+    SparseBlockSearch,
+    check_sparse,
+    sparse_backend,
+)
 from jaxret.search.proof import MARGIN
 from jaxret.types import SparseRows
 
@@ -35,9 +43,10 @@ def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarr
     return np.array(scores, np.float32), np.array(rows)
 
 
+@pytest.mark.parametrize("backend", ["scipy", "xla"])
 @pytest.mark.parametrize("levels", [0, 2], ids=["distinct", "ties"])
 @pytest.mark.parametrize("k", [1, 7, 90, 200])
-def test_a_brute_force_finds_the_same(k: int, levels: int) -> None:
+def test_a_brute_force_finds_the_same(k: int, levels: int, backend: str) -> None:
     passages = random_rows(130, 0.1, 0, levels)
     passages = SparseRows.joined([passages, passages.part(0, 20)])  # every tie is possible
     queries = random_rows(9, 0.06, 1, levels)
@@ -48,19 +57,64 @@ def test_a_brute_force_finds_the_same(k: int, levels: int) -> None:
     for cuts in ([0, 150], [0, 1, 40, 149, 150]):
         blocks = [passages.part(a, b) for a, b in pairwise(cuts)]
         for hold in (False, True):
-            result = InvertedLists(SparseBlocks(blocks), hold).search(queries, k)
+            result = InvertedLists(SparseBlocks(blocks), hold, sparse_backend(backend)).search(queries, k)
             np.testing.assert_array_equal(result.rows, rows)
             np.testing.assert_array_equal(result.scores, scores)
     other = by_hand(random_rows(11, 0.06, 2, levels), passages, k)
     assert (other[1] != rows).any(), "control"
 
 
-def test_more_ties_than_candidates_are_looked_for_again() -> None:
+@pytest.mark.parametrize("backend", ["scipy", "xla"])
+def test_more_ties_than_candidates_are_looked_for_again(backend: str) -> None:
     row = random_rows(1, 0.5, 0)
     passages = SparseRows.joined([row] * (4 * MARGIN))
-    result = InvertedLists(SparseBlocks([passages])).search(row, 3)
+    result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend(backend)).search(row, 3)
     assert result.rows.tolist() == [[0, 1, 2]]
     assert len(result.rounds) > 1
+
+
+def test_more_queries_and_products_than_a_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_xla, "QUERIES", 4)
+    monkeypatch.setattr(sparse_xla, "PRODUCTS", 256)
+    passages, queries = random_rows(130, 0.1, 0, 2), random_rows(9, 0.06, 1, 2)
+    scores, rows = by_hand(queries, passages, 7)
+    result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend("xla")).search(queries, 7)
+    np.testing.assert_array_equal(result.rows, rows)
+    np.testing.assert_array_equal(result.scores, scores)
+
+
+@pytest.mark.parametrize("backend", ["scipy", "xla"])
+def test_products_below_the_smallest_normal_number_are_above_none(backend: str) -> None:
+    """Passage 0 shares no word with the query; those of 1, 2 and 3 have products that a device may flush to 0."""
+    dense = np.zeros((4, D), np.float32)
+    dense[0, 5], dense[1, 1], dense[2, 2], dense[3, 3] = 1.0, 1e-40, 1e-20, 1e-45
+    query = np.zeros((1, D), np.float32)
+    query[0, 1:4] = 1.0, 1e-20, 1.0
+    queries, passages = SparseRows.from_dense(query), SparseRows.from_dense(dense)
+    scores, rows = by_hand(queries, passages, 4)
+    result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend(backend)).search(queries, 4)
+    np.testing.assert_array_equal(result.rows, rows)
+    np.testing.assert_array_equal(result.scores, scores)
+
+
+@pytest.mark.parametrize("backend", ["scipy", "xla"])
+def test_a_backend_that_computes_otherwise_is_refused(backend: str) -> None:
+    check_sparse(sparse_backend(backend))
+    good = sparse_backend(backend)
+
+    class Rounded:
+        description = "one that rounds"
+
+        def load(self, block: SparseRows) -> SparseBlockSearch:
+            return good.load(block.astype(np.float16).astype(np.float32))
+
+    with pytest.raises(RuntimeError, match="one that rounds is less exact than float32"):
+        check_sparse(Rounded())
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    with pytest.raises(ValueError, match="--backend=faiss-cpu: sparse vectors are searched by auto, scipy or xla"):
+        sparse_backend("faiss-cpu")
 
 
 def test_float16_weights_are_scored_as_they_are_stored() -> None:
