@@ -45,7 +45,7 @@ def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 @pytest.mark.parametrize("levels", [0, 2], ids=["distinct", "ties"])
-@pytest.mark.parametrize("k", [1, 7, 90, 200])
+@pytest.mark.parametrize("k", [1, 7, 200])
 def test_a_brute_force_finds_the_same(k: int, levels: int, backend: str) -> None:
     passages = random_rows(130, 0.1, 0, levels)
     passages = SparseRows.joined([passages, passages.part(0, 20)])  # every tie is possible
