@@ -47,7 +47,7 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
     if not run.model.sparse:
         raise ValueError(
             f"the vectors in {folder} are dense, and Anserini's impact search has weights of words: "
-            "use --to=pyserini, or a run of SPLADE or uniCOIL"
+            "use --to=pyserini, or a run with a sparse head"
         )
     encoded = open_corpus(run, folder)
     words = vocabulary(run, encoded.dimension)
