@@ -41,7 +41,15 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
     """Write the corpus, and queries if a file or folder of them is given; read the corpus back; return sentences on
     what was rounded.
 
-    Raises ValueError if the vectors are not weights of words, and FileNotFoundError if no corpus is encoded.
+    Args:
+        run: a run with a sparse head.
+        out: folder to write into.
+        corpus: the encoded corpus, if there are several.
+        queries: folder or file with queries; "" for none.
+
+    Raises:
+        ValueError: the vectors are not weights of words.
+        FileNotFoundError: no corpus is encoded.
     """
     folder = corpus_folder(run.workdir, corpus)
     if not run.model.sparse:
@@ -131,7 +139,14 @@ def compare_weights(encoded: EncodedCorpus, words: list[str], folder: Path) -> f
 def write_topics(run: Run, queries: str, words: list[str], path: Path) -> int:
     """Write the queries of a file or folder, each word as often as its impact; return their number.
 
-    Raises ValueError for a query whose impacts are all 0.
+    Args:
+        run: a run with a sparse head.
+        queries: folder or file with queries.
+        words: the vocabulary, by id.
+        path: file to write.
+
+    Raises:
+        ValueError: the impacts of a query are all 0.
     """
     records = read_queries(queries)
     embed = run.embedder()

@@ -65,9 +65,10 @@ def sparse_backend(name: str = "auto") -> SparseBackend:
     """Return the backend of a name: scipy, xla, or auto, which is scipy where JAX runs on a CPU. Raises ValueError for
     another."""
     if name == "auto":
-        platform = jax.default_backend()
-        return (ScipyLists if platform == "cpu" else XlaLists)(f"auto: JAX runs on {platform}")
-    if name not in (backends := {"scipy": ScipyLists, "xla": XlaLists}):
+        reason = f"auto: JAX runs on {jax.default_backend()}"
+        return ScipyLists(reason) if jax.default_backend() == "cpu" else XlaLists(reason)
+    backends: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyLists, "xla": XlaLists}
+    if name not in backends:
         raise ValueError(f"--backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
     return backends[name]("as asked")
 
@@ -134,7 +135,7 @@ class SparseQueries:
         return result
 
 
-class LoadedBlock(NamedTuple):
+class SearchableBlock(NamedTuple):
     """A block of a corpus, ready for searches."""
 
     first_row: int
@@ -155,13 +156,13 @@ class InvertedLists:
     def description(self) -> str:
         return self.backend.description
 
-    def _read(self) -> Iterator[LoadedBlock]:
+    def _read(self) -> Iterator[SearchableBlock]:
         for first, shard in self.corpus:
             for start in range(0, len(shard), BLOCK):
                 block = shard.part(start, min(start + BLOCK, len(shard)))
                 norms = sparse_norms(block)
                 require_finite_vectors(self.corpus, first + start + np.arange(len(block)), norms)
-                yield LoadedBlock(first + start, len(block), self.backend.load(block), float(norms.max()))
+                yield SearchableBlock(first + start, len(block), self.backend.load(block), float(norms.max()))
 
     def search(self, queries: SparseRows, k: int, progress: bool = False) -> SearchResult:
         """Return the k best passages of every query; score descending, then row ascending.

@@ -73,7 +73,7 @@ class XlaBlock:
         table = np.zeros((queries.dimension, power_of_two(len(queries))), np.float32)
         table[queries.words, np.repeat(np.arange(len(queries)), queries.word_counts)] = normal(queries.weights)
         computed_k = min(few_sizes(k), self.rows)
-        arrays = search_lists(table, self.words, self.weights, computed_k, self.mesh)
+        arrays = search_sparse(table, self.words, self.weights, computed_k, self.mesh)
         scores, rows, bound = (np.asarray(x)[: len(queries)] for x in arrays)
         if k < computed_k:
             bound = np.maximum(bound, scores[:, k])
@@ -86,7 +86,7 @@ def normal(weights: np.ndarray) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("k", "mesh"))
-def search_lists(
+def search_sparse(
     table: jax.Array, words: jax.Array, weights: jax.Array, k: int, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the k highest scores [Q,k] of passages that share a word with a query, their rows, and an upper bound of
