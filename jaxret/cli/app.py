@@ -29,6 +29,8 @@ from jaxret.storage.atomic import cache_folder
 
 HELP = {"-h", "--h", "-help", "--help"}
 
+_QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
+
 # Exit statuses
 INTERRUPTED = 130  # the status that shells use for Ctrl-C
 NO_READER = 141  # the status that shells use for a closed pipe
@@ -54,7 +56,8 @@ def report_errors() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:  # `jaxret search ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python reports a second error when it flushes at exit
+        # Else Python reports a second error when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(NO_READER) from error
     except Exception as error:
         if _debugging():
@@ -185,6 +188,10 @@ def run_command(module: ModuleType, arguments: list[str]) -> None:
         positional = parse_flags(module, arguments)
         silence_libraries()  # after parsing, where absl sets its log level
         enable_compilation_cache()
+        if _QUIET.value:
+            from jaxret.parallel.progress import be_quiet
+
+            be_quiet()
         module.main(*positional)
 
 
@@ -196,7 +203,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
     try:
         values = flags.FLAGS(["jaxret", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        names = [holder.name for holder in _verb_flags(module)]
+        names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name]
         if "config" in names:
             names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
@@ -284,7 +291,7 @@ def help_text(module: ModuleType) -> str:
     if _arguments(module):
         lines += ["Arguments:", *(f"  {name:<16} {meaning}" for name, meaning in _arguments(module).items()), ""]
     lines.append("Flags:")
-    for holder in _verb_flags(module):
+    for holder in (*_verb_flags(module), _QUIET):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
         required = any("must have a value" in validator.message for validator in flag.validators)

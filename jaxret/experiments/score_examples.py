@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.data.formats import (
     Policy,
@@ -21,6 +20,7 @@ from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Query
 from jaxret.experiments.teachers import TeacherModel, TeacherScorer
 from jaxret.mining.training_queries import require_same_text
+from jaxret.parallel.progress import Progress
 from jaxret.runs.scorer import OnProgress
 from jaxret.storage.atomic import require_other_file, require_writable
 
@@ -62,7 +62,7 @@ def score_examples(
     print(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
     scorer = teacher.over(queries, passages, progress)
     first_alone = not negatives_run and targets_first_only(source, split)
-    with tqdm(total=pairs, desc="score", unit="pair", disable=not progress, delay=1) as bar:
+    with Progress("score", pairs, "pair", shown=progress) as bar:
         scored = attach_scores(examples, scorer, bar.update)
         write_records(Path(out), (make_tevatron_record(example, every_positive=not first_alone) for example in scored))
     for line in scorer.cut:

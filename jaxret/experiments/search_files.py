@@ -153,8 +153,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
     seconds = time.perf_counter() - begun
-    how = f"{search_kind(searcher)} of {describe_passages(searcher)} by {outcome.result.backend}, {seconds:.3f} s"
-    print(f"{question}   ({how})")
+    print(f"{question}   ({search_kind(searcher)} of {describe_passages(searcher)}, {seconds:.3f} s)")
     print_ranking(ranking, passages)
 
 

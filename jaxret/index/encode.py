@@ -18,8 +18,9 @@ from jaxret.index.collapse import collapse_warning
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_entry
-from jaxret.index.source import CorpusSource, inspect_corpus, progress_log
+from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
+from jaxret.parallel.progress import job_log
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.leases import Leases
@@ -88,7 +89,7 @@ def encode_corpus(
         ShardError: shards that were written are changed or removed meanwhile.
     """
     folder = run.workdir.embeddings(name or corpus_name(corpus))
-    source = inspect_corpus(run, corpus, options.on_error, options.store, progress_log(progress))
+    source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
     if result.timing and jax.process_index() == 0:
         path = run.workdir.encoding_times
@@ -128,7 +129,7 @@ def encode_source(
         options: how to encode and write.
         progress: show progress.
     """
-    log, scan = progress_log(progress), source.scan
+    log, scan = job_log(progress), source.scan
     words = most_words(run, options)
     dtype = vector_dtype(options.dtype or run.config.encode.dtype)
     rows = rows_begun(folder)
@@ -195,7 +196,7 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
     per_passage = run.model.vectors_per_passage
     if per_passage is not None:
         return max(1, min(rows, vectors // per_passage))
-    passages = source.tokenized(run, progress, progress_log(progress)).passages
+    passages = source.tokenized(run, progress, job_log(progress)).passages
     parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNTED))
     counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
     return rows_within(counts, rows, vectors)

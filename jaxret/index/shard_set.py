@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
+from jaxret.parallel.progress import with_progress
 from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW = 64  # shards, for which there is room
@@ -141,8 +141,7 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
 
     with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
         checked = pool.map(check, shards)
-        # On a terminal only (disable=None), and only if it takes over a second.
-        list(tqdm(checked, "check shards", len(shards), unit="shard", delay=1, leave=False, disable=None))
+        list(with_progress(checked, "check shards", len(shards), "shard"))
     return ShardSet(folder, manifest)
 
 

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-from tqdm import tqdm
-
 from jaxret.data.formats import Corpus, CorpusScan, Policy
 from jaxret.data.tokens.store import store_root
 from jaxret.data.tokens.tokenized import TokenizedCorpus, load_or_tokenize_corpus, load_tokenized_corpus
@@ -58,11 +55,6 @@ def inspect_corpus(run: Run, corpus: str | Path, on_error: str, store: str, log:
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
     return CorpusSource(opened, policy, root, scan, texts)
-
-
-def progress_log(progress: bool) -> Log:
-    """Return a function that prints a line, in the first process and if progress is shown."""
-    return tqdm.write if progress and jax.process_index() == 0 else lambda _: None
 
 
 def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | None = None) -> None:

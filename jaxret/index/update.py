@@ -24,7 +24,8 @@ from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_par
 from jaxret.index.passages import location_prefix
 from jaxret.index.shard_set import ShardSet, open_shards
 from jaxret.index.shards import ShardError
-from jaxret.index.source import CorpusSource, inspect_corpus, progress_log
+from jaxret.index.source import CorpusSource, inspect_corpus
+from jaxret.parallel.progress import job_log
 from jaxret.runs.contract import require_same_contract
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import require_equal
@@ -55,7 +56,7 @@ def append_corpus(
 
     It raises what `encode_corpus` raises, too. The corpus is then as it was.
     """
-    log = progress_log(progress)
+    log = job_log(progress)
     shards = open_shards(folder, verify=False)
     words = int(shards.fingerprint.get("encode", {}).get("words", 0))
     options = replace(options, dtype=_require_same_vectors(run, shards, options.dtype), words=options.words or words)

@@ -19,13 +19,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from tqdm import tqdm
-
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.passages import location_prefix
 from jaxret.index.shards import Shard, ShardError, ShardWriter, VectorError, read_entry
-from jaxret.index.source import CorpusSource, note_corpus, progress_log
+from jaxret.index.source import CorpusSource, note_corpus
 from jaxret.index.token_reader import TokenBlock, TokenReader, open_token_reader
+from jaxret.parallel.progress import Progress, job_log
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import remove_leftovers
@@ -66,13 +65,13 @@ class EncodeWorker:
 
     def fill(self) -> None:
         """Encode shards that no other job encodes, until all of them exist."""
-        log, left = progress_log(self.progress), self.writer.pending()
+        log, left = job_log(self.progress), self.writer.pending()
         if not left:
             return
         total = self.source.scan.passages
         log(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
         done, pause, waiting = total - sum(shard.rows for shard in left), PAUSE, False
-        with tqdm(total=total, initial=done, desc="encode", unit="text", disable=not self.progress, delay=1) as bar:
+        with Progress("encode", total, "passage", done, self.progress) as bar:
             while left:
                 before = len(left)
                 self.encode(left, bar)
@@ -82,7 +81,7 @@ class EncodeWorker:
                         f"{self.writer.folder}: {len(changed)} of {left[0].count} shards, from {changed[0]} on, were "
                         "changed or removed while others were written. Run encode again"
                     )
-                bar.update(total - sum(shard.rows for shard in left) - bar.n)
+                bar.update(total - sum(shard.rows for shard in left) - bar.done)
                 if len(left) < before:
                     pause = PAUSE
                 elif left:  # other jobs have them
@@ -93,7 +92,7 @@ class EncodeWorker:
                     time.sleep(pause)
                     pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
 
-    def encode(self, left: list[Shard], bar: tqdm[Any]) -> None:
+    def encode(self, left: list[Shard], bar: Progress) -> None:
         """Encode those of the shards that can be claimed, and write each while the next ones are computed."""
         claimed: deque[tuple[Shard, Lease, Sequence[str]]] = deque()
         writing: deque[Future[None]] = deque()
@@ -102,7 +101,7 @@ class EncodeWorker:
             for shard, lease, part in blocks:
                 claimed.append((shard, lease, part.ids))
                 if self.truncation is None:  # what is cut is said before hours are spent on it
-                    progress_log(self.progress)(str(part.truncation))
+                    job_log(self.progress)(str(part.truncation))
                 self.truncation = part.truncation
                 yield part.passages
 

@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from jaxret.data.formats import Corpus, CorpusScan, Policy
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
@@ -25,6 +23,7 @@ from jaxret.mining.generation_outputs import OUTPUTS, GeneratedQueries
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.models.generation.generator_weights import weight_files
 from jaxret.parallel.mesh import make_mesh
+from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.query_generator import QueryGenerator, open_query_generator
 from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, with_digest, write_json
 from jaxret.storage.leases import Lease, Leases
@@ -83,7 +82,7 @@ def generate_queries(
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
     if progress and (report := policy.report()):
-        tqdm.write(report)
+        print_line(report)
     with Leases(Path(out), options.lease) as leases:
         job = GenerationJob(Path(model), opened, scan, decoding, options, leases, progress)
         job.begin()
@@ -163,18 +162,18 @@ class GenerationJob:
         """Generate the queries of parts that no other job has, until all parts exist."""
         parts, waiting = self.parts, False
         total = self.scan.passages
-        with tqdm(total=total, desc="generate", unit="passage", disable=not self.progress, delay=1) as bar:
+        with Progress("generate", total, "passage", shown=self.progress) as bar:
             while missing := {number for number, path in enumerate(parts) if not path.exists()}:
-                bar.update(max(total - len(missing) * self.options.part_rows - bar.n, 0))
+                bar.update(max(total - len(missing) * self.options.part_rows - bar.done, 0))
                 before = self.written
                 self.generate(parts, missing, bar)
                 if self.written == before and any(not path.exists() for path in parts):  # other jobs have them
                     if not waiting and self.progress:
-                        tqdm.write(f"waiting for {len(missing)} parts of other jobs")
+                        print_line(f"waiting for {len(missing)} parts of other jobs")
                     waiting = True
                     time.sleep(PAUSE)
         if self.read and self.progress:
-            tqdm.write(
+            print_line(
                 f"{self.read:,} passages: {self.cut / self.read:.1%} cut, so that prompt and passage have at most "
                 f"{self.options.passage_length} tokens"
             )

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
+from jaxret.parallel.progress import with_progress
 from jaxret.storage.atomic import atomic_write
 
 _WORD = re.compile(r"\w\w+")
@@ -63,14 +62,14 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
     """
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
-    bar = tqdm(corpus.read(), "count words", disable=not progress, delay=1)
+    bar = with_progress(corpus.read(), "count words", unit="passage", shown=progress)
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:
         raise ValueError(f"{corpus.source} has no passage with an English word that is not a stop word")
     written = total = 0
     with atomic_write(Path(out)) as file:
         rows = keywords(corpus.read(), idf, count)
-        for passage, text in tqdm(rows, "keywords", unit="passage", disable=not progress, delay=1):
+        for passage, text in with_progress(rows, "keywords", unit="passage", shown=progress):
             total += 1
             if text:
                 written += 1

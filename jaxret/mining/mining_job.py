@@ -17,8 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from jaxret.data.errors import Policy
 from jaxret.data.formats import (
     Corpus,
@@ -48,6 +46,7 @@ from jaxret.mining.training_queries import (
     split_by_target,
     training_query_files,
 )
+from jaxret.parallel.progress import Progress
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import corpus_folder, text_files
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file, with_digest, write_json
@@ -250,7 +249,7 @@ def select_examples(
         progress: show a progress bar.
     """
     settings = chooser.settings
-    with tqdm(total=len(questions.queries), desc="mine", unit="query", disable=not progress, delay=1) as bar:
+    with Progress("mine", len(questions.queries), "query", shown=progress) as bar:
         for block in query_blocks(questions.queries, RANK_BLOCK):
             queries = [one.query for one in block]
             ids = [[passage.id for passage in one.positives] for one in block]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -75,6 +77,7 @@ def initialize_distributed(
         coordinator, num_processes, process_id, devices = slurm_task()
     if num_processes > 1:
         wait_for_processes(coordinator, num_processes, process_id, float(timeout))
+        keep_stdout()
     jax.distributed.initialize(
         coordinator,
         num_processes,
@@ -83,6 +86,22 @@ def initialize_distributed(
         initialization_timeout=timeout,
         cluster_detection_method="deactivate",  # all of it was detected above
     )
+
+
+def keep_stdout() -> None:
+    """Give this process's print a copy of standard output, and drop what libraries in C++ write there: Gloo, which
+    joins processes on CPUs, writes a line for every group of them."""
+    try:
+        if sys.stdout.fileno() != 1:
+            return
+    except (AttributeError, OSError):  # replaced, as in a notebook
+        return
+    sys.stdout.flush()
+    copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    stream = sys.stdout
+    sys.stdout = io.TextIOWrapper(io.FileIO(copy, "w"), stream.encoding, stream.errors, write_through=True)
 
 
 def under_slurm() -> bool:

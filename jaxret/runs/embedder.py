@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from tqdm import tqdm
 
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import RetrieverModel
@@ -25,6 +24,7 @@ from jaxret.parallel.mesh import (
     shard_whole_batch,
     shardings,
 )
+from jaxret.parallel.progress import Progress
 from jaxret.types import Embeddings, Ragged, SparseRows, TextVectors, Tokens
 
 SMALLEST_BATCH = 8
@@ -166,7 +166,7 @@ class Embedder:
             return SparseRows.from_dense(np.empty((0, self.retriever.dimension), np.float32))
         if not len(texts):
             return Ragged(np.empty((0, self.retriever.dimension), np.float32), np.zeros(1, np.int64))
-        with tqdm(total=len(texts), desc=f"encode {side}", unit="text", disable=not progress, delay=1) as bar:
+        with Progress("encode queries" if side == "query" else "encode passages", len(texts), shown=progress) as bar:
 
             def report(count: int) -> None:
                 bar.update(count)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.pairs import PairJoiner
@@ -27,6 +26,7 @@ from jaxret.models.cross_encoder import (
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
 from jaxret.parallel.mesh import make_mesh, shardings
+from jaxret.parallel.progress import Progress
 from jaxret.runs.run import RunOverrides, open_model
 from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
 from jaxret.storage.atomic import read_json
@@ -63,7 +63,7 @@ class Reranker:
             progress: Whether to show progress bars.
         """
         texts = self.over(queries, passages, progress)
-        with tqdm(total=len(pairs), desc="score", unit="pair", disable=not progress, delay=1) as bar:
+        with Progress("score", len(pairs), "pair", shown=progress) as bar:
             return texts(pairs, bar.update), texts.cut
 
     def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:

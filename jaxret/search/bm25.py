@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.data.formats import hash_id
 from jaxret.data.records import Passage, Query
+from jaxret.parallel.progress import with_progress
 from jaxret.search.bm25_index import IDS, bm25s_module, tokenize_words, write_bm25_index
 from jaxret.search.bm25_settings import BM25Settings
 
@@ -64,7 +64,7 @@ class BM25:
                 raise ValueError(f"query id {query.id!r} occurs twice; ids must be distinct")
             distinct.add(query.id)
         words = self.words(queries)
-        bar = tqdm(zip(queries, words), "BM25 search", len(queries), disable=not progress)
+        bar = with_progress(zip(queries, words), "BM25 search", len(queries), "query", progress)
         return {query.id: self.rank(of_query, k) for query, of_query in bar}
 
     def words(self, queries: Sequence[Query]) -> list[list[str]]:

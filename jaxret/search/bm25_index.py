@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import Stemmer
-from tqdm import tqdm
 
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.index.source import note_corpus
+from jaxret.parallel.progress import with_progress
 from jaxret.runs.mismatch import require_equal
 from jaxret.search.bm25_settings import NO_LANGUAGE, BM25Settings
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
@@ -147,7 +147,7 @@ def write_bm25_index(
     vocabulary: dict[str, int] = {}
     lengths, sizes = array("i"), []
     raw = folder / "postings.raw"
-    bar = tqdm(passages, "BM25 index", total, unit="passage", disable=not progress)
+    bar = with_progress(passages, "BM25 index", total, "passage", progress)
     with open(folder / IDS, "w", encoding="utf-8", newline="\n") as ids, open(raw, "wb") as file:
         for block in _blocks(iter(bar)):
             ids.writelines(f"{passage.id}\n" for passage in block)

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from tqdm import tqdm
 
+from jaxret.parallel.progress import Progress
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
@@ -257,7 +257,7 @@ def find_candidates(
     candidates = empty_candidates(len(queries), depth)
     largest_norm = 0.0
     parts = queries.parts()
-    with tqdm(total=corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress) as bar:
+    with Progress("search", corpus.total_rows, "passage", shown=progress) as bar:
         for block in _blocks(queries, corpus, depth, backend):
             largest_norm = max(largest_norm, block.largest_norm)
             for part, some in parts:

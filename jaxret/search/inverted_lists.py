@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
-from tqdm import tqdm
-
+from jaxret.parallel.progress import Progress
 from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
 from jaxret.search.backends.sparse_xla import XlaLists
 from jaxret.search.exact import score_exactly
@@ -195,9 +194,7 @@ class InvertedLists:
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
-        with tqdm(
-            total=self.corpus.total_rows, unit="doc", unit_scale=True, desc="search", disable=not progress
-        ) as bar:
+        with Progress("search", self.corpus.total_rows, "passage", shown=progress) as bar:
             for block in self.held if self.held is not None else self._read():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)

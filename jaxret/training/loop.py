@@ -42,11 +42,11 @@ from typing import Any
 import jax
 import optax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxret.data.tokens.batches import Examples, stack_batches
 from jaxret.parallel.mesh import Program, shard_batch
 from jaxret.parallel.processes import any_process
+from jaxret.parallel.progress import Progress
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import create_run, open_checkpoints
@@ -262,7 +262,7 @@ class Trainer:
             recorder.save(state, step, validate=True)
         stopping, single_process = False, jax.process_count() == 1
         self.meter.restart()
-        bar = tqdm(total=total, initial=step, desc="train", unit="step", disable=not (self.job.progress and total))
+        bar = Progress("train", total, "step", step, self.job.progress)
         with stop_on_sigterm() as stop, bar, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:
                 batch = prefetcher.take(step, state)
@@ -278,7 +278,7 @@ class Trainer:
                     metrics = {name: float(value) for name, value in values.items()} | self.rate(state, step)
                     metrics |= self.meter.read() | {"data_wait": prefetcher.waited()}
                     recorder.metrics_log.write(step, metrics)
-                    bar.set_postfix(loss=f"{metrics['loss']:.4f}")
+                    bar.note(f"loss {metrics['loss']:.4f}")
                 due = step % length.checkpoint_every == 0 or step == total
                 if due or stopping:  # time to stop may be short, and an extra validation would change `best`
                     recorder.save(state, step, validate=due)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.models.encoders.fused import describe_attention, require_kernel
@@ -15,6 +13,7 @@ from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.retriever import encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.processes import any_process, require_platform
+from jaxret.parallel.progress import job_log
 from jaxret.runs.contract import make_contract
 from jaxret.runs.from_sentence_transformers import apply_settings
 from jaxret.runs.mismatch import require_equal
@@ -64,7 +63,7 @@ def prepare_job(
     model = task.build(config, encoder_config(config, encoder))
     task.check(config, model)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
-    log = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    log = job_log(progress)
     if adopted:
         log(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
     log(describe_attention(config.encoder.attention))

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shard_whole_batch, shardings
+from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import Embedder, plan_batches
 from jaxret.types import Array, Ragged, TextVectors, Tokens
 
@@ -54,7 +54,7 @@ class Ranker:
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
         best = shard_whole_batch(mesh, self._empty_ranks(placed_queries[0].shape[0]))
-        with tqdm(total=len(passages), desc="rank passage", unit="text", disable=not progress, delay=1) as bar:
+        with Progress("rank passages", len(passages), shown=progress) as bar:
             for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, mesh.size):
                 # Ascending, so that of equal scores the first is the lower row.
                 rows = np.concatenate([np.sort(rows), np.full(size - len(rows), -1)]).astype(np.int32)

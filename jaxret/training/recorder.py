@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import jax
@@ -121,5 +122,6 @@ class Recorder:
             metrics = self.metrics = self.validator(state.weights)
             criterion = self.criterion.at(step)
             self.metrics_log.write(step, metrics, "validation/")
-            self.log(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+            values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            self.log(f"step {step}: {values} ({datetime.now():%Y-%m-%d %H:%M:%S})")
         self.checkpoints.save(step, *checkpoint_trees(state), metrics, criterion)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.evaluation.metrics import evaluate, parse_measure
 from jaxret.parallel.mesh import Program, shard_whole_batch
+from jaxret.parallel.progress import with_progress
 from jaxret.runs.run import LESS_IS_BETTER
 from jaxret.training.ranking import Ranker
 from jaxret.types import Ragged
@@ -88,7 +88,7 @@ class RetrievalValidation:
     def _batches(self) -> Iterator[np.ndarray]:
         size = self.plan.batch_size
         starts = range(0, len(self.dev), size)
-        for start in tqdm(starts, "validate", unit="batch", delay=1, leave=False, disable=not self.progress):
+        for start in with_progress(starts, "validate", len(starts), "batch", self.progress):
             yield self.plan.pad_examples(np.arange(start, min(start + size, len(self.dev))))
 
     def _in_batch(self, params: Any) -> dict[str, float]:

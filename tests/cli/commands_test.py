@@ -32,6 +32,7 @@ OWN_MEANING |= {
     ("fuse", "k"),
     ("fuse", "measures"),
     ("plot", "measures"),
+    ("plot", "out"),
     ("rerank", "workdir"),
     ("rerank", "split"),
     ("rerank", "k"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -110,7 +109,7 @@ def test_what_is_cut_is_said_of_the_first_passages_before_they_are_encoded_and_o
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("jaxret.index.source.tqdm.write", said.append)
+    monkeypatch.setattr("jaxret.parallel.progress.print_line", said.append)
     before: list[list[str]] = []  # what was said when each shard was written
     write = ShardWriter.write
 
@@ -713,19 +712,19 @@ def test_the_bar_is_that_of_the_whole_job(
 ) -> None:
     bars: list[Any] = []
 
-    class Bar(worker.tqdm):  # type: ignore[misc, type-arg]
+    class Bar(worker.Progress):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs | {"file": io.StringIO()})
-            self.began = self.n
+            super().__init__(*args, **kwargs)
+            self.began = self.done
             bars.append(self)
 
     other = with_run(run, tmp_path)
     result = encode_corpus(other, root / "data", progress=False)
     next(result.folder.glob("ids-00001*")).unlink()
-    monkeypatch.setattr(worker, "tqdm", Bar)
+    monkeypatch.setattr(worker, "Progress", Bar)
     encode_corpus(other, root / "data")
     bar = bars[-1]
-    assert (bar.began, bar.n, bar.total) == (result.passages - ROWS, result.passages, result.passages)
+    assert (bar.began, bar.done, bar.total) == (result.passages - ROWS, result.passages, result.passages)
 
 
 def test_shards_made_on_other_devices_are_told(

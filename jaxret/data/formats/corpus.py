@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.detect import absolute_source, detect_path, parse_source, source_name, source_path
@@ -21,6 +20,7 @@ from jaxret.data.formats.texts import duplicate_id_error, require_new_id
 from jaxret.data.libraries.open_sets import list_files
 from jaxret.data.lines import Digest, PathLike, missing_file_error
 from jaxret.data.records import Passage
+from jaxret.parallel.progress import with_progress
 
 
 class ChangedCorpusError(DataError):
@@ -167,11 +167,7 @@ class Corpus:
 
     def _passages(self, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
         read = self.file.format.passages or _passages_of_examples
-        bar = f"read {self.file.path.name}"
-        # On a terminal only (disable=None), and only if it takes over a second.
-        return iter(
-            tqdm(read(self.file, policy, digest), bar, unit="psg", unit_scale=True, delay=1, leave=False, disable=None)
-        )
+        return with_progress(read(self.file, policy, digest), f"read {self.file.path.name}", unit="passage")
 
 
 def read_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> Iterator[Passage]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tqdm import tqdm
 
 from jaxret.data.records import Passage
 from jaxret.data.tokens.backend import VOCABULARIES, load_backend
+from jaxret.parallel.progress import Progress
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged
 
@@ -288,7 +288,7 @@ class TextTokenizer:
     ) -> Iterator[Ragged]:
         """Yield blocks of token ids, cut at the limit of `cut`, which counts them; with `fill`, filled up to it."""
         limit = cut.limit
-        with tqdm(desc=f"tokenize {cut.what}", unit="text", disable=not progress, delay=1, leave=False) as bar:
+        with Progress(f"tokenize {cut.what}", shown=progress) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
                 encoded = (

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.parallel.progress import Progress
 from jaxret.search.approximate.faiss_factory import (
     LEAST_SAMPLE,
     POINTS,
@@ -75,7 +75,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
     total, largest = corpus.total_rows * width, 0.0
     trained = 0 if index.is_trained else _train(index, corpus, options, log)
     ready = time.perf_counter()
-    with tqdm(total=total, unit="vector", unit_scale=True, desc="index", disable=not progress, delay=1) as bar:
+    with Progress("index", total, "vector", shown=progress) as bar:
         for rows, block in _blocks(corpus):
             norms = upper_norms(block)
             require_finite_vectors(corpus, rows, norms.reshape(-1, width).max(axis=1))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxret.data.tokens.store import Say
 from jaxret.parallel.processes import wait_for_all
+from jaxret.parallel.progress import job_log
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
@@ -37,7 +37,7 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
         ContractError, DataError, CheckpointError, NotFiniteError, LockedError: as `jaxret.training.loop.train`.
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
-    log = tqdm.write if progress and jax.process_index() == 0 else lambda _: None
+    log = job_log(progress)
     if not config.encoder.checkpoint:
         config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
     result = train(config, folder.path, progress, task=PRETRAINING)

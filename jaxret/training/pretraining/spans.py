@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.data.tokens.store import ColumnWriter, Say, StoreOrigin, open_or_make_store
 from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.parallel.progress import with_progress
 from jaxret.types import Ragged
 
 
@@ -60,7 +60,7 @@ def load_documents(
 
         def texts() -> Iterator[str]:
             passages = corpus.read(Policy(on_error), scan)
-            for passage in tqdm(passages, "tokenize", scan.passages, leave=False, delay=1, disable=not progress):
+            for passage in with_progress(passages, "tokenize", scan.passages, shown=progress):
                 yield document_text(passage)
 
         plain.without_markers(texts(), lambda blocks: writer.ragged("documents", blocks))

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.data.tokens.pairs import PairPlan
@@ -27,6 +26,7 @@ from jaxret.models.encoders.pretrained import find_model
 from jaxret.models.model import Params
 from jaxret.models.retriever import DTYPES
 from jaxret.parallel.mesh import row_sharding
+from jaxret.parallel.progress import Progress
 from jaxret.runs.reranker import make_pair_scorer
 from jaxret.runs.scorer import PairScorer
 from jaxret.training.examples import make_batch_plan
@@ -117,7 +117,7 @@ class RerankingValidation:
         counts = np.array([len(part) for part in parts])
         queries = np.repeat(np.arange(len(dev)), counts)
         scorer = replace(self.scorer, params=params)
-        with tqdm(total=len(queries), desc="validate", unit="pair", disable=not self.progress, delay=1) as bar:
+        with Progress("validate", len(queries), "pair", shown=self.progress) as bar:
             scores = scorer(dev.queries, dev.passages, queries, np.concatenate(parts), bar.update)
         groups = np.split(scores.astype(np.float64), np.cumsum(counts)[:-1])
         ranks = np.array([(group[1:] >= group[0]).sum() for group in groups])

@@ -1,0 +1,144 @@
+"""Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
+
+On a terminal there is a bar, from a second on. In a file or a pipe there is a line every ten seconds, with the time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+DELAY = 1.0  # seconds of work that nothing is shown of
+INTERVAL = 10.0  # seconds between the lines of a file
+
+_settings = {"quiet": False}
+_shown: list[Progress] = []  # the one that is shown; work inside it shows nothing
+
+
+def be_quiet() -> None:
+    """Show no more progress and print no more lines of jobs in this process; results and errors remain."""
+    _settings["quiet"] = True
+
+
+def job_log(shown: bool) -> Callable[[str], None]:
+    """Return a function that prints a line, in the first process and if progress is shown."""
+    return print_line if shown else lambda _: None
+
+
+def print_line(text: str) -> None:
+    """Print a line above the bar, in the first process; without delay, so that the log of a job in the background has
+    it."""
+    if not _settings["quiet"] and is_first_process():
+        tqdm.write(text)
+        sys.stdout.flush()
+
+
+def is_first_process() -> bool:
+    """Return whether this is the only process of a job, or process 0; without importing JAX."""
+    jax: Any = sys.modules.get("jax")
+    return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+class Progress:
+    """Counts finished parts of some work, and shows them while the `with` block runs.
+
+    Attributes:
+        done: Parts that are finished.
+    """
+
+    def __init__(self, name: str, total: int | None = None, unit: str = "text", done: int = 0, shown: bool = True):
+        """name: of the work, in one or two words. total: parts; None: not known. shown: whether it is shown at all."""
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self._first, self._note = done, ""
+        self._visible = shown and not _settings["quiet"]
+        self._bar: tqdm[Any] | None = None
+        self._lines = 0
+
+    def __enter__(self) -> Progress:
+        self._begun = self._next = time.monotonic()
+        self._visible = self._visible and not _shown
+        if self._visible:
+            _shown.append(self)
+            self._terminal = sys.stderr.isatty()
+            self._next += DELAY if self._terminal else INTERVAL
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self in _shown:
+            _shown.remove(self)
+        if self._bar is not None:
+            self._bar.close()
+        elif self._lines:
+            self._write_line("in")
+
+    def update(self, count: int = 1) -> None:
+        """Add to the finished parts."""
+        self.done += count
+        if not self._visible or (self._bar is None and time.monotonic() < self._next):
+            return
+        if self._bar is None and not is_first_process():
+            self._visible = False
+        elif self._terminal:
+            self._draw(count)
+        else:
+            self._next += INTERVAL * (1 + (time.monotonic() - self._next) // INTERVAL)
+            self._write_line("for")
+
+    def note(self, text: str) -> None:
+        """Set what stands behind the numbers, as the loss."""
+        self._note = text
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+
+    def _draw(self, count: int) -> None:
+        if self._bar is None:
+            scaled = (self.total or 0) > 100_000
+            self._bar = tqdm(
+                total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=scaled, leave=False
+            )
+            self._bar.start_t -= time.monotonic() - self._begun
+            self._bar.set_postfix_str(self._note, refresh=False)
+            count = self.done - self._first
+        self._bar.update(count)
+
+    def _write_line(self, how: str) -> None:
+        """Write "2026-01-31 12:00:00 encode: 1,024 of 4,096 texts (25%) for 0:01:00, 17.1 text/s, 0:03:00 left"."""
+        seconds = time.monotonic() - self._begun
+        rate = (self.done - self._first) / max(seconds, 1e-9)
+        parts = [f"{self.name}: {self.done:,}"]
+        if self.total:
+            parts[0] += f" of {self.total:,}"
+        parts[0] += f" {self.unit}s" + (f" ({self.done / self.total:.0%})" if self.total else "")
+        parts[0] += f" {how} {tqdm.format_interval(seconds)}"
+        parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1000 else f"{rate:,.0f} {self.unit}/s")
+        if self.total and rate and how == "for":
+            parts.append(f"{tqdm.format_interval((self.total - self.done) / rate)} left")
+        if self._note:
+            parts.append(self._note)
+        self._lines += 1
+        print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {', '.join(parts)}", file=sys.stderr, flush=True)
+
+
+def with_progress(
+    items: Iterable[T], name: str, total: int | None = None, unit: str = "text", shown: bool = True
+) -> Iterator[T]:
+    """Yield the items, and show how many of them there were.
+
+    Args:
+        items: What to iterate over.
+        name: Of the work, in one or two words.
+        total: Number of items; None: not known.
+        unit: An item, in one word.
+        shown: Whether progress is shown.
+    """
+    with Progress(name, total, unit, shown=shown) as progress:
+        for item in items:
+            yield item
+            progress.update()

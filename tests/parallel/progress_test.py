@@ -1,0 +1,144 @@
+"""One bar on a terminal, lines in a file, nothing for short work."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from jaxret.parallel import progress
+from jaxret.parallel.progress import Progress, print_line, with_progress
+from tests.pipeline import REPOSITORY, environment, free_address, together
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "_settings", {"quiet": False})
+    return clock
+
+
+def test_a_file_has_a_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("encode", 400, "passage", done=100) as bar:
+        for _ in range(25):
+            clock.seconds += 1
+            bar.note("loss 0.5")
+            bar.update(10)
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.sub(r"^[0-9-]{10} [0-9:]{8} ", "", line) for line in lines] == [
+        "encode: 200 of 400 passages (50%) for 00:10, 10 passage/s, 00:20 left, loss 0.5",
+        "encode: 300 of 400 passages (75%) for 00:20, 10 passage/s, 00:10 left, loss 0.5",
+        "encode: 350 of 400 passages (88%) in 00:25, 10 passage/s, loss 0.5",
+    ]
+    assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d encode", line) for line in lines)
+
+
+def test_short_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in with_progress(range(5), "read"):
+        clock.seconds += 1.9
+    assert capsys.readouterr() == ("", "")
+
+
+def test_work_inside_other_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("train", 2, "step") as outer:
+        for _ in range(2):
+            for _ in with_progress(range(3), "validate"):
+                clock.seconds += 11
+            outer.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(" train: " in line for line in lines)
+    with Progress("search", 1, "step") as after:
+        clock.seconds += 11
+        after.update()
+    assert " search: 1 of 1 steps" in capsys.readouterr().err
+
+
+def test_quiet_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("said")
+    assert capsys.readouterr().out == "said\n"
+    progress.be_quiet()
+    print_line("not said")
+    with Progress("encode", 2) as bar:
+        clock.seconds += 11
+        bar.update()
+    assert capsys.readouterr() == ("", "")
+
+
+TERMINAL = """
+import time
+from jaxret.parallel.progress import Progress, with_progress
+with Progress("outer", 4, "step") as outer:
+    for _ in range(4):
+        for _ in with_progress(range(3), "inner"):
+            time.sleep(0.2)
+        outer.update()
+for _ in with_progress(range(3), "short"):
+    time.sleep(0.01)
+"""
+
+
+def test_a_terminal_has_one_bar_that_goes_away() -> None:
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    command = [sys.executable, "-c", TERMINAL]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, stderr=terminal)
+    os.set_blocking(screen, False)
+    text = ""
+    while more := _read(screen):
+        text += more.decode()
+    os.close(terminal)
+    os.close(screen)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert "outer: " in text
+    assert "inner" not in text
+    assert "short" not in text
+    assert "\n" not in text  # the bar stays on its line
+    assert text.endswith(" \r")  # and is wiped out
+
+
+def _read(screen: int) -> bytes:
+    try:
+        return os.read(screen, 4096)
+    except BlockingIOError:  # all of it is read
+        return b""
+
+
+JOB = """
+import time
+from jaxret.parallel import progress
+from jaxret.parallel.processes import from_first_process, initialize_distributed
+progress.INTERVAL = 0.1
+initialize_distributed("{address}", 2, {process})
+print("own", from_first_process("hello"))
+progress.print_line("said")
+with progress.Progress("work", 3) as bar:
+    for _ in range(3):
+        time.sleep(0.2)
+        bar.update()
+"""
+
+
+def test_one_process_of_a_job_shows_progress_and_nothing_of_gloo_is_there() -> None:
+    address = free_address()
+    commands = ([sys.executable, "-c", JOB.format(address=address, process=process)] for process in range(2))
+    (status, out, err), (other_status, other_out, other_err) = together(*commands)
+    assert (status, other_status) == (0, 0), (err, other_err)
+    assert (out, other_out) == ("own hello\nsaid\n", "own hello\n")
+    assert " work: 3 of 3 texts" in err
+    assert other_err == ""
