@@ -12,6 +12,7 @@ import pytest
 
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
+from jaxret.parallel import progress
 from jaxret.search import bm25_index
 from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_index import tokenize_words
@@ -125,7 +126,10 @@ def test_top_k_equals_a_full_sort() -> None:
         assert index.search([query], k)["q"] == full[:k]
 
 
-def test_silent_unless_asked(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_unless_asked(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 1e-6)
     index = BM25.of(PASSAGES)
     with caplog.at_level(logging.DEBUG):
         BM25.of(PASSAGES).search([Query("q", "cats"), Query("empty", "")], k=2)
