@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
+
 from jaxret.parallel.progress import Progress
 from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
 from jaxret.search.backends.sparse_xla import XlaLists
