@@ -16,6 +16,7 @@ from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
 from jaxret.index.row_subset import RaggedRowSubset, RowSubset
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
 from jaxret.index.shards import ShardError
+from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged, SparseRows
 
 
@@ -105,14 +106,24 @@ class EncodedCorpus:
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
             wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
             raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
-        rows = rows if self.selected is None else self.selected[rows]
-        part_of = np.searchsorted(self.firsts, rows, "right") - 1
         result = [""] * len(rows)
-        for number in np.unique(part_of):
-            places = np.flatnonzero(part_of == number)
-            for place, key in zip(places, self.shards[number].ids(rows[places] - self.firsts[number])):
+        for number, places, own_rows in self._by_part(rows):
+            for place, key in zip(places, self.shards[number].ids(own_rows)):
                 result[place] = key
         return result
+
+    def require_unwritten(self, rows: np.ndarray) -> None:
+        """Raise ShardError if a file of vectors of some rows was written to after it was mapped into memory."""
+        for number, _, own_rows in self._by_part(rows):
+            self.shards[number].require_unwritten(own_rows)
+
+    def _by_part(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield (part, places of its rows among `rows`, these rows as the part numbers them)."""
+        rows = rows if self.selected is None else self.selected[rows]
+        part_of = np.searchsorted(self.firsts, rows, "right") - 1
+        for number in np.unique(part_of).tolist():
+            places = np.flatnonzero(part_of == number)
+            yield number, places, rows[places] - self.firsts[number]
 
     def id_blocks(self) -> Iterator[tuple[int, list[str]]]:
         """Yield (first row, passage ids) of a block of rows at a time, in order."""
@@ -131,6 +142,17 @@ class EncodedCorpus:
                 break
             missing.difference_update(block)
         return missing
+
+
+def corpus_version(folder: Path) -> list[str]:
+    """Return digests of the files that say which vectors an encoded corpus has; "" of those that do not exist."""
+    versions = []
+    for name in ("manifest.json", "parts.json"):
+        try:
+            versions.append(sha256_file(folder / name))
+        except FileNotFoundError:
+            versions.append("")
+    return versions
 
 
 ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard

@@ -23,8 +23,9 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
 from jaxret.data.records import Passage
 from jaxret.index.shards import ShardError, read_shard_json
-from jaxret.runs.mismatch import require_equal
+from jaxret.runs.mismatch import ContractError, require_equal
 from jaxret.storage.atomic import StorageError, atomic_write, sha256_file, with_digest, write_json
+from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.temporary import TemporaryFolder
 
 _BLOCK = 2**24  # bytes of a file looked at for line ends at a time
@@ -46,13 +47,13 @@ class Passages:
     (compressed, parquet, a JSON array, training records) is copied there first, a line each: `passages.jsonl`. Where
     the folder cannot be written, the index is in memory, and a corpus that needs a copy is read through each time.
 
-    Opening raises FileNotFoundError if the corpus was moved, ContractError if it was changed, and ShardError if
-    corpus.json is damaged.
+    Opening, and each reading, raises FileNotFoundError if the corpus was moved, ContractError if it was changed, and
+    ShardError if corpus.json is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.corpus = unchanged_corpus(folder)
+        self._open(unchanged_corpus(folder))
         self._file = self.corpus.file  # of lines that can be pointed into
         self._copied = (
             not self._file.in_lines or self._file.format.passages is None or bool(detect_compression(self._file.path))
@@ -60,20 +61,51 @@ class Passages:
         if self._copied:
             self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
-        self._index: PassageOffsets | None = None
         self._folder: TemporaryFolder | None = None  # of the lines that were read last
         self._reading = Lock()  # there is one place for these, and threads may share an index
+        self._refused: tuple[dict[Path, FileState], ContractError] | None = None  # changed files, which are read once
+
+    def _open(self, corpus: Corpus) -> None:
+        """Keep a corpus that was verified, with the states of its files."""
+        self.corpus = corpus
+        self._index: PassageOffsets | None = None
+        self._states = {path: file_state(path) for path in corpus.files}
+
+    def _states_now(self) -> dict[Path, FileState]:
+        return {path: file_state(path) for path in self._states}
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return the passages with these ids that exist and have a text, by id. One thread reads at a time."""
         with self._reading:
-            if self._index is None:
-                self._index = self._read_offsets()
-            if self._index is None:
-                if self._copied and not self._copy():
-                    return {p.id: p for p in self.corpus.read(Policy("skip")) if p.id in ids}
-                self._index = self._make_offsets()
-            return self._read_at(self._index, ids)
+            while True:
+                self._require_unchanged()
+                passages = self._read(ids)
+                if self._states_now() == self._states:  # else they changed meanwhile
+                    return passages
+
+    def _require_unchanged(self) -> None:
+        """Open a corpus again whose files are others than before, if they have the same passages; else raise."""
+        now = self._states_now()
+        if now == self._states:
+            return
+        if self._refused and self._refused[0] == now:
+            raise self._refused[1].with_traceback(None)
+        try:
+            self._open(unchanged_corpus(self.folder, trusted=False))
+        except ContractError as error:
+            self._refused = now, error
+            raise
+
+    def _read(self, ids: Collection[str]) -> dict[str, Passage]:
+        """Return passages of a corpus that nobody changes meanwhile."""
+        if self._index is None:
+            self._index = self._read_offsets()
+        if self._index is None:
+            if self._copied and not self._copy():
+                return {p.id: p for p in self.corpus.read(Policy("skip")) if p.id in ids}
+            self._index = self._make_offsets()
+        self._states.setdefault(self._file.path, file_state(self._file.path))  # the copy, verified or made just now
+        return self._read_at(self._index, ids)
 
     def _read_at(self, index: PassageOffsets, ids: Collection[str]) -> dict[str, Passage]:
         """Copy the lines of the ids to a temporary file, for the reader of the format."""
@@ -145,8 +177,9 @@ class Passages:
         return PassageOffsets(table[0], table[1], table[2], head)
 
 
-def unchanged_corpus(folder: Path) -> Corpus:
-    """Return the corpus that was encoded into `folder`. Raises as opening `Passages` does."""
+def unchanged_corpus(folder: Path, trusted: bool = True) -> Corpus:
+    """Return the corpus that was encoded into `folder`, whose sizes and times are `trusted` where they are those of the
+    encoding. Raises as opening `Passages` does."""
     written = folder / "corpus.json"
     note = read_shard_json(written)
     if not isinstance(note.get("path"), str) or "\0" in note["path"]:
@@ -155,7 +188,9 @@ def unchanged_corpus(folder: Path) -> Corpus:
     if not source_exists(path):
         raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
     corpus = Corpus.open(path)
-    if corpus.stat() != {key: note.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
+    if not trusted or corpus.stat() != {
+        key: note.get(key) for key in ("bytes", "modified")
+    }:  # copied, perhaps: look closer
         manifest = folder / "manifest.json"
         expected = read_shard_json(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
         sha256, remedy = corpus.scan(Policy("skip")).sha256, "Encode it again, or put back what was encoded."

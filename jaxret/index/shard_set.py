@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.parallel.progress import with_progress
+from jaxret.storage.file_state import FileState, file_state
 from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW = 64  # shards, for which there is room
@@ -35,6 +36,7 @@ class ShardSet:
         self.folder = folder
         self.manifest = manifest
         self.shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
+        self._states: dict[Path, FileState] = {}  # of files that were opened
 
     @property
     def total_rows(self) -> int:
@@ -83,6 +85,7 @@ class ShardSet:
         unique, inverse = self._unique(indices)
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
+            self._require_unchanged(shard)
             text = shard.ids(self.folder).read_bytes()
             ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
             starts = np.concatenate([[0], ends[:-1] + 1])
@@ -117,7 +120,33 @@ class ShardSet:
             if start < stop:
                 yield shard, slice(start, stop)
 
+    def verify(self, shard: Shard, digests: bool) -> None:
+        """Raise ShardError if a file of a shard is missing or damaged; else remember the state of its files."""
+        files = shard.files(self.folder, self.manifest.layout).values()
+        self._states |= {path: file_state(path) for path in files}
+        check_files(self.folder, shard, self.manifest.shards[shard.index], digests)
+        self._map(shard)
+
+    def require_unwritten(self, rows: np.ndarray) -> None:
+        """Raise ShardError if a file of vectors of some rows, which is mapped into memory, was written to: to read what
+        was cut off ends the process. What was replaced by another file stays as it was in memory."""
+        for shard, _ in self._by_shard(np.unique(rows)):
+            path = shard.vectors(self.folder)
+            now = file_state(path)
+            if now.inode == self._states.get(path, now).inode:
+                self._require_state(path, now)
+
+    def _require_unchanged(self, shard: Shard) -> None:
+        """Raise ShardError if a file of a shard is not the one that was opened."""
+        for path in shard.files(self.folder, self.manifest.layout).values():
+            self._require_state(path, file_state(path))
+
+    def _require_state(self, path: Path, now: FileState) -> None:
+        if difference := self._states.get(path, now).difference(now):
+            raise ShardError(f"{path} {difference}; open the corpus again, and if that fails, run encode again")
+
     def _map(self, shard: Shard) -> Any:
+        self._require_unchanged(shard)
         return _map_shard(self.folder, shard, self.manifest)
 
 
@@ -132,17 +161,11 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
         state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"
         raise ShardError(f"{path} does not exist: {state}; run encode again")
     manifest = read_manifest(path)
-    shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
-
-    def check(shard: Shard) -> None:
-        entry = manifest.shards[shard.index]
-        check_files(folder, shard, entry, verify)
-        _map_shard(folder, shard, manifest)
-
+    opened = ShardSet(folder, manifest)
     with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
-        checked = pool.map(check, shards)
-        list(with_progress(checked, "check shards", len(shards), "shard"))
-    return ShardSet(folder, manifest)
+        checked = pool.map(lambda shard: opened.verify(shard, verify), opened.shards)
+        list(with_progress(checked, "check shards", len(opened.shards), "shard"))
+    return opened
 
 
 def raise_file_limit(shards: int) -> None:

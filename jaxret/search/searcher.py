@@ -14,7 +14,7 @@ import numpy as np
 from jaxret.data.formats import Corpus, source_path
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
-from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_encoded
 from jaxret.index.metadata import matching_rows
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError, read_entry
@@ -158,6 +158,7 @@ class Searcher:
         require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
         self.run, self.folder, self.filters = run, folder, options.filters
+        self._version = corpus_version(folder)  # before anything is read
         self.shards = open_corpus(run, folder)
         if self.filters:
             self.shards = self.shards.select(matching_rows(self.shards, self.filters))
@@ -200,6 +201,10 @@ class Searcher:
             backend = select_backend(options.backend, precision=options.precision)
             self_check(backend)
             self.generator = CandidateGenerator.open(self._corpus, spec, backend, many)
+
+    def is_stale(self) -> bool:
+        """Return whether passages were appended, deleted or encoded again since the corpus was opened."""
+        return corpus_version(self.folder) != self._version
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
         """Encode the queries and search for the k best passages of each, best first; exact but for `candidates` and

@@ -26,11 +26,12 @@ from jaxret.search.approximate.faiss_factory import (
     parse_parameters,
     search_parameters,
 )
-from jaxret.search.exact import VectorCorpus, query_vectors, score_candidates
+from jaxret.search.exact import query_vectors, score_candidates
 from jaxret.search.proof import SearchResult
 from jaxret.search.single_vector import QUERY_ROWS, SingleVectors
 from jaxret.storage import atomic
 from jaxret.storage.atomic import sha256_file, sha256_json
+from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.types import Ragged
 
 KEYS = {"factory", "training", "corpus", "vectors", "dimension", "vectors_per_passage", "largest_norm", "made", "index"}
@@ -48,6 +49,8 @@ class FaissIndex:
     largest_norm: float  # of the vectors, an upper bound
     parameters: str = ""  # FAISS's search parameters, in its notation
     measured: Mapping[str, Any] | None = None  # the recall of its manifest
+    file: Path | None = None  # that is mapped into memory
+    state: FileState = MISSING  # of the file, when it was opened
 
     @property
     def description(self) -> str:
@@ -85,17 +88,27 @@ class FaissIndex:
         questions = (self.measured or {})["questions"]
         return f"{line}; recall of exact search {depths}, measured with {questions['count']:,} {questions['source']}"
 
-    def search(self, queries: np.ndarray | Ragged, corpus: VectorCorpus, k: int) -> SearchResult:
+    def search(self, queries: np.ndarray | Ragged, corpus: MappedCorpus, k: int) -> SearchResult:
         """Return the best k passages among the candidates of each query [Q,D] float32, with the scores and in the order
         of exact search; fewer only where the corpus has fewer.
 
-        Raises ValueError for queries that exact search refuses, and where no parameters find as many.
+        Raises ValueError for queries that exact search refuses, and where no parameters find as many; ShardError where
+        a mapped file was written to.
         """
+        self._require_unwritten()
         vectors, count = query_vectors(queries, corpus), min(k, corpus.total_rows)
         assert isinstance(vectors, SingleVectors), "there are no indexes of lists"
         rows = self._rows(vectors.vectors, count)
+        corpus.require_unwritten(rows[rows >= 0])
         scored = score_candidates(vectors, rows, corpus, count, self.largest_norm)
         return SearchResult(*scored, self.description, (len(vectors),), int((rows >= 0).sum()))
+
+    def _require_unwritten(self) -> None:
+        """Raise ShardError if the file was written to: to read what was cut off ends the process. A file in its place
+        changes nothing in memory."""
+        now = file_state(self.file) if self.file else MISSING
+        if now.inode == self.state.inode and (difference := self.state.difference(now)):
+            raise ShardError(f"{self.file} {difference}; {_BUILD}")
 
     def _rows(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return at least `count` rows for each query, int64 [Q,C], -1 where there are no more. Where an index gives
@@ -131,7 +144,7 @@ class MappedCorpus:
 
     def __init__(self, corpus: EncodedCorpus) -> None:
         self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
-        self.describe, self.ids = corpus.describe, corpus.ids
+        self.describe, self.ids, self.require_unwritten = corpus.describe, corpus.ids, corpus.require_unwritten
         self._shards = list(corpus)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -213,8 +226,9 @@ def open_faiss_index(corpus: EncodedCorpus, name: str, parameters: str = "") -> 
     recall = manifest.get("recall")
     if recall is None:
         raise ValueError(f"{folder} was built, but its recall was not measured: run the same jaxret index again")
+    state = file_state(folder / "index.faiss")
     check_index_file(folder, manifest)
-    index = load_faiss_index(folder, manifest)
+    index = replace(load_faiss_index(folder, manifest), state=state)
     try:
         parse_parameters(index.index, parameters)
     except ValueError as error:
@@ -236,4 +250,5 @@ def load_faiss_index(folder: Path, manifest: Mapping[str, Any]) -> FaissIndex:
             f"{path}: {index.ntotal:,} vectors of {index.d} numbers, {manifest['vectors']:,} of "
             f"{manifest['dimension']} were written; {_BUILD}"
         )
-    return FaissIndex(index, manifest["factory"], manifest["vectors_per_passage"], manifest["largest_norm"])
+    norm, state = manifest["largest_norm"], file_state(path)
+    return FaissIndex(index, manifest["factory"], manifest["vectors_per_passage"], norm, file=path, state=state)

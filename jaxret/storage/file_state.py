@@ -1,0 +1,38 @@
+"""Whether a file that is open, or mapped into memory, is still the file that was opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class FileState(NamedTuple):
+    """Size, time of the last change and inode of a file; all 0 where there is none."""
+
+    size: int
+    modified: int  # ns
+    inode: int
+
+    def difference(self, now: FileState) -> str:
+        """Return how the file differs now, as the end of a sentence; "" if it does not."""
+        if self == now:
+            return ""
+        if now == MISSING:
+            return "does not exist any more"
+        if self.inode != now.inode:
+            return "was replaced after it was opened"
+        if self.size != now.size:
+            return f"has {now.size:,} bytes, and had {self.size:,} when it was opened"
+        return "was written to after it was opened"
+
+
+MISSING = FileState(0, 0, 0)
+
+
+def file_state(path: Path) -> FileState:
+    """Return the state of a file now."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return MISSING
+    return FileState(stat.st_size, stat.st_mtime_ns, stat.st_ino)

@@ -1,0 +1,163 @@
+"""Files that change while an index is open: an error that names them, never other texts, and never a signal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.data.records import Passage
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.passages import Passages
+from jaxret.index.shards import ShardError
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
+from jaxret.search.backends.select import select_backend
+from jaxret.search.exact import search
+from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.search.approximate.faiss_index_test import D, built, vectors, written
+
+TEXTS = [Passage(f"p{i}", f"text number {i:02d}", f"title {i}") for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("changed")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    return open_run(folder / "run")
+
+
+def write(path: Path, text: Callable[[Passage], str] = lambda passage: passage.text) -> None:
+    """A corpus in the format of its name."""
+    rows = [{"_id": p.id, "title": p.title, "text": text(p)} for p in TEXTS]
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def replaced_with_its_old_time(path: Path) -> None:
+    """Another file of the same size and time, as a restored one may be."""
+    stat = path.stat()
+    write(path.with_name("new" + path.suffix), lambda p: p.text.replace("text", "TEXT"))
+    os.utime(path.with_name("new" + path.suffix), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    path.with_name("new" + path.suffix).rename(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "edited": lambda path: write(path, lambda p: p.text.replace("text", "TEXT")),
+    "longer": lambda path: write(path, lambda p: p.text + " and more"),
+    "cut": lambda path: os.truncate(path, 0 if path.suffix == ".json" else path.stat().st_size // 2),
+    "replaced": replaced_with_its_old_time,
+}
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz", "corpus.json"])
+def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: Path) -> None:
+    """Texts of a copy would still be right, but the vectors are no longer those of the corpus."""
+    path, folder = tmp_path / name, tmp_path / "encoded"
+    write(path)
+    shutil.copytree(encode_corpus(run, path, f"c-{name}", progress=False).folder, folder)
+    original = path.read_bytes()
+    for change, work in CHANGES.items():
+        texts = Passages(folder)
+        assert texts.read(["p3"]) == {"p3": TEXTS[3]}
+        work(path)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"corpus\.json") as raised:
+                texts.read(["p3"])
+            assert isinstance(raised.value, ContractError) or change == "cut", change
+        path.write_bytes(original)  # put back, at another time
+        assert texts.read(["p4", "p5"]) == {"p4": TEXTS[4], "p5": TEXTS[5]}, change
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
+        texts.read(["p3"])
+
+
+def test_a_corpus_that_changes_is_read_once_to_see_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    write(path)
+    texts = Passages(encode_corpus(run, path, "once", progress=False).folder)
+    texts.read(["p1"])
+    scans: list[int] = []
+    scan = type(texts.corpus).scan
+    monkeypatch.setattr(type(texts.corpus), "scan", lambda *a: (scans.append(1), scan(*a))[1])  # type: ignore[func-returns-value]
+    write(path, lambda p: p.text.upper())
+    for _ in range(3):
+        with pytest.raises(ContractError):
+            texts.read(["p1"])
+    assert len(scans) == 1
+    write(path)
+    os.utime(path)
+    assert texts.read(["p1"]) == texts.read(["p1"]) == {"p1": TEXTS[1]}
+    assert len(scans) == 2, "the same passages in a file of another time"
+
+
+QUERIES = np.random.default_rng(1).standard_normal((5, D)).astype(np.float32)
+
+
+def opened(folder: Path) -> tuple[FaissIndex, MappedCorpus]:
+    corpus = open_encoded(written(folder / "run" / "embeddings" / "c", vectors(1)))
+    name = built(corpus, "IVF8,Flat").name
+    return open_faiss_index(corpus, name), MappedCorpus(corpus)
+
+
+@pytest.mark.parametrize("name", ["vectors-*.npy", "indexes/*/index.faiss"])
+def test_a_mapped_file_that_is_cut_or_written_to(name: str, tmp_path: Path) -> None:
+    """To read behind its end is the end of the process (SIGBUS)."""
+    index, corpus = opened(tmp_path)
+    before = index.search(QUERIES, corpus, 10)
+    path = sorted((tmp_path / "run" / "embeddings" / "c").glob(name))[0]
+    data = path.read_bytes()
+    copy = path.with_name("copy")
+    copy.write_bytes(data)
+    copy.rename(path)
+    assert (index.search(QUERIES, corpus, 10).rows == before.rows).all(), "what is mapped is another file"
+
+    index, corpus = opened(tmp_path / "again")
+    path = sorted((tmp_path / "again" / "run" / "embeddings" / "c").glob(name))[0]
+    index.search(QUERIES, corpus, 10)
+    os.truncate(path, 100)
+    with pytest.raises(ShardError, match=rf"{path} has 100 bytes, and had [\d,]+ when it was opened"):
+        index.search(QUERIES, corpus, 10)
+    path.write_bytes(data[:-1] + b"x")
+    with pytest.raises(ShardError, match=rf"{path} was written to after it was opened"):
+        index.search(QUERIES, corpus, 10)
+
+
+@pytest.mark.parametrize("name", ["vectors-*.npy", "ids-*.txt"])
+def test_shards_that_are_read_for_each_search(name: str, tmp_path: Path) -> None:
+    corpus = open_encoded(written(tmp_path, vectors(1)))
+    backend = select_backend("faiss-cpu")
+
+    def rankings() -> list[str]:
+        return corpus.ids(search(QUERIES, corpus, 10, backend).rows.reshape(-1))
+
+    before = rankings()
+    assert rankings() == before
+    path = sorted(tmp_path.glob(name))[0]
+    data = path.read_bytes()
+    path.with_name("copy").write_bytes(data)
+    path.with_name("copy").rename(path)
+    with pytest.raises(ShardError, match=rf"{path} was replaced after it was opened; open the corpus again"):
+        rankings()
+    path.unlink()
+    with pytest.raises(ShardError, match=rf"{path} does not exist any more"):
+        rankings()
+    path.write_bytes(data)
+    corpus = open_encoded(tmp_path)
+    assert rankings() == before
