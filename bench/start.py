@@ -87,7 +87,8 @@ def draw(folder: Path, queries: int, passages: int, negatives: int) -> None:
         writer.ragged("passages", texts(passages, 60, PASSAGE_LENGTH))
         positives = random.integers(0, passages, queries, dtype=np.int32)
         writer.array("positives", positives)
-        writer.array("known_positives", positives[:, None])
+        writer.array("known_positives", np.arange(queries, dtype=np.int32))
+        writer.ragged("known_positive_sets", [Ragged(positives, np.arange(queries + 1))])
         writer.ragged("negatives", hard(queries))
         writer.strings("query_ids", StringsBuilder(map(str, range(queries))).strings())
         return {"digest": f"drawn {queries} {passages} {negatives}", "truncations": [], "report": ""}

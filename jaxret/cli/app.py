@@ -6,7 +6,6 @@ Nothing here imports JAX, so that a wrong flag is reported without delay.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from operator import getitem
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +24,7 @@ from jaxret.cli.flags import OptionFlags
 from jaxret.configs import all_keys, load_config, locate_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
 from jaxret.storage.atomic import cache_folder
+from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
@@ -35,7 +34,6 @@ _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no p
 INTERRUPTED = 130  # the status that shells use for Ctrl-C
 NO_READER = 141  # the status that shells use for a closed pipe
 UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
-CACHE_BYTES = 2 << 30  # most bytes of cached compiled programs
 
 # Loggers that write dozens of lines for a save, or a list of the accelerators that were not found.
 _VERBOSE_LOGGERS = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
@@ -154,26 +152,13 @@ def enable_compilation_cache() -> None:
     try:
         folder = cache_folder("compiled")
         folder.mkdir(parents=True, exist_ok=True)
-        _delete_least_recently_used(folder, CACHE_BYTES)
+        trim_cache(folder, "compiled")
     except (OSError, RuntimeError):  # no home folder, or no space in it: compile without a cache
         return
     if os.access(folder, os.W_OK):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
-
-def _delete_least_recently_used(folder: Path, limit: int) -> None:
-    """Delete the least recently read files until the others have at most `limit` bytes."""
-    with os.scandir(folder) as entries:
-        files = [(e.stat(), e.path) for e in entries if e.is_file(follow_symlinks=False)]
-    total = sum(stat.st_size for stat, _ in files)
-    for stat, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
-        if total <= limit:
-            return
-        with contextlib.suppress(FileNotFoundError):  # another process deletes, too
-            os.unlink(path)
-        total -= stat.st_size
 
 
 def run_command(module: ModuleType, arguments: list[str]) -> None:

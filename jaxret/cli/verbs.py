@@ -28,6 +28,7 @@ VERBS = {
     "data convert": "convert a data set to another format",
     "data build": "write a data set as a versioned TFDS data set",
     "data split": "split judgements by whether relevant passages have training queries",
+    "cache": "show and empty the cache of tokenised texts and compiled programs",
     "plan": "plan memory, time and storage of a config on chips, without the chips",
     "demo": "train, encode, search and evaluate on documentation of Python",
     "diversity": "measure how different the vectors of a passage are",

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxret.data.formats import Policy, read_examples
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import Packer, choose_row_shape
 from jaxret.models.retriever import RetrieverModel
 from jaxret.plan.programs import Shapes, longest_batch
@@ -121,7 +122,7 @@ def draw_texts(
         queries=texts(query_mean, config.tokens.query_length),
         passages=texts(passage_mean, config.tokens.passage_length),
         positives=rows,
-        known_positives=rows[:, None],
+        known_positives=KnownPositives(Ragged(rows, np.arange(examples + 1)), rows),
         negatives=Ragged(
             random.integers(0, examples, examples * negatives, np.int32), np.arange(examples + 1) * negatives
         ),
@@ -194,7 +195,7 @@ def measure_batches(
         longest,
         query_length=packer.queries.length,
         passage_length=packer.passages.length,
-        positives=data.known_positives.shape[1],
+        positives=data.known_positives.most,
     )
     computed = padded
     if config.tokens.packing:

@@ -121,7 +121,7 @@ def make_collection(dev: TrainingSet, train: TrainingSet | None, size: int | Non
     judgements = tuple(
         Judgement(str(number), str(row), 1)
         for number, positives in enumerate(dev.known_positives)
-        for row in rows[positives[positives >= 0]]
+        for row in rows[positives]
     )
     return DevCollection(dev.queries, pool, judgements, CORPUS_MEASURES if size is None else POOL_MEASURES)
 
@@ -138,7 +138,7 @@ def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, se
         size: of the pool, at least.
         seed: of the draw.
     """
-    relevant = np.unique(dev.known_positives[dev.known_positives >= 0])
+    relevant = dev.known_positives.passages
     others = np.setdiff1d(np.arange(len(dev.passages)), relevant)
     chosen = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
     dev_rows = np.full(len(dev.passages), -1)

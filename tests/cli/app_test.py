@@ -355,17 +355,6 @@ def test_where_compiled_programs_are_kept(variables: Callable[..., dict[str, str
     assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
 
 
-def test_what_was_longest_not_used_goes_first(tmp_path: Path) -> None:
-    for number, name in enumerate(("b", "a", "d", "c")):
-        (tmp_path / name).write_bytes(bytes(100))
-        os.utime(tmp_path / name, (1_000 + number, 1_000 + number))
-    os.utime(tmp_path / "b", (5_000, 1_000))  # read since
-    cli._delete_least_recently_used(tmp_path, 200)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
-    cli._delete_least_recently_used(tmp_path, 200)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_what_xla_logs_is_for_debugging(debug: str) -> None:
     """Here that it cannot write where it was asked to."""

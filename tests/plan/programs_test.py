@@ -12,6 +12,7 @@ import pytest
 
 from jaxret.configs.base import get_config
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.parallel.chips import parse_topology
 from jaxret.parallel.flops import count_flops
 from jaxret.plan import programs
@@ -124,7 +125,7 @@ def test_tokens_of_a_run_are_those_of_its_batches() -> None:
         queries=texts["queries"],
         passages=texts["passages"],
         positives=np.arange(24, dtype=np.int32),
-        known_positives=np.arange(48, dtype=np.int32).reshape(24, 2),
+        known_positives=KnownPositives.from_lists(np.arange(48).reshape(24, 2).tolist()),
         negatives=Ragged.from_lists([[24 + i] for i in range(24)]),
         query_ids=tuple(map(str, range(24))),
         pad_id=0,

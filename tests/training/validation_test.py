@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.data.formats import read_corpus, read_examples, read_run, write_beir
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
@@ -108,13 +109,13 @@ def test_the_pool(run: Run, validation: RetrievalValidation) -> None:
     assert len(distinct) == 45
     assert np.array_equal(again.flat, validation.collection.passages.flat)
     for positives, judgements in zip(dev.known_positives, by_query(validation), strict=True):
-        assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in positives if row >= 0)
+        assert sorted(j.passage_id for j in judgements) == sorted(str(places[row]) for row in positives)
     all_of_them = make_collection(dev, train, None, seed=1)
     texts = {row.tobytes() for row in (*dev.passages, *train.passages)}
     assert {row.tobytes() for row in all_of_them.passages} == texts
     assert all_of_them.measures == CORPUS_MEASURES
     assert not np.array_equal(make_passage_pool(dev, train, 45, seed=1)[0].flat, again.flat)
-    relevant = {row for positives in dev.known_positives for row in positives if row >= 0}
+    relevant = {row for positives in dev.known_positives for row in positives}
     few, places = make_passage_pool(dev, train, 5, seed=1)
     assert len(few) == len(relevant) > 5, "relevant passages are never left out"
     assert {row for row, place in enumerate(places) if place >= 0} == relevant
@@ -127,7 +128,7 @@ def passages_only(*rows: list[int]) -> TrainingSet:
         queries=Ragged.from_lists([[2, 9, 3]]),
         passages=Ragged.from_lists(list(rows)),
         positives=np.zeros(1, np.int32),
-        known_positives=np.zeros((1, 1), np.int32),
+        known_positives=KnownPositives.from_lists([[0]]),
         negatives=Ragged.from_lists([[]]),
         query_ids=("q",),
         pad_id=0,

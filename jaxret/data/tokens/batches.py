@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxret.data.records import Example, Passage
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import SAMPLE, USUAL, Packer, Placement, RowShape, choose_row_shape
 from jaxret.data.tokens.teacher import TeacherScores, row_subset
 from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation, concatenate_blocks
@@ -29,7 +30,7 @@ class TrainingSet:
     queries: Ragged  # token ids [E]
     passages: Ragged  # token ids [P]
     positives: np.ndarray  # int32 [E], row of the target passage
-    known_positives: np.ndarray  # int32 [E, largest number of positives], passage rows padded with -1
+    known_positives: KnownPositives  # [E]
     negatives: Ragged  # [E], passage rows of each example's hard negatives
     query_ids: Sequence[str]
     pad_id: int
@@ -107,9 +108,6 @@ def tokenize_examples(
 
     positives = [[row(p) for p in example.positives] for example in examples]
     negatives = [[row(p) for p in example.negatives] for example in examples]
-    known_positives = np.full((len(examples), max(map(len, positives))), -1, np.int32)
-    for i, example_rows in enumerate(positives):
-        known_positives[i, : len(example_rows)] = example_rows
     text: list[Iterable[Any]] = [(e.query.text for e in examples), ([p.title, p.text] for p in passages)]
     text += [positives, negatives]
     imagined = None
@@ -118,11 +116,14 @@ def tokenize_examples(
         text.append(queries)
         imagined = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
+    numbers: dict[tuple[str, str], int] = {}  # a query has an example for each of its positives
+    query_rows = np.array([numbers.setdefault((e.query.id, e.query.text), len(numbers)) for e in examples])
+    of_queries = tokenizer.queries((text for _, text in numbers), progress, cut[0])
     return TrainingSet(
-        queries=tokenizer.queries((e.query.text for e in examples), progress, cut[0], partial(write_column, "queries")),
+        queries=write_column("queries", iter([of_queries.take(query_rows)])),
         passages=tokenizer.passages(passages, progress, cut[1], partial(write_column, "passages")),
-        positives=known_positives[:, 0].copy(),
-        known_positives=known_positives,
+        positives=np.array([own[0] for own in positives], np.int32),
+        known_positives=KnownPositives.from_lists(positives),
         negatives=Ragged.from_lists(negatives),
         query_ids=tuple(e.query.id for e in examples),
         pad_id=tokenizer.pad_id,
@@ -263,9 +264,7 @@ class BatchPlan:
         mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
         group = 1 + self.negatives
         my_documents = slice(mine.start * group, mine.stop * group)
-        real = np.where(examples >= 0, examples, 0)
         positives = np.where(examples >= 0, np.arange(len(examples)) * group, -1).astype(np.int32)
-        known_positives = np.where((examples >= 0)[:, None], data.known_positives[real], -1)
         if packer is None:
             query_tokens = self._tokens(data, data.queries, examples, mine, self.max_query_length)
             tokens = self._tokens(data, data.passages, documents, my_documents, self.max_passage_length)
@@ -279,7 +278,7 @@ class BatchPlan:
             documents=tokens,
             positives=positives[mine],
             document_ids=documents[my_documents],
-            known_positives=known_positives[mine],
+            known_positives=data.known_positives.table(examples[mine]),
             pseudo_queries=self._pseudo_queries(data, examples, documents, encoded),
             teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
         )

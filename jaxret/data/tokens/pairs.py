@@ -126,7 +126,7 @@ def without_positives(data: TrainingSet, examples: np.ndarray, documents: np.nda
 
     They are no candidates for a retriever either (`competing_documents` of training).
     """
-    known_positives = data.known_positives[np.maximum(examples, 0)]
+    known_positives = data.known_positives.table(np.maximum(examples, 0))
     again = (documents[:, :, None] == known_positives[:, None, :]).any(axis=-1)
     again[:, 0] = False  # the target
     return np.where(again, -1, documents).reshape(-1)

@@ -38,6 +38,7 @@ from jaxret.storage.atomic import (
     with_digest,
     write_json,
 )
+from jaxret.storage.cache import mark_used, trim_cache
 from jaxret.storage.leases import Lease, Leases
 from jaxret.types import Ragged
 
@@ -233,6 +234,7 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
         for name, whole in zip(columns, threads.map(sound, columns)):
             if not whole:
                 raise StaleError(f"{folder}/{name}.npy is damaged")
+    mark_used(folder)
     return TokenStore(folder, facts, {name: _mapped(folder / f"{name}.npy") for name in columns})
 
 
@@ -270,6 +272,11 @@ def open_or_make_store(
             leases.release(lease)
         store = open_store(origin, root)
     log(f"tokens of {origin.name} are kept in {store.folder} ({store.size / 1e6:,.1f} MB)")
+    if root == store_root():
+        for entry in trim_cache(root, "tokens"):
+            log(
+                f"  deleted {entry.path.name} ({entry.size / 1e6:,.1f} MB), which was used least recently (jaxret cache)"
+            )
     return store
 
 

@@ -37,7 +37,7 @@ def take_random_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet
         data,
         queries=data.queries.take(rows),
         positives=data.positives[rows],
-        known_positives=data.known_positives[rows],
+        known_positives=data.known_positives.take(rows),
         negatives=data.negatives.take(rows),
         query_ids=[data.query_ids[row] for row in rows],
         teacher=teacher and TeacherScores(teacher.positives[rows], teacher.negatives.take(rows)),

@@ -28,6 +28,7 @@ from jaxret.data.formats.readers import read_ranked_lines, require_run_scores
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.store import (
     ColumnWriter,
     Say,
@@ -94,6 +95,7 @@ class ExampleSource:
             "negatives_run": bool(self.negatives_run),
             "pseudo_queries": bool(self.pseudo_queries),
             "tokens": tokenizer.recipe("query", "passage"),
+            "known_positives": "sets",
             # Absent without scores, so that stores of tokens alone keep their recipe.
             **({"scores": "run" if self.teacher_run else "passages"} if self.scores else {}),
             **_forced(
@@ -146,7 +148,8 @@ def load_or_tokenize_examples(
             imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
         data = tokenize_examples(examples, tokenizer, progress, imagined, write_column=writer.ragged)
         writer.array("positives", data.positives)
-        writer.array("known_positives", data.known_positives)
+        writer.array("known_positives", data.known_positives.rows)
+        writer.ragged("known_positive_sets", [data.known_positives.sets])
         writer.ragged("negatives", [data.negatives])
         writer.strings("query_ids", StringsBuilder(data.query_ids).strings())
         if source.scores:
@@ -195,7 +198,7 @@ def _training_set(store: TokenStore, tokenizer: TextTokenizer, source: ExampleSo
         queries=store.ragged("queries"),
         passages=store.ragged("passages"),
         positives=store.columns["positives"],
-        known_positives=store.columns["known_positives"],
+        known_positives=KnownPositives(store.ragged("known_positive_sets"), store.columns["known_positives"]),
         negatives=store.ragged("negatives"),
         query_ids=store.strings("query_ids"),
         pad_id=tokenizer.pad_id,

@@ -21,9 +21,11 @@ from jaxret.data.formats import (
     write_dpr_examples,
     write_run,
 )
-from jaxret.data.records import Passage
+from jaxret.data.formats.beir import write_beir
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.data.tokens import tokenized
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet, tokenize_examples
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.tokenized import (
     ExampleSource,
     load_or_tokenize_corpus,
@@ -64,6 +66,8 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def equal(one: Any, two: Any) -> bool:
+    if isinstance(one, KnownPositives):
+        return equal(one.sets, two.sets) and equal(one.rows, two.rows)
     if isinstance(one, Ragged):
         return np.array_equal(one.flat, two.flat) and np.array_equal(one.offsets, two.offsets)
     if isinstance(one, np.ndarray):
@@ -95,6 +99,31 @@ def test_a_training_set_is_that_of_the_text(
     other = tokenize_examples(examples[::-1], tokenizer, pseudo_queries=imagined)
     assert not equal(other.queries, made.queries)  # control
     assert other.digest != made.digest
+
+
+def test_many_positives_take_no_table(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """An example for each positive, and one set of them for the query: the store grows as the text."""
+    queries = [Query(f"q{number}", "silver river") for number in range(4)]
+    sizes = []
+    for count in (100, 400):
+        passages = {f"p{number}": Passage(f"p{number}", "stone music") for number in range(count)}
+        judgements = [Judgement("q0", key, 1) for key in passages]
+        judgements += [Judgement(query.id, "p1", 1) for query in queries[1:]]
+        write_beir(tmp_path / str(count), passages.values(), queries, {"train": judgements})
+        said: list[str] = []
+        source, root = ExampleSource(str(tmp_path / str(count)), "train", "error"), tmp_path / f"store{count}"
+        data, _ = load_or_tokenize_examples(source, tokenizer, root, False, said.append)
+        sizes.append(sum(path.stat().st_size for path in root.rglob("*.npy")))
+        assert len(data) == count + 3
+        assert sorted(data.known_positives[0]) == list(range(count))
+        assert data.known_positives[count].tolist() == [1]
+        table = data.known_positives.table(np.array([0, count, -1]))
+        assert table.shape == (3, count)
+        assert table[1:].tolist() == [[1, *[-1] * (count - 1)], [-1] * count]
+        assert data.truncations[0].texts == 4, "a query counts once"
+    small, large = sizes
+    assert large < 4 * small, "a table would have sixteen times as many numbers"
+    assert large < 150 * 400
 
 
 def test_queries_to_imagine_have_no_markers(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from jaxret.data.formats import read_corpus, read_examples, read_queries, read_r
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
+from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
@@ -139,7 +140,7 @@ def test_validation_ranks_a_positive_among_all_that_may_be_wrong() -> None:
         queries=Ragged.from_lists([[1]] * 2),
         passages=texts,
         positives=np.array([1, 2], np.int32),
-        known_positives=np.array([[1, 4], [2, -1]], np.int32),
+        known_positives=KnownPositives.from_lists([[1, 4], [2]]),
         negatives=Ragged.from_lists([[0, 3, 4, 2], [5, 6]]),
         query_ids=["a", "b"],
         pad_id=0,

@@ -1,0 +1,30 @@
+"""Shows what jaxret keeps in the user's cache, and empties it:
+
+jaxret cache                    sizes and bounds
+jaxret cache --clear=tokens     delete the tokenised texts; they are made again when they are needed
+
+JAXRET_TOKENS_GB=100 sets another bound for tokenised texts; data.store keeps them elsewhere, without a bound.
+"""
+
+from absl import flags
+
+_CLEAR = flags.DEFINE_enum("clear", None, ["tokens", "compiled", "all"], "kind of entries to delete")
+
+
+def main() -> None:
+    from datetime import datetime
+
+    from jaxret.storage.atomic import cache_folder
+    from jaxret.storage.cache import KINDS, cache_entries, cache_limit, clear_cache
+
+    for kind, title in KINDS.items():
+        if _CLEAR.value in (kind, "all"):
+            deleted = clear_cache(kind)
+            print(f"deleted {len(deleted):,} {title}, {sum(entry.size for entry in deleted) / 1e6:,.1f} MB")
+        entries, limit = cache_entries(cache_folder(kind)), cache_limit(kind)
+        size = sum(entry.size for entry in entries)
+        print(f"{cache_folder(kind)}: {len(entries):,} {title}, {size / 1e6:,.1f} MB of at most {limit / 1e9:,.1f} GB")
+        if kind == "tokens":
+            for entry in reversed(entries):
+                used = datetime.fromtimestamp(entry.used)
+                print(f"  {entry.size / 1e6:10,.1f} MB  used {used:%Y-%m-%d %H:%M}  {entry.path.name}")

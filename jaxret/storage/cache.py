@@ -1,0 +1,101 @@
+"""The user's cache: compiled programs (a file each) and tokenised texts (a folder each), with a bound on their sizes.
+
+An entry may be deleted at any time: it is made again when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxret.storage.atomic import cache_folder
+
+KINDS = {"compiled": "compiled programs", "tokens": "tokenised texts"}
+TOKENS_VARIABLE = "JAXRET_TOKENS_GB"  # the environment variable with another bound, in 10^9 bytes
+_LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}
+# Nothing that was used in this time is deleted for the bound: another process may read it, or just make it.
+_IN_USE = {"compiled": 0.0, "tokens": 86400.0}
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file or folder of the cache; `used` is the time of its last use, in seconds since 1970."""
+
+    path: Path
+    size: int
+    used: float
+
+    def delete(self) -> None:
+        """Delete it; another process may do so too."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def cache_limit(kind: str) -> int:
+    """Return the bound of a kind in bytes. Raises ValueError for an environment variable that is no number."""
+    value = os.environ.get(TOKENS_VARIABLE) if kind == "tokens" else None
+    try:
+        return int(float(value) * 1e9) if value else _LIMITS[kind]
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{TOKENS_VARIABLE}={value}: it must be a number of gigabytes, as 32") from error
+
+
+def cache_entries(folder: Path) -> list[CacheEntry]:
+    """Return the entries of a folder, the least recently used first; without leases and locks, which begin with a
+    dot."""
+    entries = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as children:
+        for entry in children:
+            if not entry.name.startswith(".") and not entry.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    entries.append(_entry(Path(entry.path)))
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def _entry(path: Path) -> CacheEntry:
+    status = path.stat()
+    if not path.is_dir():
+        return CacheEntry(path, status.st_size, max(status.st_atime, status.st_mtime))
+    return CacheEntry(path, sum(_sizes(path)), status.st_mtime)
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            yield path.stat().st_size
+
+
+def mark_used(folder: Path) -> None:
+    """Record that a folder of the cache is used now, if it can be written."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def trim_cache(folder: Path, kind: str) -> list[CacheEntry]:
+    """Delete the least recently used entries until the others fit the bound of their kind, and return them."""
+    entries, deleted, now = cache_entries(folder), [], time.time()
+    total, limit = sum(entry.size for entry in entries), cache_limit(kind)
+    for entry in entries:
+        if total <= limit:
+            break
+        if now - entry.used >= _IN_USE[kind]:
+            entry.delete()
+            deleted.append(entry)
+            total -= entry.size
+    return deleted
+
+
+def clear_cache(kind: str) -> list[CacheEntry]:
+    """Delete all entries of a kind that no process is making, and return them."""
+    folder = cache_folder(kind)
+    deleted = [entry for entry in cache_entries(folder) if not any((folder / f".lease-{entry.path.name}").glob("*"))]
+    for entry in deleted:
+        entry.delete()
+    return deleted
