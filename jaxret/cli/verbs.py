@@ -31,6 +31,7 @@ VERBS = {
     "cache": "show and empty the cache of tokenised texts and compiled programs",
     "plan": "plan memory, time and storage of a config on chips, without the chips",
     "demo": "train, encode, search and evaluate on documentation of Python",
+    "probe": "measure retrieval by every layer of an encoder, without training",
     "diversity": "measure how different the vectors of a passage are",
     "generate": "generate queries for passages with a T5 model (resumes)",
     "keywords": "write pseudo-queries from the words of the passages",

@@ -120,7 +120,9 @@ class Workdir:
     @property
     def evaluations(self) -> tuple[Path, ...]:
         """Files with the measures of all evaluated data sets, sorted."""
-        return tuple(path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith(".diversity"))
+        return tuple(
+            path for path in sorted(self.path.glob("eval/*.json")) if not path.stem.endswith((".diversity", ".probe"))
+        )
 
     def evaluation(self, dataset: str) -> Path:
         """Return the file with the measures of a data set. Raises ValueError if it is no plain name."""

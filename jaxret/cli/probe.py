@@ -1,0 +1,30 @@
+"""Measures retrieval by every layer of an encoder, without training, and says which layers to train:
+
+jaxret probe DATA --workdir=runs/mlr --split=dev
+jaxret probe DATA --workdir=runs/new --model=DIRECTORY      makes the run of a pre-trained model first, as jaxret open
+
+DATA has queries, judgements and a corpus. Writes eval/DATA.SPLIT.probe.json and a picture of quality over layers.
+"""
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.probe.probe_options import ProbeOptions
+
+ARGUMENTS = {"DATA": "folder with queries, judgements and a corpus"}
+
+_WORKDIR = shared_flags.workdir("folder of the run; with --model, of a new one")
+_MODEL = flags.DEFINE_string("model", "", "pre-trained model: directory, package:NAME/FOLDER, or name in the cache")
+_OPTIONS = OptionFlags(ProbeOptions)
+_CHECKPOINT = shared_flags.checkpoint()
+
+
+def main(data: str) -> None:
+    from jaxret.experiments.probe.probe_report import report_probe
+    from jaxret.export.import_model import make_run
+    from jaxret.runs.run import open_run
+
+    if _MODEL.value:
+        make_run(_MODEL.value, _WORKDIR.value)
+    print(report_probe(open_run(_WORKDIR.value, _CHECKPOINT.value), data, _OPTIONS()))

@@ -1,0 +1,168 @@
+"""Quality of retrieval by the vectors of single layers, of a layer beside the last one, and of a mixture of layers.
+
+A query is compared with all passages. "alone" reads both sides at one layer, as an encoder that ends there would. Where
+a passage has several layers, the query has the last one, as in MLR (section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+
+from jaxret.experiments.probe.layer_vectors import LayerVectors
+
+NDCG, RECALL = 10, 100  # cut-offs of nDCG and R
+START = 20.0  # weight of the last layer that fitting starts from, of scores of at most 1: a temperature of .05
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to make vectors of a passage from the layers of an encoder.
+
+    Attributes:
+        layers: of a passage, ascending; a query has the last one of these.
+        token: one of TOKENS.
+        normalize: vectors have length 1.
+        pooling: of several layers: "none" (the maximum), "average" or "mix" (weights).
+        weights: of "mix", one for each layer.
+    """
+
+    layers: tuple[int, ...]
+    token: str
+    normalize: bool
+    pooling: str = "none"
+    weights: tuple[float, ...] = ()
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors that are stored for a passage."""
+        return len(self.layers) if self.pooling == "none" else 1
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Measures of a choice, of every query [Q]."""
+
+    choice: Choice
+    ndcg: np.ndarray
+    recall: np.ndarray
+
+    def mean(self, queries: np.ndarray | slice = slice(None)) -> float:
+        """Return the mean nDCG of some queries."""
+        return float(self.ndcg[queries].mean())
+
+
+@dataclass(frozen=True)
+class ProbeData:
+    """Vectors of queries and passages, and the relevance of each pair."""
+
+    queries: LayerVectors
+    passages: LayerVectors
+    relevance: Int[np.ndarray, "Q N"]  # 0: not relevant, or not judged
+
+    @property
+    def last(self) -> int:
+        """Return the number of the last layer."""
+        return len(self.queries.vectors) - 1
+
+    def side(self, side: str, layer: int, choice: Choice) -> np.ndarray:
+        """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice says so."""
+        vectors = (self.queries if side == "query" else self.passages).of(layer, choice.token)
+        return unit(vectors) if choice.normalize else vectors
+
+    def scores(self, choice: Choice) -> Float[np.ndarray, "Q N"]:
+        """Return the score of every query with every passage."""
+        query = self.side("query", choice.layers[-1], choice)
+        if choice.pooling == "none":
+            layers = (query @ self.side("passage", layer, choice).T for layer in choice.layers)
+            result = next(layers)
+            for scores in layers:
+                np.maximum(result, scores, out=result)
+            return result
+        weights = choice.weights or [1 / len(choice.layers)] * len(choice.layers)
+        raw = choice.pooling == "average"  # pooled before it is scaled, as in training; a mixture is of scaled vectors
+        parts = (self.passages.of(x, choice.token) if raw else self.side("passage", x, choice) for x in choice.layers)
+        mixed = sum(np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
+        return query @ (unit(mixed) if raw and choice.normalize else np.asarray(mixed)).T
+
+    def quality(self, choice: Choice) -> Quality:
+        """Return nDCG@10 and R@100 of a choice."""
+        return Quality(choice, *measures(self.scores(choice), self.relevance))
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors [n,H] scaled to length 1."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return nDCG@10 and R@100 of every query, float64 [Q]; of equal scores the lower row is first.
+
+    Args:
+        scores: [Q,N].
+        relevance: [Q,N], with a relevant passage in every row.
+    """
+    depth = min(RECALL, scores.shape[1])
+    _, rows = jax.lax.top_k(scores, depth)
+    gains = np.take_along_axis(relevance, np.asarray(rows), axis=1)
+    ideal = -np.sort(-relevance, axis=1)[:, :NDCG]
+    discounts = 1 / np.log2(np.arange(2, NDCG + 2))
+    top = gains[:, :NDCG]
+    ndcg = (top @ discounts[: top.shape[1]]) / (ideal @ discounts[: ideal.shape[1]])
+    return ndcg, (gains > 0).sum(axis=1) / (relevance > 0).sum(axis=1)
+
+
+def choices_alone(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
+    """Yield every layer from 0 to `layers`, read in every way, as cosines and as dot products."""
+    for normalize in (True, False):
+        for token in tokens:
+            for layer in range(layers + 1):
+                yield Choice((layer,), token, normalize)
+
+
+def choices_of_pairs(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
+    """Yield every layer from 1 beside the last one, by maximum and by average."""
+    for normalize in (True, False):
+        for token in tokens:
+            for pooling in ("none", "average"):
+                for layer in range(1, layers):
+                    yield Choice((layer, layers), token, normalize, pooling)
+
+
+def fit_weights(data: ProbeData, token: str, normalize: bool, queries: np.ndarray) -> Choice:
+    """Return the mixture of all layers from 1 whose non-negative weights, fitted on some queries, minimise the mean
+    cross-entropy of their relevant passages among all passages.
+
+    Args:
+        data: vectors and relevance.
+        token: one of TOKENS.
+        normalize: whether vectors have length 1.
+        queries: rows of the queries to fit on.
+    """
+    layers = tuple(range(1, data.last + 1))
+    single = Choice((data.last,), token, normalize)
+    query = data.side("query", data.last, single)[queries]
+    scores = np.stack([query @ data.side("passage", layer, single).T for layer in layers])  # [L,Q,N]
+    scores /= np.abs(scores).max()
+    target = (data.relevance[queries] > 0).astype(np.float32)
+    target /= target.sum(axis=1, keepdims=True)
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = np.einsum("l,lqn->qn", weights.astype(np.float32), scores)
+        logits -= logits.max(axis=1, keepdims=True)
+        exponentials = np.exp(logits)
+        total = exponentials.sum(axis=1, keepdims=True)
+        value = float((np.log(total[:, 0]) - (target * logits).sum(axis=1)).mean())
+        gradient = np.einsum("lqn,qn->l", scores, exponentials / total - target) / len(queries)
+        return value, gradient.astype(np.float64)
+
+    start = np.zeros(len(layers))
+    start[-1] = START
+    fitted = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(layers)).x
+    weights = fitted / fitted.sum() if fitted.sum() else np.eye(len(layers))[-1]
+    return Choice(layers, token, normalize, "mix", tuple(float(weight) for weight in weights))

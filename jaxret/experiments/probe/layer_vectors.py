@@ -1,0 +1,85 @@
+"""One pass over texts that keeps a vector of every layer for every way to read a token from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from jaxret.models.heads.head import Side
+from jaxret.models.retriever import RetrieverModel
+from jaxret.parallel.mesh import shard_whole_batch
+from jaxret.runs.embedder import plan_batches
+from jaxret.runs.run import Run
+from jaxret.types import HiddenStates, Ragged, Tokens
+
+# What represents a text at a layer, and its description. "cls" and "mean" are values of head.token, too.
+TOKENS = {
+    "cls": "first token",
+    "mean": "mean",
+    "mean_without_first": "mean without the first",
+    "last": "last token",
+}
+
+
+@dataclass(frozen=True)
+class LayerVectors:
+    """Vectors of n texts, for layers 0 (the output of the embeddings) to L and each of `tokens`."""
+
+    vectors: Float[np.ndarray, "layers P n H"]
+    tokens: tuple[str, ...]
+
+    def of(self, layer: int, token: str) -> np.ndarray:
+        """Return [n,H] float32."""
+        return self.vectors[layer, self.tokens.index(token)]
+
+
+def pool_layers(hidden: HiddenStates) -> Float[jax.Array, "layers P B H"]:
+    """Return the vector of every layer for each of TOKENS. A text of one token is its own mean without the first."""
+    states, mask = hidden.states.astype(jnp.float32), hidden.mask
+    rest = mask & (jnp.arange(mask.shape[1]) > 0)
+    rest = jnp.where(rest.any(axis=1, keepdims=True), rest, mask)
+    last = jnp.maximum(mask.sum(axis=1) - 1, 0)
+
+    def mean(chosen: jax.Array) -> jax.Array:
+        total = jnp.where(chosen[None, ..., None], states, 0).sum(axis=2)
+        return total / jnp.maximum(chosen.sum(axis=1), 1)[None, :, None]
+
+    ends = jnp.take_along_axis(states, last[None, :, None, None], axis=2)[:, :, 0]
+    return jnp.stack([states[:, :, 0], mean(mask), mean(rest), ends], axis=1)
+
+
+@partial(jax.jit, static_argnames=("model", "side"))
+def _pooled_states(params: dict, tokens: Tokens, model: RetrieverModel, side: Side) -> jax.Array:
+    return pool_layers(model.hidden_states(params, tokens, side))
+
+
+def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -> LayerVectors:
+    """Encode texts once and keep every layer.
+
+    An encoder without a first token that stands for the text (T5) has no "cls".
+
+    Args:
+        run: the run whose encoder is looked at; its head and pooling are not used.
+        texts: token ids.
+        side: of the texts.
+        progress: show a bar.
+    """
+    embedder = run.embedder()
+    shapes = run.model.module.config
+    result = np.empty((shapes.num_layers + 1, len(TOKENS), len(texts), shapes.hidden_size), np.float32)
+    with tqdm(total=len(texts), desc=f"layers of {side}", unit="text", disable=not progress, delay=1) as bar:
+        for rows, size, length in plan_batches(texts.lengths, embedder.tokens_per_batch, embedder.mesh.size):
+            padded = np.concatenate([rows, np.full(size - len(rows), -1)])
+            tokens = Tokens(*texts.padded(padded, min(length, embedder.max_lengths[side]), embedder.pad_id))
+            states = _pooled_states(embedder.params, shard_whole_batch(embedder.mesh, tokens), run.model, side)
+            result[:, :, rows] = np.asarray(states)[:, :, : len(rows)]
+            bar.update(len(rows))
+    kept = [token for token in TOKENS if token not in shapes.lacks]
+    places = [list(TOKENS).index(token) for token in kept]
+    return LayerVectors(result[:, places], tuple(kept))

@@ -1,0 +1,169 @@
+"""The table, the picture and the file of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jaxret.evaluation.comparison import format_p_value
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, line_style, new_picture, save_picture
+from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
+from jaxret.experiments.probe.layer_vectors import TOKENS
+from jaxret.experiments.probe.probe_options import ProbeOptions
+from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
+from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURE = f"nDCG@{NDCG}"
+SHOWN_WEIGHT = 0.005  # weights of a mixture below it are 0.00
+
+
+def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = True) -> str:
+    """Probe the layers of a run's encoder, write `eval/DATA.SPLIT.probe.json` and a picture beside it, and return the
+    text to print.
+
+    Args:
+        run, data, options, progress: see `probe_layers`.
+    """
+    probe = probe_layers(run, data, options, progress)
+    path = run.workdir.evaluation(f"{probe.name}.probe")
+    results = probe_json(probe) | {"options": vars(options), "checkpoint": run.checkpoint}
+    write_json(path, results)
+    picture = f"no picture: {MISSING}"
+    if drawing_is_installed():
+        picture = f"picture: {save_picture(partial(probe_picture, results), path.with_suffix(''))}"
+    queries, passages = probe.data.relevance.shape
+    lines = [
+        f"{queries:,} queries, {passages:,} passages, layers 0 to {probe.data.last}",
+        *_layer_tables(probe),
+        _finding_table(probe),
+        "",
+        *_advice(run, probe),
+        f"written to {path}",
+        picture,
+    ]
+    return "\n".join(lines)
+
+
+def probe_json(probe: Probe) -> dict[str, Any]:
+    """Return everything that was measured."""
+    return {
+        "dataset": {"name": probe.name, "sha256": probe.digests},
+        "queries": len(probe.data.relevance),
+        "held_out": len(probe.held_out),
+        "passages": probe.data.relevance.shape[1],
+        "alone": [_quality_json(quality) for quality in probe.alone],
+        "pairs": [_quality_json(quality) for quality in probe.pairs],
+        "findings": [_finding_json(finding, probe) for finding in probe.findings],
+    }
+
+
+def _quality_json(quality: Quality) -> dict[str, Any]:
+    choice = quality.choice
+    return {
+        "layers": list(choice.layers),
+        "token": choice.token,
+        "normalize": choice.normalize,
+        "pooling": choice.pooling,
+        **({"weights": [round(weight, 4) for weight in choice.weights]} if choice.weights else {}),
+        "vectors": choice.vectors,
+        MEASURE: round(quality.mean(), 4),
+        f"R@{RECALL}": round(float(quality.recall.mean()), 4),
+    }
+
+
+def _finding_json(finding: Finding, probe: Probe) -> dict[str, Any]:
+    values = {"name": finding.name, **_quality_json(finding.quality), "held_out": finding.quality.mean(probe.held_out)}
+    if compared := finding.comparison:
+        interval = {"difference": compared.difference, "low": compared.low, "high": compared.high}
+        values |= {**interval, "p": compared.p_permutation, "p_holm": finding.p_value}
+    return values
+
+
+def _layer_tables(probe: Probe) -> list[str]:
+    """Return nDCG of every layer alone, a table for cosines and one for dot products; * marks the best of each."""
+    lines: list[str] = []
+    tokens = probe.data.queries.tokens
+    for normalize, scores in ((True, "cosines"), (False, "dot products")):
+        members = [quality for quality in probe.alone if quality.choice.normalize == normalize]
+        means = {(quality.choice.layers[0], quality.choice.token): quality.mean() for quality in members}
+        best = max(means.values())
+        rows = []
+        for layer in range(probe.data.last + 1):
+            values = [means[layer, token] for token in tokens]
+            rows.append([str(layer), *(f"{value:.4f}{'*' if value == best else ' '}" for value in values)])
+        header = ["layer", *(TOKENS[token] for token in tokens)]
+        lines += ["", f"{MEASURE} of one layer on both sides, {scores}:", "", aligned_table(header, rows)]
+    return lines
+
+
+def _finding_table(probe: Probe) -> str:
+    """Return a row for each finding: where it was chosen, and what it is on the queries that it was not chosen on."""
+    rows = []
+    for finding in probe.findings:
+        quality, compared = finding.quality, finding.comparison
+        rows.append(
+            [
+                finding.name,
+                _describe(quality.choice),
+                f"{quality.mean(probe.held_out):.4f}",
+                f"{quality.recall[probe.held_out].mean():.4f}",
+                f"{compared.difference:+.4f}" if compared else "",
+                format_p_value(finding.p_value) if compared else "",
+                str(quality.choice.vectors),
+            ]
+        )
+    chosen = len(probe.data.relevance) - len(probe.held_out)
+    header = ["", "layers", MEASURE, f"R@{RECALL}", "difference", "p (Holm)", "vectors"]
+    title = f"Chosen on {chosen:,} queries, measured on the other {len(probe.held_out):,}:"
+    return f"\n{title}\n\n{aligned_table(header, rows, left=2)}"
+
+
+def _describe(choice: Choice) -> str:
+    layers = f"1 to {choice.layers[-1]}" if choice.pooling == "mix" else ", ".join(map(str, choice.layers))
+    return f"{layers}; {TOKENS[choice.token]}; {'cosines' if choice.normalize else 'dot products'}"
+
+
+def _advice(run: Run, probe: Probe) -> list[str]:
+    """Return the weights of the mixture, and the command that trains the best pair of layers."""
+    mixture = probe.findings[-1].quality.choice
+    weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
+    shown = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
+    trainable = [quality for quality in probe.pairs if quality.choice.token in HEAD_TOKENS]
+    choice = max(trainable, key=Quality.mean).choice
+    keys = {
+        "encoder.checkpoint": run.config.encoder.checkpoint,
+        "head.mlr.chosen": ",".join(map(str, choice.layers)),
+        "head.token": choice.token,
+        "normalize": choice.normalize,
+        **({"loss.temperature": 0.05} if choice.normalize else {}),
+    }
+    flags = " ".join(f"--config.{key}={value}" for key, value in keys.items())
+    return [
+        f"weights of the mixture: {shown}",
+        "These numbers say what the layers contain before training, not what they learn.",
+        "The best pair is trained by:",
+        f"  jaxret train --config=mlr {flags} --config.data.train=... --workdir=...",
+    ]
+
+
+def probe_picture(results: Mapping[str, Any]) -> Figure:
+    """Return a picture of quality over layers: a line for each token, cosines left, dot products right."""
+    figure, axes = new_picture(2)
+    tokens = list(dict.fromkeys(row["token"] for row in results["alone"]))
+    for ax, normalize in zip(axes, (True, False), strict=True):
+        for number, token in enumerate(tokens):
+            rows = [row for row in results["alone"] if (row["token"], row["normalize"]) == (token, normalize)]
+            layers, values = [row["layers"][0] for row in rows], [row[MEASURE] for row in rows]
+            ax.plot(layers, values, label=TOKENS[token], **line_style(number))
+        ax.set_title("cosines" if normalize else "dot products")
+        ax.set_xlabel("layer")
+    axes[0].set_ylabel(MEASURE)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(tokens))
+    return figure

@@ -1,0 +1,173 @@
+"""Find out which layers of an encoder are worth searching, without training (`jaxret probe`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jaxret.data.formats import Corpus, Policy
+from jaxret.data.records import Passage
+from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison
+from jaxret.experiments.evaluation_queries import EvaluationQueries, read_evaluation_queries
+from jaxret.experiments.probe.layer_quality import (
+    ProbeData,
+    Quality,
+    choices_alone,
+    choices_of_pairs,
+    fit_weights,
+)
+from jaxret.experiments.probe.layer_vectors import encode_layers
+from jaxret.experiments.probe.probe_options import ProbeOptions
+from jaxret.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A choice that was made on one half of the queries, measured on the other.
+
+    Attributes:
+        name: kind of the choice.
+        quality: of the choice, for all queries.
+        comparison: with the last layer, on the other half; None for the last layer itself.
+        p_value: of the comparison, corrected by Holm.
+    """
+
+    name: str
+    quality: Quality
+    comparison: PairedComparison | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the layers of an encoder find.
+
+    Attributes:
+        data: the vectors and the relevance of each pair.
+        name: data set and split.
+        digests: of the queries and the judgements.
+        alone: every layer alone.
+        pairs: every layer beside the last one.
+        findings: the best of each kind, the last layer first.
+        held_out: rows of the queries that findings are measured on.
+    """
+
+    data: ProbeData
+    name: str
+    digests: dict[str, str]
+    alone: list[Quality]
+    pairs: list[Quality]
+    findings: list[Finding]
+    held_out: np.ndarray
+
+
+def probe_layers(run: Run, data: str, options: ProbeOptions, progress: bool = True) -> Probe:
+    """Measure retrieval by every layer of a run's encoder.
+
+    Args:
+        run: a run of any head; it needs no training (`jaxret open` makes a run of another library's model).
+        data: folder with queries, judgements and a corpus.
+        options: which of these.
+        progress: show bars.
+
+    Raises:
+        ValueError: fewer than four judged queries have a relevant passage in the corpus.
+    """
+    queries = read_evaluation_queries(data, data, options.split, Policy())
+    vectors = encode_probe_data(run, data, queries, options, progress)
+    alone = [vectors.quality(choice) for choice in choices_alone(vectors.last, vectors.queries.tokens)]
+    pairs = [vectors.quality(choice) for choice in choices_of_pairs(vectors.last, vectors.queries.tokens)]
+    order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
+    first, second = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
+    findings = choose(vectors, [*alone, *pairs], first, second, options.seed)
+    return Probe(vectors, queries.name, queries.digests(), alone, pairs, findings, second)
+
+
+def encode_probe_data(
+    run: Run, data: str, queries: EvaluationQueries, options: ProbeOptions, progress: bool
+) -> ProbeData:
+    """Return the vectors of the drawn queries and passages, and the relevance of each pair.
+
+    Args:
+        run: the run whose encoder is looked at.
+        data: folder with a corpus.
+        queries: judged queries of it.
+        options: how many of these.
+        progress: show bars.
+    """
+    random = np.random.default_rng(options.seed)
+    grades: dict[str, dict[str, int]] = {}
+    for judgement in queries.judgements:
+        if judgement.relevance > 0:
+            grades.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    judged = [query for query in queries.queries if query.id in grades]
+    chosen = [judged[number] for number in _draw(random, len(judged), options.queries)]
+    relevant = {passage for query in chosen for passage in grades[query.id]}
+    passages = _draw_passages(Corpus.open(data), relevant, options.passages, random)
+    row_of = {passage.id: row for row, passage in enumerate(passages)}
+    relevance = np.zeros((len(chosen), len(passages)), np.int64)
+    for row, query in enumerate(chosen):
+        for passage, grade in grades[query.id].items():
+            if passage in row_of:
+                relevance[row, row_of[passage]] = grade
+    kept = np.flatnonzero(relevance.any(axis=1))
+    if len(kept) < 4:
+        raise ValueError(
+            f"{data}: {len(kept)} queries of the split {options.split!r} have a relevant passage in the corpus; "
+            "a probe needs 4 at least"
+        )
+    texts = run.tokenizer.queries([chosen[row].text for row in kept])
+    query_vectors = encode_layers(run, texts, "query", progress)
+    passage_vectors = encode_layers(run, run.tokenizer.passages(passages), "passage", progress)
+    return ProbeData(query_vectors, passage_vectors, relevance[kept])
+
+
+def _draw(random: np.random.Generator, total: int, count: int) -> np.ndarray:
+    return np.sort(random.choice(total, min(count, total), replace=False))
+
+
+def _draw_passages(corpus: Corpus, relevant: set[str], count: int, random: np.random.Generator) -> list[Passage]:
+    """Return the relevant passages, and others up to `count` in all, in the corpus's order; it is read twice."""
+    others = sum(passage.id not in relevant for passage in corpus.read(Policy("skip")))
+    drawn = set(_draw(random, others, max(0, count - len(relevant))).tolist())
+    passages, number = [], 0
+    for passage in corpus.read(Policy("skip")):
+        if passage.id in relevant or number in drawn:
+            passages.append(passage)
+        number += passage.id not in relevant
+    return passages
+
+
+def choose(
+    data: ProbeData, qualities: Sequence[Quality], first: np.ndarray, second: np.ndarray, seed: int
+) -> list[Finding]:
+    """Return the best choice of each kind on some queries, compared with the last layer on others.
+
+    Args:
+        data: the vectors.
+        qualities: choices of single layers and of pairs.
+        first: rows of the queries to choose on.
+        second: rows of the queries to measure on.
+        seed: of the tests.
+    """
+    best = partial(max, key=lambda quality: quality.mean(first))
+    last = best(quality for quality in qualities if quality.choice.layers == (data.last,))
+    mixture = data.quality(fit_weights(data, last.choice.token, last.choice.normalize, first))
+    kinds = {
+        "one layer": best(quality for quality in qualities if len(quality.choice.layers) == 1),
+        "two layers, maximum": best(q for q in qualities if len(q.choice.layers) == 2 and q.choice.pooling == "none"),
+        "two layers, average": best(q for q in qualities if q.choice.pooling == "average"),
+        "mixture of layers": mixture,
+    }
+    baseline = _values(last, second)
+    compared = {name: paired_comparison(baseline, _values(quality, second), seed) for name, quality in kinds.items()}
+    corrected = holm([comparison.p_permutation for comparison in compared.values()])
+    others = [Finding(name, kinds[name], compared[name], p) for name, p in zip(kinds, corrected, strict=True)]
+    return [Finding("last layer", last), *others]
+
+
+def _values(quality: Quality, queries: np.ndarray) -> dict[str, float]:
+    return {str(row): float(quality.ndcg[row]) for row in queries}

@@ -1,0 +1,157 @@
+"""The probe of layers: vectors against numpy, measures against the evaluation, choices made on other queries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.data.records import Judgement
+from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.probe.layer_quality import (
+    Choice,
+    ProbeData,
+    choices_alone,
+    choices_of_pairs,
+    fit_weights,
+    measures,
+)
+from jaxret.experiments.probe.layer_vectors import TOKENS, LayerVectors, encode_layers, pool_layers
+from jaxret.experiments.probe.probe_options import ProbeOptions
+from jaxret.experiments.probe.run_probe import choose, probe_layers
+from jaxret.runs.run import open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.types import HiddenStates
+from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder, write_t5
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("probe")
+    untrained_run(root / "run", write_encoder(root / "encoder"), write_data(root / "data"))
+    return root
+
+
+def test_vectors_of_layers_are_those_of_numpy() -> None:
+    random = np.random.default_rng(0)
+    states = random.standard_normal((3, 2, 5, 4)).astype(np.float32)
+    mask = np.array([[True] * 3 + [False] * 2, [True] + [False] * 4])
+    pooled = np.asarray(pool_layers(HiddenStates(jnp.array(states), jnp.array(mask))))
+    assert pooled.shape == (3, len(TOKENS), 2, 4)
+    of = dict(zip(TOKENS, pooled.swapaxes(0, 1)))
+    np.testing.assert_allclose(of["cls"], states[:, :, 0])
+    np.testing.assert_allclose(of["mean"][:, 0], states[:, 0, :3].mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(of["mean_without_first"][:, 0], states[:, 0, 1:3].mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(of["last"][:, 0], states[:, 0, 2])
+    for token in TOKENS:  # a text of one token
+        np.testing.assert_allclose(of[token][:, 1], states[:, 1, 0], rtol=1e-6)
+
+
+def test_the_last_layer_is_what_a_run_encodes(root: Path) -> None:
+    run = open_run(root / "run")
+    texts = run.tokenizer.queries(["garden bridge", "river", "stone window of a silver bridge"])
+    layers = encode_layers(run, texts, "query")
+    last = layers.of(run.model.module.config.num_layers, "cls")
+    np.testing.assert_allclose(last, run.embedder()(texts, "query").stacked()[:, 0], atol=1e-5)
+
+
+def test_t5_has_no_first_token_that_stands_for_a_text(root: Path, tmp_path: Path) -> None:
+    run = untrained_run(tmp_path / "t5", write_t5(tmp_path / "encoder"), root / "data", head__token="mean")
+    layers = encode_layers(run, run.tokenizer.queries(["garden bridge"]), "query")
+    assert layers.tokens == ("mean", "mean_without_first", "last")
+
+
+def test_measures_are_those_of_an_evaluation() -> None:
+    random = np.random.default_rng(0)
+    scores = random.integers(0, 40, (12, 130)).astype(np.float32)  # with ties
+    relevance = random.integers(0, 4, (12, 130)) * (random.random((12, 130)) < 0.1)
+    relevance[:, 7] = 1
+    ndcg, recall = measures(scores, relevance)
+    judgements = [Judgement(str(q), str(p), int(relevance[q, p])) for q, p in zip(*np.nonzero(relevance))]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :100]
+    rankings = {str(q): [(str(p), float(scores[q, p])) for p in row] for q, row in enumerate(order)}
+    expected = evaluate(rankings, judgements, ["nDCG@10", "R@100"])
+    for values, name in ((ndcg, "nDCG@10"), (recall, "R@100")):
+        of = expected.per_query[name]
+        np.testing.assert_allclose(values, [of[str(q)] for q in range(12)], atol=1e-12)
+    assert len(set(ndcg)) > 5
+
+
+def planted(good: int, noise: float = 0.6, queries: int = 60) -> ProbeData:
+    """Three layers beside the embeddings; only layer `good` of a passage resembles its query's last layer."""
+    random = np.random.default_rng(3)
+    query = random.standard_normal((queries, 16))
+    passages = random.standard_normal((4, queries, 16))
+    passages[good] = query + noise * random.standard_normal((queries, 16))
+    sides = [np.repeat(query[None], 4, axis=0), passages]
+    layers = [LayerVectors(side[:, None].astype(np.float32), ("mean",)) for side in sides]
+    return ProbeData(layers[0], layers[1], np.eye(queries, dtype=np.int64))
+
+
+@pytest.mark.parametrize("good", [1, 2, 3])
+def test_weights_go_to_the_layer_that_finds_passages(good: int) -> None:
+    weights = fit_weights(planted(good), "mean", True, np.arange(30)).weights
+    assert sum(weights) == pytest.approx(1)
+    assert min(weights) >= 0
+    assert np.argmax(weights) == good - 1
+    assert max(weights) > 0.8
+
+
+def test_a_pair_is_the_maximum_or_the_average_of_both_layers() -> None:
+    data = planted(2)
+    query, low, last = data.queries.of(3, "mean"), data.passages.of(2, "mean"), data.passages.of(3, "mean")
+    best = data.scores(Choice((2, 3), "mean", False))
+    np.testing.assert_allclose(best, np.maximum(query @ low.T, query @ last.T), rtol=1e-6)
+    average = data.scores(Choice((2, 3), "mean", True, "average"))
+    mean = (low + last) / 2
+    expected = (query / np.linalg.norm(query, axis=1)[:, None]) @ (mean / np.linalg.norm(mean, axis=1)[:, None]).T
+    np.testing.assert_allclose(average, expected, atol=1e-6)
+
+
+def test_choices_are_measured_on_queries_that_they_were_not_made_on() -> None:
+    """Layer 1 finds the passages of the first half of the queries alone: it is chosen, and worse on the others."""
+    data = planted(1, noise=0.0)
+    half = np.arange(30)
+    data.passages.vectors[1, 0, 30:] = -data.queries.vectors[1, 0, 30:]
+    data.passages.vectors[3, 0] = data.queries.vectors[3, 0] + np.random.default_rng(0).standard_normal((60, 16))
+    qualities = [data.quality(c) for c in [*choices_alone(3, ("mean",)), *choices_of_pairs(3, ("mean",))]]
+    findings = {finding.name: finding for finding in choose(data, qualities, half, np.arange(30, 60), 0)}
+    layer = findings["one layer"]
+    assert layer.quality.choice.layers == (1,)
+    assert layer.quality.mean(half) == 1
+    assert layer.comparison is not None
+    assert layer.comparison.difference < -0.2
+    assert layer.comparison.queries == 30
+    assert layer.p_value is not None
+    assert layer.p_value >= layer.comparison.p_permutation
+
+
+def test_a_probe_as_a_process(root: Path) -> None:
+    command = [sys.executable, "-m", "jaxret", "probe", str(root / "data"), f"--workdir={root}/run", "--passages=40"]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    path = root / "run/eval/data.dev.probe.json"
+    values = json.loads(path.read_text())
+    assert path.with_suffix(".svg").stat().st_size > 1000
+    layers, tokens = open_run(root / "run").model.module.config.num_layers + 1, 4
+    assert len(values["alone"]) == 2 * layers * tokens
+    assert len(values["pairs"]) == 2 * 2 * tokens * (layers - 2)
+    assert values["passages"] == 40
+    assert values["findings"][0]["name"] == "last layer"
+    assert "jaxret train --config=mlr --config.encoder.checkpoint=" in result.stdout
+    again = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert again.stdout == result.stdout
+    assert path not in Workdir(root / "run").evaluations
+
+
+def test_what_a_probe_cannot_read_is_an_error(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="passages is 1; it must be at least 2"):
+        ProbeOptions(passages=1)
+    data = write_data(tmp_path / "data", dev=2)
+    with pytest.raises(ValueError, match="2 queries of the split 'dev' have a relevant passage in the corpus"):
+        probe_layers(open_run(root / "run"), str(data), ProbeOptions(), progress=False)
