@@ -92,7 +92,7 @@ class ProbeData:
 
     def quality(self, choice: Choice) -> Quality:
         """Return nDCG@10 and R@100 of a choice."""
-        return Quality(choice, *measures(self.scores(choice), self.relevance))
+        return Quality(choice, *rank_measures(self.scores(choice), self.relevance))
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rank_measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return nDCG@10 and R@100 of every query, float64 [Q]; of equal scores the lower row is first.
 
     Args:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.mesh import shard_whole_batch
+from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import plan_batches
 from jaxret.runs.run import Run
 from jaxret.types import HiddenStates, Ragged, Tokens
@@ -73,7 +73,7 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
     embedder = run.embedder()
     shapes = run.model.module.config
     result = np.empty((shapes.num_layers + 1, len(TOKENS), len(texts), shapes.hidden_size), np.float32)
-    with tqdm(total=len(texts), desc=f"layers of {side}", unit="text", disable=not progress, delay=1) as bar:
+    with Progress(f"layers of {side}", len(texts), shown=progress) as bar:
         for rows, size, length in plan_batches(texts.lengths, embedder.tokens_per_batch, embedder.mesh.size):
             padded = np.concatenate([rows, np.full(size - len(rows), -1)])
             tokens = Tokens(*texts.padded(padded, min(length, embedder.max_lengths[side]), embedder.pad_id))

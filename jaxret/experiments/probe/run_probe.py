@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the layers of an encoder find.
+    """Measured retrieval by the layers of an encoder.
 
     Attributes:
         data: the vectors and the relevance of each pair.

@@ -19,7 +19,7 @@ from jaxret.experiments.probe.layer_quality import (
     choices_alone,
     choices_of_pairs,
     fit_weights,
-    measures,
+    rank_measures,
 )
 from jaxret.experiments.probe.layer_vectors import TOKENS, LayerVectors, encode_layers, pool_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
@@ -71,7 +71,7 @@ def test_measures_are_those_of_an_evaluation() -> None:
     scores = random.integers(0, 40, (12, 130)).astype(np.float32)  # with ties
     relevance = random.integers(0, 4, (12, 130)) * (random.random((12, 130)) < 0.1)
     relevance[:, 7] = 1
-    ndcg, recall = measures(scores, relevance)
+    ndcg, recall = rank_measures(scores, relevance)
     judgements = [Judgement(str(q), str(p), int(relevance[q, p])) for q, p in zip(*np.nonzero(relevance))]
     order = np.argsort(-scores, axis=1, kind="stable")[:, :100]
     rankings = {str(q): [(str(p), float(scores[q, p])) for p in row] for q, row in enumerate(order)}
