@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import numpy as np
@@ -87,8 +88,9 @@ class ProbeData:
         weights = choice.weights or [1 / len(choice.layers)] * len(choice.layers)
         raw = choice.pooling == "average"  # pooled before it is scaled, as in training; a mixture is of scaled vectors
         parts = (self.passages.of(x, choice.token) if raw else self.side("passage", x, choice) for x in choice.layers)
-        mixed = sum(np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
-        return query @ (unit(mixed) if raw and choice.normalize else np.asarray(mixed)).T
+        weighted = (np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
+        mixed: np.ndarray = reduce(np.add, weighted)
+        return query @ (unit(mixed) if raw and choice.normalize else mixed).T
 
     def quality(self, choice: Choice) -> Quality:
         """Return nDCG@10 and R@100 of a choice."""
