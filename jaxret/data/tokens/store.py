@@ -274,9 +274,7 @@ def open_or_make_store(
     log(f"tokens of {origin.name} are kept in {store.folder} ({store.size / 1e6:,.1f} MB)")
     if root == store_root():
         for entry in trim_cache(root, "tokens"):
-            log(
-                f"  deleted {entry.path.name} ({entry.size / 1e6:,.1f} MB), which was used least recently (jaxret cache)"
-            )
+            log(f"  deleted {entry.path.name} ({entry.size / 1e6:,.1f} MB), the least recently used (jaxret cache)")
     return store
 
 
