@@ -65,7 +65,7 @@ clean: ## remove the environments and caches (runs/ stays)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is newer than the files it was made from, so set-up runs once and again only when one of them changes.
-PACKAGE := pyproject.toml requirements-base.txt requirements-demo.txt
+PACKAGE := pyproject.toml requirements-base.txt requirements-data.txt requirements-demo.txt
 define install
 	@echo "Installing $(1) into $(VENV) (a minute or two, about 1.2 GB) ..."
 	@$(PIP) --require-hashes -r $(1)
