@@ -272,7 +272,7 @@ def open_or_make_store(
             leases.release(lease)
         store = open_store(origin, root)
     log(f"tokens of {origin.name} are kept in {store.folder} ({store.size / 1e6:,.1f} MB)")
-    if root == store_root():
+    if _is_in_cache(root):
         for entry in trim_cache(root, "tokens"):
             log(f"  deleted {entry.path.name} ({entry.size / 1e6:,.1f} MB), the least recently used (jaxret cache)")
     return store
@@ -331,6 +331,13 @@ def _clear(folder: Path) -> None:
 
 def _silent(_: str) -> None:
     pass
+
+
+def _is_in_cache(root: Path) -> bool:
+    """Return whether stores are in the user's cache, which has a bound; other folders are the user's own."""
+    with contextlib.suppress(RuntimeError):  # the user has no home folder
+        return root == cache_folder("tokens")
+    return False
 
 
 def store_root(folder: str = "") -> Path:
