@@ -3,6 +3,7 @@
 jaxret compare runs/dual-1 runs/dual-2 runs/mlr-1 runs/mlr-2      runs that differ only in their seeds are one system
 jaxret compare dual=runs/a,runs/b mlr=runs/c,runs/d               systems by name
 jaxret compare runs/mlr/eval/scifact.test.json runs/mvr/eval/scifact.test.json
+jaxret compare runs/dual runs/mlr --data=scifact.test,nfcorpus.test --measures=nDCG@10 --format=latex
 
 The first system is the baseline. Results on different queries, judgements or passages are refused.
 """
@@ -11,15 +12,17 @@ from absl import flags
 
 ARGUMENTS = {"RUN...": "folders of runs or result files (runs/NAME/eval/DATA.json); NAME=RUN,RUN is one system"}
 
-_DATA = flags.DEFINE_string("data", "", "name of the result (eval/NAME.json); needed if the folders have several")
+_DATA = flags.DEFINE_list(
+    "data", [], "names of results (eval/NAME.json), a data set each, or all; needed if the folders have several"
+)
 _MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all that every result has")
-_FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "json"], "output format")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex", "json"], "output format")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the randomisation test and of the intervals")
 _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomisation test", lower_bound=1000)
 
 
 def main(*runs: str) -> None:
-    from jaxret.experiments.compare_runs import compare_runs, render_comparison
+    from jaxret.experiments.compare_runs import compare_on_sets, render_sets
 
-    comparison, systems = compare_runs(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
-    print(render_comparison(comparison, systems, _FORMAT.value))
+    sets = compare_on_sets(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
+    print(render_sets(sets, _FORMAT.value))

@@ -4,7 +4,8 @@ tests against the first system, corrected for their number."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ class SystemTest:
     measure: str
     comparison: PairedComparison
     p_runs: float | None  # Welch's test between the means of runs
-    holm_t: float | None  # None where the t-test is not defined
-    holm_permutation: float
+    holm_t: float | None = None  # None where the t-test is not defined
+    holm_permutation: float | None = None  # None where all values are equal
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class SystemComparison:
             ]
             for name in self.systems
         ]
-        parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self._describe_queries()}."]
+        parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self.describe_queries()}."]
         if any(len(one.runs) > 1 for one in self.scores):
             parts.append("±: standard deviation over runs.")
         if not self.tests:
@@ -128,13 +129,13 @@ class SystemComparison:
             f"p-values are two-sided. t-test and randomisation ({self.resamples:,} sign vectors at most) test whether "
             "the difference holds on other queries, for these runs; over runs (Welch's t-test between the means of "
             "seeds) tests whether it holds for other seeds. Holm corrects the column on its left for all "
-            f"{len(self.tests)} tests of this table; over runs is not corrected."
+            f"{sum(not one.comparison.equal for one in self.tests)} tests of this table; over runs is not corrected."
         )
         if any(one.comparison.p_t is None for one in self.tests):
-            parts.append("There is no t-test where all differences are equal.")
+            parts.append("There is no t-test where all differences are equal, and no test where they are zero.")
         return "\n\n".join(parts)
 
-    def _describe_queries(self) -> str:
+    def describe_queries(self) -> str:
         """Return "300 queries", or the counts with their measures where they differ."""
         counts = {count: [m for m in self.measures if self.queries[m] == count] for count in self.queries.values()}
         if len(counts) == 1:
@@ -146,7 +147,8 @@ def _cells(one: SystemTest) -> list[str]:
     comparison = one.comparison
     numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
     counts = [str(comparison.wins), str(comparison.ties), str(comparison.losses)]
-    tests = (comparison.p_t, one.holm_t, comparison.p_permutation, one.holm_permutation, one.p_runs)
+    permutation = None if comparison.equal else comparison.p_permutation
+    tests = (comparison.p_t, one.holm_t, permutation, one.holm_permutation, one.p_runs)
     return [one.system, one.measure, *numbers, *counts, *map(format_p_value, tests)]
 
 
@@ -180,24 +182,34 @@ def compare_systems(
         for name in names[1:]
         for measure in measures
     ]
-    # An undefined t-test counts as a test with p = 1, so that Holm's correction covers the whole table.
-    holm_t = holm([1.0 if comparison.p_t is None else comparison.p_t for _, _, comparison in comparisons])
-    holm_permutation = holm([comparison.p_permutation for _, _, comparison in comparisons])
-    system_tests = [
-        SystemTest(
-            name,
-            measure,
-            comparison,
-            welch_p_value(runs[names[0], measure], runs[name, measure]),
-            None if comparison.p_t is None else corrected_t,
-            corrected_permutation,
-        )
-        for (name, measure, comparison), corrected_t, corrected_permutation in zip(
-            comparisons, holm_t, holm_permutation, strict=True
-        )
-    ]
+    system_tests = with_holm(
+        [
+            SystemTest(name, measure, comparison, welch_p_value(runs[names[0], measure], runs[name, measure]))
+            for name, measure, comparison in comparisons
+        ]
+    )
     queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
     return SystemComparison(tuple(names), tuple(measures), tuple(scores), tuple(system_tests), queries, resamples)
+
+
+def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
+    """Return the tests with p-values that are corrected for their number. Where all values are equal there is nothing
+    to test, and such a pair is not counted."""
+    counted = [one for one in tests if not one.comparison.equal]
+    # An undefined t-test counts as a test with p = 1, so that the correction is the same for both columns.
+    holm_t = holm([1.0 if one.comparison.p_t is None else one.comparison.p_t for one in counted])
+    holm_permutation = holm([one.comparison.p_permutation for one in counted])
+    corrected = {
+        id(one): replace(one, holm_t=None if one.comparison.p_t is None else t, holm_permutation=permutation)
+        for one, t, permutation in zip(counted, holm_t, holm_permutation, strict=True)
+    }
+    return [corrected.get(id(one), one) for one in tests]
+
+
+def correct_together(sets: Mapping[str, SystemComparison]) -> dict[str, SystemComparison]:
+    """Return comparisons on several data sets with p-values that are corrected for the tests of all sets."""
+    corrected = iter(with_holm([test for one in sets.values() for test in one.tests]))
+    return {name: replace(one, tests=tuple(islice(corrected, len(one.tests)))) for name, one in sets.items()}
 
 
 def score_systems(systems: Mapping[str, Sequence[Values]], measures: Sequence[str]) -> list[Score]:

@@ -29,6 +29,11 @@ class PairedComparison:
     losses: int = 0  # queries on which the system is worse
 
     @property
+    def equal(self) -> bool:
+        """Whether no query has different values, so that there is nothing to test."""
+        return not self.wins and not self.losses
+
+    @property
     def ties(self) -> int:
         return self.queries - self.wins - self.losses
 
@@ -97,8 +102,8 @@ def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
     """Return the statistic and two-sided p-value of the paired t-test; (None, None) if all differences are equal."""
     if np.ptp(differences) < _TOLERANCE:
         return None, None
-    test = stats.ttest_1samp(differences, 0.0)
-    return float(test.statistic), float(test.pvalue)
+    t = float(differences.mean() / differences.std(ddof=1) * np.sqrt(len(differences)))
+    return t, float(2 * stats.t.sf(abs(t), len(differences) - 1))
 
 
 def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
@@ -145,4 +150,8 @@ def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float |
     models on these queries. None with fewer than two runs of either, or if all runs are equal."""
     if min(len(baseline), len(system)) < 2 or max(np.ptp(baseline), np.ptp(system)) < _TOLERANCE:
         return None
-    return float(stats.ttest_ind(system, baseline, equal_var=False).pvalue)
+    # Of moments: scipy warns about the runs of one system that are equal, of which Welch's test is defined.
+    moments = ((np.mean(runs), np.std(runs, ddof=1), len(runs)) for runs in (system, baseline))
+    (mean, deviation, count), (other_mean, other_deviation, others) = moments
+    test = stats.ttest_ind_from_stats(mean, deviation, count, other_mean, other_deviation, others, equal_var=False)
+    return float(test.pvalue)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxret.evaluation.comparison import SystemComparison, compare_systems
+from jaxret.evaluation.comparison import SystemComparison, compare_systems, correct_together
+from jaxret.evaluation.comparison_table import csv_table, latex_table, sets_table
 from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.experiments.evaluation_measures import is_accuracy
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.identity import trained_on, without_seeds
@@ -84,6 +86,65 @@ def compare_runs(
     return compare_systems(values, chosen_measures, seed, resamples), systems
 
 
+Comparison = tuple[SystemComparison, dict[str, list[RunResult]]]
+
+
+def compare_on_sets(
+    arguments: Sequence[str], data: Sequence[str], measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
+) -> dict[str, Comparison]:
+    """Compare runs on one or several data sets; return data set -> what `compare_runs` returns, with p-values that are
+    corrected for the tests of all sets.
+
+    Args:
+        arguments: as of `compare_runs`; of several sets folders of runs.
+        data: names of results; "all" stands for those that all folders have, and nothing for the only one.
+        measures: by default all that every result of every set has.
+        seed, resamples: see `paired_comparison`.
+
+    Raises:
+        FileNotFoundError, ValueError, ContractError: as `compare_runs`; the sets do not have the same systems.
+    """
+    locations = [path for argument in arguments for path in split_argument(argument)[1]]
+    names = _all_results(locations) if list(data) == ["all"] else list(data)
+    if len(names) > 1 and (files := [location for location in locations if not Path(location).is_dir()]):
+        raise ValueError(f"--data={','.join(data)} reads several results, and {files[0]} is no folder of a run")
+    if len(names) > 1 and not measures:
+        results = [read_result(location, name) for name in names for location in locations]
+        measures = common_measures(results)
+    sets: dict[str, Comparison] = {}
+    for name in names or [""]:
+        comparison, systems = compare_runs(arguments, name, measures, seed, resamples)
+        sets[name or next(iter(systems.values()))[0].path.stem] = comparison, systems
+    first, *others = sets
+    for other in others:
+        if sets[other][0].systems != sets[first][0].systems:
+            both = " and ".join(f"{', '.join(sets[name][0].systems)} on {name}" for name in (first, other))
+            raise ValueError(f"the systems differ between data sets: {both}; name them, as NAME=RUN,RUN")
+    corrected = correct_together({name: comparison for name, (comparison, _) in sets.items()})
+    return {name: (corrected[name], systems) for name, (_, systems) in sets.items()}
+
+
+def _all_results(locations: Sequence[str]) -> list[str]:
+    """Return the names of the results that all folders have. Raises ValueError if there is none."""
+    stems = [{path.stem for path in Workdir(folder).evaluations} for folder in locations if Path(folder).is_dir()]
+    if not (common := sorted(set.intersection(*stems)) if stems else []):
+        raise ValueError("--data=all: the runs have no result of the same name; name the files of eval/ themselves")
+    return common
+
+
+def render_sets(sets: Mapping[str, Comparison], form: str = "text") -> str:
+    """Return comparisons and their notes as text, "markdown", "json", "csv" or "latex"; the last two without notes."""
+    comparisons = {name: comparison for name, (comparison, _) in sets.items()}
+    if form in ("csv", "latex"):
+        return csv_table(comparisons) if form == "csv" else latex_table(comparisons)
+    if len(sets) == 1:
+        return render_comparison(*next(iter(sets.values())), form)
+    if form == "json":
+        return json.dumps({name: json.loads(render_comparison(*one, form)) for name, one in sets.items()}, indent=1)
+    notes = dict.fromkeys(note for _, systems in sets.values() for note in comparison_notes(systems))
+    return "\n\n".join([sets_table(comparisons, markdown_table if form == "markdown" else aligned_table), *notes])
+
+
 def require_comparable(results: Sequence[RunResult]) -> None:
     """Raise ContractError unless all results are on the same queries, judgements and passages."""
     first, *others = results
@@ -140,7 +201,9 @@ def common_result_name(folders: Sequence[str]) -> str:
     if len(common) == 1:
         return common[0]
     if common:
-        raise ValueError(f"the runs have several results, {', '.join(common)}: choose one with --data=NAME")
+        raise ValueError(
+            f"the runs have several results, {', '.join(common)}: choose one with --data=NAME, or NAME,NAME or all"
+        )
     listing = "; ".join(f"{folder} has {', '.join(sorted(names))}" for folder, names in zip(folders, stems))
     raise ValueError(f"the runs have no result of the same name: {listing}. Give the files of eval/ themselves")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jaxret.evaluation.comparison import SystemComparison, compare_systems
-from jaxret.evaluation.significance import paired_comparison
+from jaxret.evaluation.comparison import SystemComparison, compare_systems, correct_together
+from jaxret.evaluation.comparison_table import csv_table, latex_table, mean_score, sets_table
+from jaxret.evaluation.significance import holm, paired_comparison
+from jaxret.evaluation.text_table import markdown_table
 
 QUERIES = [f"q{i}" for i in range(12)]
 
@@ -119,6 +123,69 @@ def test_differences_that_are_all_equal_have_no_t_test(shift: float) -> None:
     assert row["difference"] == pytest.approx(shift)
     assert [row[key] for key in ("t", "p_t", "holm_t")] == [None] * 3
     assert row["p_permutation"] == (2 / 2**12 if shift else 1)
-    assert ordinary["holm_t"] == min(1.0, 2 * ordinary["p_t"]), "what has no value is a test that was asked for"
-    assert "There is no t-test where all differences are equal." in comparison.to_text()
+    tests = 2 if shift else 1  # an undefined t-test counts; equal systems are not tested
+    assert ordinary["holm_t"] == min(1.0, tests * ordinary["p_t"])
+    assert f"for all {tests} tests of this table" in comparison.to_text()
+    assert (
+        "There is no t-test where all differences are equal, and no test where they are zero." in comparison.to_text()
+    )
+    assert row["holm_permutation"] is None if not shift else row["holm_permutation"] > 0
     assert "No t-test" not in compare_systems(SYSTEMS, ["R@5"], resamples=100).to_text()
+
+
+SETS = correct_together(
+    {name: compare_systems(SYSTEMS, ["nDCG@10", "R@5"], resamples=1000) for name in ("scifact.test", "fiqa_test")}
+)
+
+
+def test_tests_of_several_sets_are_corrected_together() -> None:
+    alone = compare_systems(SYSTEMS, ["nDCG@10", "R@5"], resamples=1000)
+    for one in SETS.values():
+        for test, before in zip(one.tests, alone.tests, strict=True):
+            assert test.comparison == before.comparison
+    every = [test for one in SETS.values() for test in one.tests]
+    expected = holm([test.comparison.p_permutation for test in every])
+    assert [test.holm_permutation for test in every] == pytest.approx(expected)
+    assert expected != pytest.approx([test.holm_permutation for test in alone.tests] * 2), "control"
+
+
+def test_several_sets_are_one_table_with_their_mean() -> None:
+    text = sets_table(SETS, markdown_table)
+    assert "| nDCG@10 | scifact.test | fiqa_test | mean |" in text
+    scores = [one.score("mlr", "nDCG@10") for one in SETS.values()]
+    mean = mean_score([scores[0], replace(scores[1], runs=tuple(run + 0.1 for run in scores[1].runs))])
+    assert mean.runs == pytest.approx([run + 0.05 for run in scores[0].runs])
+    assert f"| mlr | {scores[0]} | {scores[1]} | {mean_score(scores)} |" in text
+    assert text.count("| scifact.test | mlr | nDCG@10 |") == 1
+
+
+def test_csv_has_all_numbers() -> None:
+    lines = list(csv.DictReader(csv_table(SETS).splitlines()))
+    assert len(lines) == 2 * len(SYSTEMS) * 2
+    line = next(one for one in lines if (one["data"], one["system"], one["measure"]) == ("fiqa_test", "mlr", "R@5"))
+    (test,) = (one for one in SETS["fiqa_test"].tests if (one.system, one.measure) == ("mlr", "R@5"))
+    assert float(line["mean"]) == SETS["fiqa_test"].score("mlr", "R@5").mean
+    assert float(line["difference"]) == test.comparison.difference
+    assert float(line["holm_permutation"]) == test.holm_permutation
+    assert {one["difference"] for one in lines if one["system"] == "dual"} == {""}
+
+
+def test_latex() -> None:
+    values = {query: place / 30 for place, query in enumerate(QUERIES)}
+    better = {query: value + 0.25 + place / 300 for place, (query, value) in enumerate(values.items())}
+    comparison = compare_systems({"a_1": [{"R@5": values}], "b & c": [{"R@5": better}]}, ["R@5"], resamples=5000)
+    assert latex_table({"x": comparison}).splitlines() == [
+        "% x",
+        "% bold: the best. dagger: not a_1's, p < 0.05 (randomisation, Holm, 1 tests)",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"system & R@5 \\",
+        r"\midrule",
+        r"a\_1 & 0.1833 \\",
+        r"b \& c & \textbf{0.4517}$^\dagger$ \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    both = latex_table(SETS)
+    assert both.count(r"system & scifact.test & fiqa\_test & mean \\") == 2
+    assert r"$\pm$" in both

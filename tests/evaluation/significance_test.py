@@ -131,3 +131,13 @@ def test_over_runs_is_welchs_test() -> None:
     assert p_value != pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-2)
     assert welch_p_value([0.5], after) is None
     assert welch_p_value([0.5, 0.5], [0.6, 0.6]) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_of_one_system_may_be_equal() -> None:
+    """Welch's test is defined, and scipy's warning of a loss of precision is none of ours."""
+    equal, others = [0.3, 0.3, 0.3], [0.35, 0.4, 0.45]
+    expected = stats.ttest_1samp(others, 0.3).pvalue
+    assert welch_p_value(equal, others) == pytest.approx(expected)
+    with pytest.warns(RuntimeWarning, match="Precision loss"):
+        assert stats.ttest_ind(others, equal, equal_var=False).pvalue == pytest.approx(expected)  # control

@@ -12,7 +12,13 @@ import pytest
 from jaxret.configs import base
 from jaxret.evaluation.evaluation_report import write_evaluation
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.compare_runs import compare_runs, comparison_notes, training_data_note
+from jaxret.experiments.compare_runs import (
+    compare_on_sets,
+    compare_runs,
+    comparison_notes,
+    render_sets,
+    training_data_note,
+)
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
@@ -277,3 +283,22 @@ def test_a_file_that_is_no_result_or_has_no_digests(tmp_path: Path) -> None:
         compare_runs([str(path)])
     with pytest.raises(ValueError, match="'x=' names no runs; write NAME=RUN"):
         compare_runs(["x="])
+
+
+def test_several_data_sets(tmp_path: Path) -> None:
+    runs = [result(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 2))]
+    for folder, seed in (("a", 1), ("b", 2)):
+        result(tmp_path / folder, seed, name="fiqa.test", queries="other")
+    named = [f"{Path(run).name}={run}" for run in runs]
+    sets = compare_on_sets(named, ["all"], resamples=100)
+    assert list(sets) == ["fiqa.test", "scifact.test"]
+    assert "| b | " in render_sets(sets, "markdown")
+    assert "| mean |" in render_sets(sets, "markdown")
+    assert set(json.loads(render_sets(sets, "json"))) == set(sets)
+    assert render_sets(sets, "csv").count("scifact.test,b,") == 3
+    (one,) = compare_on_sets(named, ["fiqa.test"], resamples=100)
+    assert one == "fiqa.test"
+    only = compare_on_sets([result(tmp_path / "c", 3)], [], resamples=100)
+    assert render_sets(only, "csv").startswith("data,system,measure")
+    with pytest.raises(ValueError, match=r"--data=fiqa.test,x reads several results, and .*json is no folder of a run"):
+        compare_on_sets([f"{runs[0]}/eval/fiqa.test.json"], ["fiqa.test", "x"])
