@@ -16,8 +16,11 @@ from jaxret.evaluation.text_table import Row
 MEAN = "mean"  # the column of the mean over data sets
 LEVEL = 0.05  # of the mark in LaTeX
 Sets = Mapping[str, SystemComparison]  # data set -> comparison, all of the same systems and measures
-_COLUMNS = ("data", "system", "measure", "queries", "runs", "mean", "deviation", "difference", "low", "high")
-_COLUMNS += ("wins", "ties", "losses", "p_t", "holm_t", "p_permutation", "holm_permutation", "p_runs")
+_COLUMNS = (
+    *("data", "system", "measure", "queries", "runs", "mean", "deviation"),
+    *("difference", "low", "high", "wins", "ties", "losses", "p_t"),
+    *("holm_t", "p_permutation", "holm_permutation", "p_runs"),
+)
 _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"
 }  # fmt: skip
