@@ -27,8 +27,8 @@ from jaxret.index.token_reader import TokenBlock, TokenReader, open_token_reader
 from jaxret.parallel.progress import Progress, job_log
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run
-from jaxret.storage.atomic import remove_leftovers
 from jaxret.storage.leases import Lease, Leases
+from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
 
 WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile

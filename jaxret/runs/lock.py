@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 
 from jaxret.parallel.processes import from_first_process, wait_for_all
-from jaxret.storage.atomic import remove_leftovers, storage_errors
+from jaxret.storage.atomic import storage_errors
 from jaxret.storage.lockfile import FolderLock, LockedError
+from jaxret.storage.unfinished import remove_leftovers
 
 
 @contextlib.contextmanager

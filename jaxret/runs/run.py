@@ -31,8 +31,9 @@ from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import atomic_write, read_json, remove_leftovers, write_json
+from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, tree_digest
+from jaxret.storage.unfinished import remove_leftovers
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -88,12 +89,20 @@ def create_run(
         contract: Contract of the run.
         data: Record of the training data (JSON).
         settings: Settings that the encoder's directory declared for the config, if any.
+
+    Raises:
+        ContractError: A file of the encoder is missing, or is not the one of the contract; the folder is no run then.
     """
     remove_leftovers(workdir.encoder)  # from a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
         if (encoder / name).exists():
             with atomic_write(workdir.encoder / name, "wb") as file, open(encoder / name, "rb") as original:
                 shutil.copyfileobj(original, file)
+        else:
+            (workdir.encoder / name).unlink(missing_ok=True)  # of a start that was killed
+    copied = TextTokenizer.digests(workdir.encoder)
+    if not (workdir.encoder / "config.json").exists() or copied != contract["tokenizer"]:
+        raise ContractError(f"{encoder} was changed while the run began; give an encoder that stays as it is")
     if settings:
         write_json(workdir.encoder_settings, settings)
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}

@@ -8,12 +8,12 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from jaxret.storage.unfinished import is_temporary, lock, sweep, temporary_path
 
 _CAUSES = {
     errno.ENOSPC: "the disk is full",
@@ -30,7 +30,6 @@ _CAUSES = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 _ADDRESS = re.compile(r"(gs|gcs|s3|abfss?|az|hdfs|https?|ftp|file):/")  # pathlib makes one / of two
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 class StorageError(OSError):
@@ -49,7 +48,7 @@ def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
         ours = named is None or named in (path, *path.parents) or path in named.parents
-        ours |= named is not None and bool(_TEMPORARY.fullmatch(named.name))
+        ours |= named is not None and is_temporary(named.name)
         # np.save gives neither file nor errno.
         if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):
             full = shutil.disk_usage(path.parent).free < 1 << 20
@@ -69,16 +68,19 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
 
     The file is made beside `path`, or in the existing folder `work`. Readers see the old file or the new one, never a
     part. Text is UTF-8 with "\\n" line ends. If the block raises, `path` is unchanged and the temporary file is
-    removed. Raises StorageError if the disk is full or refuses the file.
+    removed; those of killed writers are removed at the beginning. Raises StorageError if the disk is full or refuses
+    the file.
     """
     path = Path(path)
-    temporary = _beside(work / path.name if work else path)
+    temporary = temporary_path(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with storage_errors(path):
         if not work:
             path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(path)
         try:
             with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
+                lock(file.fileno())
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -86,38 +88,29 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
         finally:
             with contextlib.suppress(OSError):  # the original exception is raised instead
                 temporary.unlink()
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # makes the rename itself durable
-        finally:
-            os.close(directory)
+        sync(path.parent)  # makes the rename itself durable
 
 
-def _beside(path: Path) -> Path:
-    # A random name: hosts that share a disk may have processes of the same id.
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file's content, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
-    """Remove temporary files of `atomic_write` that killed writers left in `folder`, and return their names.
-
-    Files in subfolders are not removed. Call it with the folder's lock held, before other processes of the job write
-    there. Without a lock, set `age`: only files not modified for so many seconds, longer than any write takes, are
-    removed.
-    """
-    before = time.time() - age
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        files = [e for e in entries if _TEMPORARY.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
-        leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
-        for entry in leftovers:
-            Path(entry.path).unlink(missing_ok=True)
-        return sorted(entry.name for entry in leftovers)
-    return []
+def sync_tree(folder: str | os.PathLike[str]) -> None:
+    """Flush every file and folder in a folder to disk, then the folder itself."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(os.path.join(parent, name))
+        sync(parent)
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
     """Create the folder and write a test block to it. Raises StorageError with the cause."""
-    probe = _beside(Path(folder) / "probe")
+    probe = temporary_path(Path(folder) / "probe")
     with storage_errors(folder):
         probe.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -4,32 +4,47 @@ A checkpoint holds `params`, `progress` (optimiser state, step) and, in its meta
 not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests, step
 and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation metric)
 and the last one are preserved.
+
+Orbax saves into `<directory>/.unfinished/<step>`. Only when that is flushed to disk and a sample of it was read back,
+it is renamed to `<directory>/<step>`, and older checkpoints are deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tensorstore
 from orbax.checkpoint import v1 as ocp
 
 from jaxret.parallel.mesh import path_name
-from jaxret.storage.atomic import read_json, sha256_json
+from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
 
 Tree = Any
 
 CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric that ranks it
-_REMEDY = "delete the folder and continue from another checkpoint"
+REMEDY = "delete the folder and continue from another checkpoint"
+_UNFINISHED = ".unfinished"  # folder of the saves that have no number yet
+_DAMAGED = "damaged-"  # prefix of a checkpoint that was set aside
+_SAMPLE_BYTES = 64 << 20  # of the largest leaf that is read back
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, does not fit the model, or is damaged."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint cannot be read, or is not what was saved."""
 
 
 def _leaf_digest(leaf: jax.Array) -> jax.Array:
@@ -86,8 +101,14 @@ class Checkpoints:
         less_is_better: Metrics for which a lower value is better.
         writing: Whether to delete what an interrupted save left. Not while another process may be saving.
 
+    Attributes:
+        damaged: With `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
+            among the checkpoints any more; `set_aside` renames them.
+        half_written: Names of the unfinished saves and deletions that were in the folder.
+
     Raises:
-        CheckpointError: A checkpoint is damaged; the message names the first one.
+        CheckpointError: A checkpoint is damaged and none before it is whole, or it is not the newest, or nothing is to
+            be written; the message names it.
     """
 
     def __init__(
@@ -99,19 +120,26 @@ class Checkpoints:
     ) -> None:
         self.directory = Path(directory).absolute()
         self._metric, self._less_is_better = best_metric, less_is_better
-        self._saving: int | None = None  # step of the save that runs in the background
-        self.half_written = sorted(path.name for path in self.directory.glob("*.orbax-checkpoint-tmp*"))
+        self._alias = _Alias(self.directory)
+        self._saver: ocp.training.Checkpointer | None = None
+        self._saving: _Save | None = None  # the save that runs in the background
+        unfinished = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
+        self.half_written = sorted(path.name for path in unfinished)
         if writing and jax.process_index() == 0:
-            for name in self.half_written:  # Orbax does not delete all of them
-                shutil.rmtree(self.directory / name, ignore_errors=True)
+            for path in unfinished:
+                shutil.rmtree(path, ignore_errors=True)
+        self._metrics: dict[int, dict[str, Any] | None] = {}  # of each checkpoint
+        self.damaged: dict[int, DamagedCheckpointError] = {}
         for path in self.directory.glob("*"):
             if path.name.isdigit():
-                self._require_sealed(path)
-        self._checkpointer = ocp.training.Checkpointer(
-            self.directory,
-            preservation_policy=ocp.training.preservation_policies.PreserveAll(),  # `prune` deletes
-            cleanup_tmp_directories=writing,
-        )
+                try:
+                    self._metrics[int(path.name)] = self._sealed_metrics(path)
+                except FileNotFoundError:  # the training process has just deleted it
+                    continue
+                except DamagedCheckpointError as error:
+                    self.damaged[int(path.name)] = error
+        if self.damaged and not (writing and max(self._metrics, default=max(self.damaged)) < min(self.damaged)):
+            raise self.damaged[min(self.damaged)]
 
     def _criterion(self, metrics: Mapping[str, Any]) -> str:
         """Return the name of the metric that ranks a checkpoint."""
@@ -122,21 +150,41 @@ class Checkpoints:
         value = float(metrics[criterion])
         return -value if criterion in self._less_is_better else value
 
-    def _require_sealed(self, folder: Path) -> None:
-        """Raise CheckpointError unless step, metrics and digests match the seal."""
+    def _sealed_metrics(self, folder: Path) -> dict[str, Any] | None:
+        """Return the metrics of a checkpoint.
+
+        Raises DamagedCheckpointError unless step, metrics and digests match the seal, FileNotFoundError if there is no
+        such folder.
+        """
         try:
             written, metrics = read_json(folder / "_CHECKPOINT_METADATA")["custom_metadata"], None
             if (folder / "metrics").exists():
                 metrics = read_json(folder / "metrics" / "metrics")
             sound = written["seal"] == _seal(int(folder.name), metrics, written["digests"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if not folder.exists():  # the training process has just deleted it
-                return
-            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
+            if not folder.exists():
+                raise FileNotFoundError(folder) from error
+            raise DamagedCheckpointError(
+                f"{folder} is damaged: its metadata cannot be read ({error!r}); {REMEDY}"
+            ) from error
         if not sound:
-            raise CheckpointError(
-                f"{folder} is damaged: its metadata, or {folder}/metrics, is not what was saved; {_REMEDY}"
+            raise DamagedCheckpointError(
+                f"{folder} is damaged: its metadata, or {folder}/metrics, is not what was saved; {REMEDY}"
             )
+        return metrics
+
+    def set_aside(self, step: int) -> Path:
+        """Rename a damaged checkpoint, so that a run can go on from the one before; return its new path.
+
+        Of several processes only the first renames.
+        """
+        path = self.directory / f"{_DAMAGED}{step}"
+        if jax.process_index() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            (self.directory / str(step)).rename(path)
+            sync(self.directory)
+        self._metrics.pop(step, None)
+        return path
 
     def prune(self) -> list[int]:
         """Delete the checkpoints that are neither best nor last, and return their steps. Only process 0 does.
@@ -144,29 +192,31 @@ class Checkpoints:
         They are first renamed to unfinished saves, which the next start removes: otherwise a process killed in the
         middle of a deletion would leave a checkpoint that looks damaged.
         """
-        if jax.process_index() != 0:
-            return []
-        superseded = [c.step for c in self._checkpointer.checkpoints if c.step not in (self.best(), self.last())]
+        kept = {self.best(), self.last()}
+        superseded = sorted(self._metrics.keys() - kept)
         for step in superseded:
-            doomed = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")
-            shutil.rmtree(doomed)
-        if superseded:
-            self._checkpointer.reload()
+            if jax.process_index() == 0:
+                doomed = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")
+                shutil.rmtree(doomed)
+            del self._metrics[step]
         return superseded
 
     def last(self) -> int | None:
         """Return the step of the newest checkpoint, or None."""
-        latest = self._checkpointer.latest
-        return None if latest is None else int(latest.step)
+        return max(self._metrics, default=None)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, in their order."""
+        return sorted(self._metrics)
 
     def best(self) -> int | None:
         """Return the step of the best checkpoint, of equal ones the newest; without measurements, the last one."""
-        measured = {c.step: c.metrics for c in self._checkpointer.checkpoints if self._metric and c.metrics}
+        measured = {step: metrics for step, metrics in self._metrics.items() if self._metric and metrics}
         if not measured:
             return self.last()
         newest = self._criterion(measured[max(measured)])
         ranks = {step: self._rank(m) for step, m in measured.items() if self._criterion(m) == newest}
-        return int(max(ranks, key=lambda step: (ranks[step], step)))
+        return max(ranks, key=lambda step: (ranks[step], step))
 
     def save(
         self,
@@ -195,11 +245,21 @@ class Checkpoints:
             values[CRITERION] = criterion
         leaves = leaf_digests(items)
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
+        sample = {name: leaves[name] for tree in items for name in _sample(tree, items[tree])}
         with self._reported(step):
-            self._checkpointer.save_checkpointables_async(
+            response = self._open_saver().save_checkpointables_async(
                 step, items, metrics=values, custom_metadata=custom, force=True
             )
-        self._saving = step
+        self._saving = _Save(step, values, sample, response)
+
+    def _open_saver(self) -> ocp.training.Checkpointer:
+        if self._saver is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._saver = ocp.training.Checkpointer(
+                self._alias.path / _UNFINISHED,
+                preservation_policy=ocp.training.preservation_policies.PreserveAll(),  # `prune` deletes
+            )
+        return self._saver
 
     def holds(self, step: int, name: str) -> bool:
         """Return whether a checkpoint has an array of this name, e.g. "progress/step"."""
@@ -208,15 +268,17 @@ class Checkpoints:
 
     def poll(self) -> None:
         """Raise CheckpointError if the current save has failed, without waiting for it."""
-        if self._saving is not None and not self._checkpointer.is_saving_in_progress():
+        if self._saving is not None and self._saver is not None and not self._saver.is_saving_in_progress():
             self.wait()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _reported(self, step: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many types
-            raise CheckpointError(f"{self.directory}/{step} could not be saved: {error}") from error
+            raise CheckpointError(
+                f"{self.directory}/{step} could not be saved: {self._alias.restored(error)}"
+            ) from error
 
     def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
         """Read (params, progress) of a step with the shapes, types and shardings of the given abstract trees.
@@ -225,50 +287,56 @@ class Checkpoints:
         another shape, or fails verification.
         """
         abstract = {"params": params} if progress is None else {"params": params, "progress": progress}
-        folder = self.directory / str(step)
-        if step not in [c.step for c in self._checkpointer.checkpoints]:
-            have = ", ".join(str(c.step) for c in self._checkpointer.checkpoints) or "none"
+        if step not in self._metrics:
+            have = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
-        try:
-            metadata = self._checkpointer.checkpointables_metadata(step)
-            shapes = {name: metadata.metadata[name] for name in abstract}
-        except Exception as error:  # Orbax and TensorStore raise many types
-            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
-        for name, metadata_tree in shapes.items():
-            if metadata_tree is None:
-                raise CheckpointError(f"{folder} is damaged: {folder}/{name} cannot be read; {_REMEDY}")
-        self._require_same_shapes(abstract, shapes, folder)
-        restored = self._load(step, abstract, (metadata.custom_metadata or {}).get("digests", {}))
+        stored, digests = self._stored(step)
+        folder = self.directory / str(step)
+        for name in abstract:
+            if stored.get(name) is None:
+                raise DamagedCheckpointError(f"{folder} is damaged: {folder}/{name} cannot be read; {REMEDY}")
+        self._require_same_shapes(abstract, {name: stored[name] for name in abstract}, folder)
+        restored = self._load(step, abstract, digests)
         return restored["params"], restored.get("progress")
 
     def check(self, step: int) -> None:
         """Read every array of a step. Raises CheckpointError naming the arrays that fail verification."""
         device_sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        try:
-            metadata = self._checkpointer.checkpointables_metadata(step)
-            stored = {name: tree for name, tree in metadata.metadata.items() if name in ("params", "progress")}
+        stored, digests = self._stored(step)
+        with self._damages(step, "is damaged: its metadata cannot be read"):
             abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device_sharding), stored
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device_sharding),
+                {name: tree for name, tree in stored.items() if name in ("params", "progress")},
             )
-        except Exception as error:  # Orbax and TensorStore raise many types
-            folder = self.directory / str(step)
-            raise CheckpointError(f"{folder} is damaged: its metadata cannot be read ({error!r}); {_REMEDY}") from error
-        self._load(step, abstract, (metadata.custom_metadata or {}).get("digests", {}))
+        self._load(step, abstract, digests)
+
+    def _stored(self, step: int) -> tuple[dict[str, Tree], Mapping[str, str]]:
+        """Return shapes and types of the arrays of a step, and their digests. Raises DamagedCheckpointError."""
+        with self._damages(step, "is damaged: its metadata cannot be read"):
+            metadata = ocp.checkpointables_metadata(self._alias.path / str(step))
+            return dict(metadata.metadata), (metadata.custom_metadata or {}).get("digests", {})
 
     def _load(self, step: int, abstract: Tree, saved: Mapping[str, str]) -> Tree:
         """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
         folder = self.directory / str(step)
-        try:
-            restored = self._checkpointer.load_checkpointables(step, abstract)
-        except Exception as error:
-            raise CheckpointError(f"{folder} cannot be read ({error.__cause__ or error}); {_REMEDY}") from error
+        with self._damages(step, "cannot be read"):
+            restored = ocp.load_checkpointables(self._alias.path / str(step), abstract)
         damaged = [name for name, value in leaf_digests(restored).items() if saved.get(name) != value]
         if damaged:
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
-                + _REMEDY
+                + REMEDY
             )
         return restored
+
+    @contextlib.contextmanager
+    def _damages(self, step: int, problem: str) -> Iterator[None]:
+        """Raise DamagedCheckpointError with the problem of a step for any error in the block."""
+        try:
+            yield
+        except Exception as error:  # Orbax and TensorStore raise many types
+            cause = self._alias.restored(repr(error.__cause__ or error))
+            raise DamagedCheckpointError(f"{self.directory / str(step)} {problem} ({cause}); {REMEDY}") from error
 
     def _require_same_shapes(self, abstract: Tree, stored: Tree, folder: Path) -> None:
         def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
@@ -285,12 +353,36 @@ class Checkpoints:
             raise CheckpointError(f"{folder} does not fit the config: {shown} ({len(problems)} differences)")
 
     def wait(self) -> None:
-        """Wait until the current save is on disk and superseded checkpoints are deleted, or raise CheckpointError."""
-        step, self._saving = self._saving, None
-        if step is not None:
-            with self._reported(step):
-                self._checkpointer.wait()
-            self.prune()
+        """Wait until the current save is a checkpoint and superseded ones are deleted, or raise CheckpointError.
+
+        Of several processes the first flushes the save, reads it back and renames it; all have written it by then.
+        """
+        save, self._saving = self._saving, None
+        if save is None or self._saver is None:
+            return
+        with self._reported(save.step):
+            try:
+                self._saver.wait()
+            finally:  # ends the thread and the event loop that Orbax begins for each save; raises what `wait` raises
+                with contextlib.suppress(Exception):
+                    save.response.result()
+            if jax.process_index() == 0:
+                self._publish(save)
+        self._metrics[save.step] = save.metrics
+        self.prune()
+
+    def _publish(self, save: _Save) -> None:
+        """Give a finished save its number, after it is on disk and was read back."""
+        folder = self._alias.path / _UNFINISHED / str(save.step)
+        sync_tree(folder)
+        if self._sealed_metrics(folder) != save.metrics:
+            raise ValueError("its metrics, read back, are not what was written")
+        for name, digest in save.sample.items():
+            if leaf_digests({name: _read_leaf(folder, name)}) != {name: digest}:
+                raise ValueError(f"{name}, read back, is not what was written")
+        folder.rename(self.directory / str(save.step))
+        sync(self.directory)
+        sync(self.directory.parent)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -298,7 +390,71 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.wait()
-            self._checkpointer.close()
+            if self._saver:
+                self._saver.close()
+                with contextlib.suppress(OSError):  # a failed save is in it, or another process has removed it
+                    (self.directory / _UNFINISHED).rmdir()
         except Exception:
             if kind is None:  # otherwise the block's own exception is raised
                 raise
+        finally:
+            self._alias.close()
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A save that runs in the background: its metrics, and the digests of the leaves that are read back."""
+
+    step: int
+    metrics: dict[str, Any] | None
+    sample: Mapping[str, str]
+    response: Any
+
+
+def _sample(item: str, tree: Tree) -> set[str]:
+    """Return the names of two leaves of an item to read back: the smallest one, and the largest within the bound."""
+    sizes = {path_name(path): leaf.nbytes for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    names = sorted(sizes, key=lambda name: (sizes[name], name))
+    ends = [*names[:1], *[name for name in names if sizes[name] <= _SAMPLE_BYTES][-1:]]
+    return {f"{item}/{name}" for name in ends}
+
+
+def _read_leaf(folder: Path, name: str) -> np.ndarray:
+    """Return an array of a checkpoint, read without Orbax, whose readers all processes would have to call."""
+    item, _, leaf = name.partition("/")
+    base = {"driver": "file", "path": f"{folder / item}/"}
+    store = {"driver": "ocdbt", "base": base, "path": f"{leaf.replace('/', '.')}/"}
+    return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result().read().result()
+
+
+class _Alias:
+    """A path of a folder without *, ? and [, which Orbax's search for files takes for a pattern.
+
+    It goes through an open descriptor of the folder, so that it ends with the process. Raises CheckpointError where the
+    system has no such paths.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._descriptor = folder, -1
+        self._plain = glob.escape(str(folder)) == str(folder)
+        if not self._plain and sys.platform != "linux":
+            raise CheckpointError(f"{folder} holds one of * ? [, which Orbax cannot read here; choose another folder")
+
+    @property
+    def path(self) -> Path:
+        """The path, which the open folder must have."""
+        if self._plain:
+            return self._folder
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    def restored(self, message: object) -> str:
+        """Return a message with the folder's own path."""
+        text = str(message)
+        return text if self._descriptor < 0 else text.replace(str(self.path), str(self._folder))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

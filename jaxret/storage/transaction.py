@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -11,28 +11,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxret.storage.atomic import storage_errors
+from jaxret.storage.atomic import storage_errors, sync, sync_tree
+from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` that becomes `path` if the block succeeds.
+    """Yield an empty folder beside `path` that becomes `path` if the block succeeds, after a flush to disk.
 
-    After an error, Ctrl-C or SIGTERM it is removed and `path` is unchanged; only SIGKILL leaves it, as `.NAME.*.tmp`.
+    After an error, Ctrl-C or SIGTERM it is removed and `path` is unchanged; only SIGKILL leaves it, as `.NAME.*.tmp`,
+    until the next call.
 
-    Raises FileExistsError if `path` exists and is no empty folder, StorageError if it cannot be written.
+    Raises FileExistsError if `path` exists and is no empty folder, also if another job made it meanwhile, and
+    StorageError if it cannot be written.
     """
-    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
-        raise FileExistsError(f"{path} is there already; give a folder that is not")
+    require_absent(path)
     path = path.absolute()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_path(path)
     with _sigterm_raises(), storage_errors(path):
+        sweep(path)
         try:
             temporary.mkdir(parents=True)
-            yield temporary
-            os.replace(temporary, path)
+            with locked_folder(temporary):
+                yield temporary
+                sync_tree(temporary)
+                _publish(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def require_absent(path: Path) -> None:
+    """Raise FileExistsError if `path` exists and is no empty folder."""
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+        raise FileExistsError(f"{path} is there already; give a folder that is not")
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise FileExistsError(f"{path} was made by another job meanwhile; give another folder, or use it") from error
+    sync(path.parent)
 
 
 @contextmanager

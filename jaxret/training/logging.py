@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import sys
 from importlib import metadata
@@ -67,6 +68,8 @@ class MetricsLog:
         named = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
         with storage_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a resumed run does not write the lines before its checkpoint again
         with storage_errors(self._folder):
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)

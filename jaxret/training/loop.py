@@ -31,6 +31,7 @@ ends with the weights of one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 from collections.abc import Iterable
@@ -51,7 +52,7 @@ from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import create_run, open_checkpoints
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.checkpoint import Checkpoints
+from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.lockfile import LockedError
 from jaxret.training.logging import MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
@@ -100,6 +101,7 @@ def train(
     progress: bool = True,
     explicit_keys: Iterable[str] = (),
     task: Task[Any, Any, Any] | None = None,
+    is_held: bool = False,
 ) -> TrainResult:
     """Train the model that a config describes, in `workdir`; resume if the folder holds this run already.
 
@@ -110,6 +112,7 @@ def train(
         explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
             the base config.
         task: the kind of model, if it is none of `config.task`.
+        is_held: whether the caller holds the lock of the folder.
 
     Raises:
         ContractError: the folder holds another run.
@@ -119,7 +122,8 @@ def train(
         LockedError: another job writes to the folder.
     """
     job = prepare_job(config, Workdir(workdir), progress, explicit_keys, task or get_task(config))
-    with hold_folder(job.workdir.path, "training"):  # also fails on a read-only folder before there is work to lose
+    # Also fails on a read-only folder before there is work to lose.
+    with contextlib.nullcontext() if is_held else hold_folder(job.workdir.path, "training"):
         if not job.has_begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
         return _train(job)
@@ -138,9 +142,9 @@ def _train(job: AnyJob) -> TrainResult:
                 job.workdir, config, job.encoder, data.contract, data.record | start_record, job.encoder_settings
             )
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
-        start = checkpoints.last()
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)
+        start = checkpoints.last()
         with closing(MetricsLog(job.workdir, start or 0)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
@@ -199,18 +203,18 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         ValueError: the run has made more steps than the config wants.
         NotFiniteError: the checkpoint holds a NaN or an infinity.
     """
-    start, total = checkpoints.last(), optimization.length.total
+    total = optimization.length.total
     start_record = {key: value for key, value in job.data_record.items() if key == "start"}
-    if start is None:
+    if checkpoints.last() is None:
         state, start_record = first_state(job, data, optimization.optimizer)
-    elif start > total:
+    elif (newest := max(checkpoints.last() or 0, *checkpoints.damaged, 0)) > total:
         raise ValueError(
-            f"the config asks for {total} steps, but the run in {job.workdir} has made {start}; "
+            f"the config asks for {total} steps, but the run in {job.workdir} has made {newest}; "
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
         )
     else:
-        rule = make_update_rule(job.config)
-        state = restore_state(checkpoints, start, job.mesh, job.model, optimization.optimizer, rule)
+        state = restore_newest(job, optimization, checkpoints)
+    start = checkpoints.last()
     name = f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights"
     require_finite_parameters(state, name)
     if checkpoints.half_written:
@@ -225,6 +229,33 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     if jax.process_index() == 0:
         record_changes(job.workdir, job.config, data.contract, data.record | start_record, job.changes, start or 0)
     return state
+
+
+def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
+    """Return the state of the newest checkpoint that is whole. Damaged ones after it are set aside, which is said.
+
+    Args:
+        job: whose run has begun.
+        optimization: for the steps of the config now.
+        checkpoints: of the run; there is at least one.
+
+    Raises:
+        CheckpointError: no checkpoint is whole; the message is about the newest.
+    """
+    rule, damaged = make_update_rule(job.config), dict(checkpoints.damaged)
+    for step in reversed(checkpoints.steps()):
+        try:
+            state = restore_state(checkpoints, step, job.mesh, job.model, optimization.optimizer, rule)
+        except DamagedCheckpointError as error:
+            if jax.process_count() > 1:  # the others may have read it: all must go on from one step
+                raise
+            damaged[step] = error
+            continue
+        for later, problem in sorted(damaged.items()):
+            path = checkpoints.set_aside(later)
+            job.log(f"{str(problem).removesuffix(REMEDY)}it is now {path}, and training goes on from checkpoint {step}")
+        return state
+    raise damaged[max(damaged)]
 
 
 @dataclass

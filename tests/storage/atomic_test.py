@@ -19,7 +19,6 @@ from jaxret.storage.atomic import (
     atomic_write,
     read_json,
     read_with_digest,
-    remove_leftovers,
     require_writable,
     sha256_file,
     sha256_json,
@@ -27,6 +26,7 @@ from jaxret.storage.atomic import (
     with_digest,
     write_json,
 )
+from jaxret.storage.unfinished import remove_leftovers
 
 
 def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:

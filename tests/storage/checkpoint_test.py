@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import v1 as ocp
 
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, leaf_digests, tree_digest
@@ -353,3 +357,146 @@ def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None
         with Checkpoints(folder) as checkpoints:
             assert checkpoints.last() == 2
         assert [p.name for p in folder.iterdir()] == ["2"]
+
+
+NAMES = ["run[1]", "seed=[1,2]", "a*b", "a?b", "[!a]", "two\nlines", "{0}", "x" * 255, "ünï'\"%20 -"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    """Also beside a folder that the name, taken for a pattern, matches."""
+    sibling = name.translate({ord("*"): "x", ord("?"): "x"}).replace("[1]", "1")
+    for folder in dict.fromkeys((sibling, name)):
+        saved(tmp_path / folder / "checkpoints", steps=2)
+    with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
+        assert checkpoints.steps() == [2]
+        params, progress = checkpoints.restore(2, abstract(placed(HOST)), abstract(placed(PROGRESS)))
+        assert same(params, HOST)
+        assert same(progress, PROGRESS)
+        checkpoints.check(2)
+    moved = (tmp_path / name).rename(tmp_path / "moved")
+    with Checkpoints(moved / "checkpoints") as checkpoints:
+        assert same(checkpoints.restore(2, abstract(placed(HOST)))[0], HOST)
+    assert [path.name for path in (moved / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_message_has_the_path_that_the_user_gave(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run[1]")
+    (folder / "1" / "params" / "manifest.ocdbt").write_text("{")
+    with Checkpoints(folder) as checkpoints, pytest.raises(CheckpointError) as error:
+        checkpoints.check(1)
+    assert str(folder / "1") in str(error.value)
+    assert "/proc" not in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["params/manifest.ocdbt", "progress/d", "_CHECKPOINT_METADATA", "metrics/metrics"])
+def test_a_save_is_read_back_before_the_one_before_is_deleted(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax says that it has saved, but a file is missing."""
+    with_metrics(tmp_path, [0.5])
+    wait = ocp.training.Checkpointer.wait
+
+    def losing(self: Any) -> None:
+        wait(self)
+        for path in (tmp_path / ".unfinished").glob(f"*/{file}"):
+            path.rename(tmp_path.parent / f"lost-{time.monotonic_ns()}")
+
+    monkeypatch.setattr(ocp.training.Checkpointer, "wait", losing)
+    checkpoints = Checkpoints(tmp_path, "RR@10")
+    checkpoints.save(2, placed(HOST), placed(PROGRESS), {"RR@10": 0.9, "nll": 1.0})
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/2 could not be saved"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    with checkpoints:
+        assert checkpoints.steps() == [1]
+        assert same(checkpoints.restore(1, abstract(placed(HOST)))[0], HOST)
+    with Checkpoints(tmp_path, "RR@10") as checkpoints:
+        assert checkpoints.half_written == ["2"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == ["1"]
+
+
+def test_a_checkpoint_has_its_number_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every file that Orbax and TensorStore wrote, and of every folder; control: some were not, before."""
+    fsync, rename, flushed = os.fsync, os.rename, set()
+    events: list[tuple[str, set[int], set[int]]] = []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def renamed(one: Any, other: Any, **more: Any) -> None:
+        if Path(other).name.isdigit() and Path(other).parent == tmp_path:
+            inodes = {path.stat().st_ino for path in (Path(one), *Path(one).rglob("*"))}
+            events.append((Path(other).name, inodes, set(flushed)))
+        rename(one, other, **more)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "rename", renamed)
+    saved(tmp_path, steps=2)
+    assert [name for name, _, _ in events] == ["1", "2"]
+    for _, inodes, synced in events:
+        assert len(inodes) > 20
+        assert inodes <= synced
+    assert tmp_path.stat().st_ino in flushed
+
+
+def open_descriptors_and_threads() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def saves_and_restores(folder: Path, count: int) -> None:
+    """Save that often in one process, and open and read that often."""
+    params, progress = placed(HOST, devices=1), placed(PROGRESS, devices=1)
+    warm, before = 8, (0, 0)  # pools of threads grow at the beginning
+    with Checkpoints(folder) as checkpoints:
+        for step in range(count):
+            if step == warm:
+                before = open_descriptors_and_threads()
+            checkpoints.save(step, params, progress)
+            checkpoints.wait()
+        after = open_descriptors_and_threads()
+    assert after[0] <= before[0] + 2, f"{after[0] - before[0]} descriptors more after {count - warm} saves"
+    assert after[1] <= before[1] + 2, f"{after[1] - before[1]} threads more after {count - warm} saves"
+    for number in range(count):
+        if number == warm:
+            before = open_descriptors_and_threads()
+        with Checkpoints(folder, writing=False) as checkpoints:
+            checkpoints.restore(count - 1, abstract(params))
+    after = open_descriptors_and_threads()
+    assert after[0] <= before[0] + 2, f"{after[0] - before[0]} descriptors more after {count - warm} restores"
+    assert after[1] <= before[1] + 2, f"{after[1] - before[1]} threads more after {count - warm} restores"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize("name", ["run", "run[1]"])
+def test_saving_often_leaves_no_descriptor_and_no_thread(name: str, tmp_path: Path) -> None:
+    saves_and_restores(tmp_path / name, 40)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_saving_500_times_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+    saves_and_restores(tmp_path, 500)
+
+
+def test_a_damaged_newest_checkpoint_is_not_among_those_of_a_writer(tmp_path: Path) -> None:
+    """Its metadata is empty, as after a power cut. A reader refuses; who trains goes on from the one before."""
+    with_metrics(tmp_path, [0.5, 0.1])
+    (tmp_path / "2" / "_CHECKPOINT_METADATA").write_text("")
+    with pytest.raises(CheckpointError, match="/2 is damaged"):
+        Checkpoints(tmp_path, "RR@10", writing=False)
+    with Checkpoints(tmp_path, "RR@10") as checkpoints:
+        assert (checkpoints.last(), checkpoints.best(), [*checkpoints.damaged]) == (1, 1, [2])
+        assert checkpoints.set_aside(2) == tmp_path / "damaged-2"
+        checkpoints.save(2, placed(HOST), placed(PROGRESS), {"RR@10": 0.1, "nll": 1.0})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "damaged-2"]
+    with Checkpoints(tmp_path, "RR@10", writing=False) as checkpoints:
+        assert (checkpoints.last(), checkpoints.best()) == (2, 1)
+
+
+def test_a_damaged_checkpoint_without_a_whole_one_before_is_an_error(tmp_path: Path) -> None:
+    (saved(tmp_path) / "1" / "_CHECKPOINT_METADATA").write_text("")
+    with pytest.raises(CheckpointError, match="/1 is damaged"):
+        Checkpoints(tmp_path)

@@ -54,3 +54,27 @@ def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
     child.send_signal(signal.SIGTERM)
     assert child.wait(30) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_job_made_meanwhile_stays(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="made by another job meanwhile"), new_folder(tmp_path / "out") as folder:  # noqa: PT012
+        (folder / "file").write_text("x")
+        with new_folder(tmp_path / "out") as other:
+            (other / "file").write_text("y")
+    assert (tmp_path / "out" / "file").read_text() == "y"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, flushed = os.fsync, set()
+
+    def noted(descriptor: int) -> None:
+        assert not (tmp_path / "out").exists() or os.fstat(descriptor).st_ino == tmp_path.stat().st_ino
+        fsync(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text("x")
+    assert {path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*"))} <= flushed

@@ -36,6 +36,8 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, path_name
 from jaxret.storage.lockfile import LockedError
+from jaxret.training import loop
+from jaxret.training.logging import MetricsLog
 from jaxret.training.loop import Trainer, TrainResult, schedule_steps, train
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.prefetch import Prefetcher
@@ -736,3 +738,81 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     config = config_of(root, **long)
     assert final_state(workdir, config, 60) == final_state(expected, config, 60)
     assert lines(workdir) == lines(expected)
+
+
+@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "progress/d/*", "params/manifest.ocdbt", "metrics/metrics"])
+def test_a_damaged_newest_checkpoint_is_set_aside(
+    file: str, whole: tuple[Path, TrainResult], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is empty, as a power cut leaves it: the run goes on from the one before, says so, and ends as it would."""
+    config, workdir = config_of(root, validation__best="metric"), tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    checkpoints = workdir / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["3", "6"], "the best and the last"
+    for path in (checkpoints / "6").glob(file):
+        path.write_bytes(b"")
+    if not file.startswith("progress"):  # a reader of weights does not open the optimiser's state
+        with pytest.raises(CheckpointError, match=r"/6 (is damaged|cannot be read)"):
+            open_run(workdir, "last")
+    result = train(config, workdir)
+    assert (result.resumed_from, result.step) == (3, STEPS)
+    said = capsys.readouterr().out
+    assert re.search(rf"{checkpoints}/6 (is damaged|cannot be read).*; it is now {checkpoints}/damaged-6", said)
+    assert "training goes on from checkpoint 3" in said
+    assert final_state(workdir, config) == final_state(whole[0], config)
+    assert lines(workdir) == lines(whole[0])
+    assert open_run(workdir, "last").checkpoint["step"] == STEPS
+
+
+def test_without_a_whole_checkpoint_nothing_is_set_aside(
+    whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole[0], tmp_path / "run")
+    for step in (3, 6):
+        (tmp_path / "run" / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="/6 "):
+        train(config_of(root), tmp_path / "run", progress=False)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "6"]
+
+
+def test_what_metrics_tell_is_on_the_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every line, the file was flushed with it."""
+    fsync, flushed, written = os.fsync, [0], []
+    write = MetricsLog.write
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/metrics.jsonl"):
+            flushed.append(os.fstat(descriptor).st_size)
+
+    def then(self: MetricsLog, *args: Any) -> None:
+        write(self, *args)
+        written.append(((tmp_path / "run" / "metrics.jsonl").stat().st_size, flushed[-1]))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(MetricsLog, "write", then)
+    train(config_of(root, train__steps=2), tmp_path / "run", progress=False)
+    assert written
+    assert all(size == on_disk for size, on_disk in written)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_folder_is_no_run_without_the_files_that_it_is_sealed_with(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job takes a file of the encoder away while the run begins."""
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    create = loop.create_run
+
+    def late(*args: Any) -> None:
+        (tmp_path / "encoder" / name).rename(tmp_path / "taken")
+        create(*args)
+
+    monkeypatch.setattr(loop, "create_run", late)
+    config = tiny_config(tmp_path / "encoder", root / "data")
+    with pytest.raises(ContractError, match=f"{tmp_path}/encoder was changed while the run began"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "config.json").exists()
+    (tmp_path / "taken").rename(tmp_path / "encoder" / name)
+    monkeypatch.undo()
+    assert train(config_of(root), tmp_path / "run", progress=False).step == STEPS

@@ -11,9 +11,9 @@ A version is whole when its passages are there: they come last. The folder's nam
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -29,7 +29,9 @@ from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Passage, Query
-from jaxret.storage.atomic import storage_errors
+from jaxret.storage.atomic import storage_errors, sync, sync_tree
+from jaxret.storage.lockfile import FolderLock
+from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 _TEXTS = {"_id": str, "title": str, "text": str}
 _QUERIES = {"_id": str, "text": str, "answers": [str]}
@@ -51,6 +53,7 @@ def build_data_set(
 
     Raises:
         ValueError: TFDS does not take the name or the version, or the version exists.
+        LockedError: Another job builds in the folder.
         DataError: A bad record.
     """
     folder = Path(folder).absolute()
@@ -58,17 +61,36 @@ def build_data_set(
     data = open_data_set(source, split, policy or Policy())
     if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
         raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
-    work = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with storage_errors(folder):
-            work.mkdir(parents=True)
-            done, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
-            for config in tables:
-                (folder / config).mkdir(parents=True, exist_ok=True)
-                os.replace(work / folder.name / config / version, folder / config / version)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    work, made = temporary_path(folder), not folder.exists()
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = FolderLock(folder, "building a data set")
+        try:
+            _check(folder, version)  # once more: another job may have built it
+            sweep(folder)
+            work.mkdir()
+            with locked_folder(work):
+                done, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
+                _publish(work / folder.name, folder, tables, version)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            held.release()
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing was written: a job that failed leaves nothing behind
     return done
+
+
+def _publish(built: Path, folder: Path, tables: list[str], version: str) -> None:
+    """Move the tables of a version into the folder, the passages last, after removing those of a killed build."""
+    sync_tree(built)
+    for table in (PASSAGES, OTHERS, "queries", "judgements", "examples"):
+        shutil.rmtree(folder / table / version, ignore_errors=True)
+    for config in tables:
+        (folder / config).mkdir(exist_ok=True)
+        os.replace(built / config / version, folder / config / version)
+        sync(folder / config)
+    sync(folder)
 
 
 def _check(folder: Path, version: str) -> None:

@@ -26,6 +26,7 @@ from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS, Losses
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
+from jaxret.storage.transaction import new_folder
 
 _ENDINGS = ("parquet", "jsonl", "json", "tsv", "csv", "gz", "zst")  # of the written file, not formats
 
@@ -57,7 +58,8 @@ def convert_data(
 
     Args:
         source: A folder, file or named set.
-        to: The file or folder to write.
+        to: The file to write, or the folder, which must not exist: a reader of a folder that has files of two sets
+            would mix them.
         name: A format of `WRITERS`, or a folder of `FOLDERS`.
         split: Of a folder; for a training file, the name of its split in a written folder.
         role: Which of the roles of the source to write; "": the first that the format has a writer for.
@@ -65,11 +67,13 @@ def convert_data(
 
     Raises:
         ValueError: The format cannot be written, or the source does not hold the role.
+        FileExistsError: The folder to write is there and not empty.
         DataError: A bad record.
     """
     policy = policy or Policy()
     if name in FOLDERS:
-        return FOLDERS[name](Path(to), open_data_set(source, split, policy))
+        with new_folder(Path(to)) as folder:
+            return FOLDERS[name](folder, open_data_set(source, split, policy))
     if name not in WRITERS:
         if name in _ENDINGS:
             raise ValueError(

@@ -31,7 +31,6 @@ from jaxret.storage.atomic import (
     atomic_write,
     cache_folder,
     read_with_digest,
-    remove_leftovers,
     sha256_file,
     sha256_json,
     storage_errors,
@@ -40,6 +39,7 @@ from jaxret.storage.atomic import (
 )
 from jaxret.storage.cache import mark_used, trim_cache
 from jaxret.storage.leases import Lease, Leases
+from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged
 
 FORMAT = 1  # version of the folder and of tokenisation: another number makes every store again

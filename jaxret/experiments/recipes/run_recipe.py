@@ -43,7 +43,8 @@ from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError, flatten
 from jaxret.runs.run import config_json, open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import atomic_write, remove_leftovers, sha256_file, sha256_json, write_json
+from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json, write_json
+from jaxret.storage.unfinished import remove_leftovers
 from jaxret.training.loop import train
 
 

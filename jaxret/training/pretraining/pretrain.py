@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -38,42 +37,36 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
     log = job_log(progress)
-    if not config.encoder.checkpoint:
-        config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
-    result = train(config, folder.path, progress, task=PRETRAINING)
-    if result.step == result.total_steps:
-        write_final_encoder(folder, command, log)
+    check_config(config)
+    check_pretraining_config(config)
+    with hold_folder(folder.path, "pre-training"):
+        if not config.encoder.checkpoint:
+            config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
+        result = train(config, folder.path, progress, task=PRETRAINING, is_held=True)
+        if result.step == result.total_steps:
+            write_final_encoder(folder, command, log)
     return result
 
 
 def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path:
     """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
 
-    It is written anew each time, because a job that failed may have had other settings; equal settings and corpus give
-    equal files."""
-    check_config(config)
-    check_pretraining_config(config)
-    start, folder_exists = folder / "start", folder.path.exists()
+    The caller holds the folder's lock. It is written anew each time, because a job that failed may have had other
+    settings; equal settings and corpus give equal files."""
+    start = folder / "start"
     if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
         shutil.rmtree(start, ignore_errors=True)
-        try:
-            with new_folder(start) as temporary:
-                write_random_encoder(config, temporary, log)
-        except BaseException:
-            if not folder_exists:  # a job that failed at once leaves nothing behind
-                with contextlib.suppress(OSError):
-                    folder.path.rmdir()
-            raise
+        with new_folder(start) as temporary:
+            write_random_encoder(config, temporary, log)
     wait_for_all()
     return start
 
 
 def write_final_encoder(folder: Workdir, command: str, log: Say) -> None:
-    """Write the model of the last checkpoint; overwrite that of a shorter run."""
-    with hold_folder(folder.path, "writing the model"):
-        run = open_model(folder, PRETRAINING.name, build_pretrainer, "last")
-        if jax.process_index() == 0:
-            shutil.rmtree(folder / "model", ignore_errors=True)
-            with new_folder(folder / "model") as temporary:
-                notes = write_pretrained_encoder(run, temporary, command)
-            log("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))
+    """Write the model of the last checkpoint; overwrite that of a shorter run. The caller holds the folder's lock."""
+    run = open_model(folder, PRETRAINING.name, build_pretrainer, "last")
+    if jax.process_index() == 0:
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        with new_folder(folder / "model") as temporary:
+            notes = write_pretrained_encoder(run, temporary, command)
+        log("\n".join([f"{folder / 'model'}: {notes[0]}", *notes[1:]]))

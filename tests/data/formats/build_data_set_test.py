@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,10 +27,12 @@ from jaxret.data.formats import (
     source_path,
     write_beir,
 )
+from jaxret.data.formats import build_data_set as build_module
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.built_records import BuiltExamples
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.data.tokens.store import StoreOrigin
+from jaxret.storage.lockfile import LockedError
 
 pytest.importorskip("tensorflow_datasets", reason="the extra `data` has tensorflow-datasets and array_record")
 
@@ -261,3 +264,54 @@ def test_without_tensorflow_and_without_a_word(folder: Path) -> None:
     message = "BEIR corpus, JSON lines: 7 in passages/full, 4 in other_passages/full, 3 in queries/full, "
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(message)
+
+
+@pytest.mark.parametrize("place", range(1, 5))
+def test_a_build_that_was_killed_between_two_tables_is_made_again(
+    place: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another build works, also of a source that has no training records: no table of the killed build stays."""
+    replace, calls = os.replace, []
+
+    def killed(one: Any, other: Any) -> None:
+        if Path(other).name == "1.0.0":
+            calls.append(other)
+            if len(calls) == place:
+                raise KeyboardInterrupt
+        replace(one, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_data_set(folder, tmp_path / "made", "1.0.0")
+    assert len(list((tmp_path / "made").glob("*/1.0.0"))) == place - 1
+    write_beir(tmp_path / "other", PASSAGES[:3], QUERIES[:2], {"test": [Judgement("q2", "p2", 1)]})
+    build_data_set(tmp_path / "other", tmp_path / "made", "1.0.0")
+    assert list(read_corpus(tmp_path / "made")) == PASSAGES[:3]
+    assert read_judgements(tmp_path / "made", "test") == [Judgement("q2", "p2", 1)]
+    tables = sorted(path.parent.name for path in (tmp_path / "made").glob("*/1.0.0"))
+    assert tables == ["judgements", "passages", "queries"]
+    assert not [path.name for path in tmp_path.rglob(".*")]
+
+
+def test_two_builds_of_one_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused before its work, and the first ends as if alone."""
+    write, refused = build_module.tfds.write_tfds_table, []
+
+    def then(*args: Any) -> None:
+        with pytest.raises(LockedError, match="building a data set") as error:
+            build_data_set(folder, tmp_path / "made", "1.0.0")
+        refused.append(error)
+        write(*args)
+
+    monkeypatch.setattr(build_module.tfds, "write_tfds_table", then)
+    build_data_set(folder, tmp_path / "made", "1.0.0")
+    assert refused
+    assert list(read_corpus(tmp_path / "made")) == PASSAGES
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    write_beir(tmp_path / "none", [], QUERIES, {"test": []})
+    with pytest.raises(ValueError, match="there is no passage"):
+        build_data_set(tmp_path / "none", tmp_path / "made", "1.0.0")
+    assert [path.name for path in tmp_path.iterdir()] == ["none"]

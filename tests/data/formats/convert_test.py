@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,8 +165,8 @@ def folder(tmp_path: Path) -> Path:
         "dev": [Judgement("q2", "p4", 1), Judgement("q3", "p5", 1)],
         "test": [Judgement("q4", "p6", 1)],
     }
-    write_beir(tmp_path / "beir", passages, queries, judged)
-    return tmp_path / "beir"
+    write_beir(tmp_path / "source", passages, queries, judged)
+    return tmp_path / "source"
 
 
 @pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron"])
@@ -331,3 +334,32 @@ def test_formats_that_can_be_written() -> None:
     formats = {one.name for one in FORMATS if one.name.partition(".")[0] in families}
     assert formats - {"dpr.results", "msmarco.candidates", "st.scored"} == WRITERS.keys()
     assert set(FOLDERS) == {"beir", "msmarco", "tevatron", "dpr"}
+
+
+@pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron", "dpr"])
+def test_a_folder_is_there_whole_or_not_at_all(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after any file, nothing is there, and the same command works; a folder with a set is not written over."""
+    rename, left = os.replace, [0]  # renames until it is killed
+
+    def killed(one: Any, other: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        rename(one, other)
+
+    monkeypatch.setattr(os, "replace", killed)
+    kills = 0
+    while not (tmp_path / "out").exists():
+        left[0] = kills
+        with contextlib.suppress(KeyboardInterrupt):
+            convert_data(folder, tmp_path / "out", name)
+        kills += 1
+    assert kills > 3, "there were several files"
+    assert list(read_corpus(tmp_path / "out"))
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match=f"{tmp_path}/out is there already"):
+        convert_data(folder, tmp_path / "out", name)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]

@@ -31,7 +31,9 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
+from jaxret.storage.lockfile import LockedError
 from jaxret.training.loop import train
+from jaxret.training.pretraining import pretrain as pretrain_module
 from jaxret.training.pretraining.pretrain import pretrain, write_scratch_encoder
 from jaxret.training.pretraining.pretraining_task import build_pretrainer
 from jaxret.training.pretraining.wordpiece import train_wordpiece
@@ -314,3 +316,31 @@ def test_a_killed_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: 
     subprocess.run(command, check=True, stderr=subprocess.PIPE, timeout=240, **quiet)
     for name in ("model.safetensors", PRETRAINING_HEAD, "tokenizer.json"):
         assert (killed / "model" / name).read_bytes() == (run / "model" / name).read_bytes(), name
+
+
+def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused whenever it comes: before the encoder is written, after that, and while it trains."""
+    config, seen = config_of(data, train__steps=1), []
+
+    def trying(name: str) -> None:
+        call = getattr(pretrain_module, name)
+
+        def then(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(pretrain_module, name, call)
+            result = None
+            for moment in ("before", "after"):
+                with pytest.raises(LockedError, match="is in use: pre-training"):
+                    pretrain(config, tmp_path / "run", progress=False)
+                seen.append((name, moment))
+                result = call(*args, **more) if moment == "before" else result
+            return result
+
+        monkeypatch.setattr(pretrain_module, name, then)
+
+    for name in ("write_scratch_encoder", "train", "write_final_encoder"):
+        trying(name)
+    assert pretrain(config, tmp_path / "run", progress=False).step == 1
+    assert len(seen) == 6
+    monkeypatch.undo()
+    assert pretrain(config, tmp_path / "run", progress=False).step == 1, "the folder is whole"
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -1,0 +1,109 @@
+"""Names of unfinished files and folders, and the removal of those that killed writers left.
+
+A file or folder NAME is made as `.NAME.<16 hex digits>.tmp` beside it and renamed at the end. Its writer holds an flock
+on it, which the kernel releases when the process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_YOUNG = 60.0  # seconds in which a writer has certainly locked what it has made
+_OLD = 86_400.0  # seconds without a change after which a writer is gone, where locks do not work
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside `path`, which `remove_leftovers` and `sweep` recognise."""
+    # A random name: hosts that share a disk may have processes of the same id.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file's name is one of `temporary_path`."""
+    return bool(_TEMPORARY.fullmatch(name))
+
+
+def lock(descriptor: int) -> None:
+    """Take the flock of an unfinished file or folder that is open, where the disk has such locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the flock of a folder for the block, where the disk has such locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sweep(path: Path) -> list[str]:
+    """Remove what killed writers of `path` left beside it, and return the names.
+
+    What a living process writes stays: it is locked, or was changed within a minute. No lock on the folder is needed.
+    """
+    removed, before = [], time.time() - _YOUNG
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and match[1] == path.name and not entry.is_symlink() and _is_abandoned(Path(entry.path), before):
+                _remove(Path(entry.path))
+                removed.append(entry.name)
+    return sorted(removed)
+
+
+def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
+    """Remove temporary files that killed writers left in `folder`, and return their names.
+
+    Files in subfolders are not removed, nor temporary folders. Call it with the folder's lock held, before other
+    processes of the job write there. Without a lock, set `age`: only files not modified for so many seconds, longer
+    than any write takes, are removed.
+    """
+    before = time.time() - age
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        files = [e for e in entries if is_temporary(e.name) and e.is_file(follow_symlinks=False)]
+        leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
+        for entry in leftovers:
+            Path(entry.path).unlink(missing_ok=True)
+        return sorted(entry.name for entry in leftovers)
+    return []
+
+
+def _is_abandoned(path: Path, before: float) -> bool:
+    try:
+        changed = path.stat().st_mtime
+        if changed >= before:
+            return False
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # gone, or another user's
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:  # its writer lives
+        return False
+    except OSError:  # the disk has no such locks
+        pass
+    finally:
+        os.close(descriptor)
+    newest = max((entry.stat().st_mtime for entry in path.rglob("*")), default=changed)
+    return max(newest, changed) < time.time() - _OLD
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""Leftovers of killed writers are removed by the next writer of the same path, and by nobody while it is written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxret.storage.atomic import atomic_write
+from jaxret.storage.transaction import new_folder
+from jaxret.storage.unfinished import lock, sweep, temporary_path
+
+
+def left_over(path: Path, folder: bool = False, age: float = 3600.0) -> Path:
+    """Something unfinished, as a killed writer of `path` left it so many seconds ago."""
+    temporary = temporary_path(path)
+    if folder:
+        temporary.mkdir()
+        (temporary / "file").write_text("half")
+    else:
+        temporary.write_text("half")
+    os.utime(temporary, (time.time() - age,) * 2)
+    return temporary
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_a_killed_writer_left_is_removed(folder: bool, tmp_path: Path) -> None:
+    old = left_over(tmp_path / "out", folder)
+    other, young = left_over(tmp_path / "out2", folder), left_over(tmp_path / "out", folder, age=5)
+    assert sweep(tmp_path / "out") == [old.name]
+    assert sorted(tmp_path.iterdir()) == sorted((other, young))
+    assert sweep(tmp_path / "absent" / "out") == []
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_being_written_stays(folder: bool, tmp_path: Path) -> None:
+    writing = left_over(tmp_path / "out", folder)
+    descriptor = os.open(writing, os.O_RDONLY)
+    lock(descriptor)
+    assert sweep(tmp_path / "out") == []
+    os.close(descriptor)  # as the death of its writer does
+    assert sweep(tmp_path / "out") == [writing.name]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_without_locks_only_what_nobody_changed_for_a_day_is_removed(
+    folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    left_over(tmp_path / "out", folder)
+    assert sweep(tmp_path / "out") == []
+    old = left_over(tmp_path / "out", folder, age=100_000)
+    if folder:
+        assert sweep(tmp_path / "out") == [], "a file in it was just written"
+        os.utime(old / "file", (time.time() - 100_000,) * 2)
+    assert sweep(tmp_path / "out") == [old.name]
+
+
+def test_writers_sweep_and_are_not_swept(tmp_path: Path) -> None:
+    """Writers of one path at once: each of them ends, and nothing unfinished is left."""
+    left_over(tmp_path / "file")
+    left_over(tmp_path / "out", folder=True)
+    with atomic_write(tmp_path / "file") as one:
+        (unfinished,) = [path for path in tmp_path.iterdir() if path.name.startswith(".file")]
+        os.utime(unfinished, (time.time() - 100_000,) * 2)
+        with atomic_write(tmp_path / "file") as two:
+            two.write("two")
+        one.write("one")
+    assert (tmp_path / "file").read_text() == "one"
+    with new_folder(tmp_path / "out") as folder:
+        os.utime(folder, (time.time() - 100_000,) * 2)
+        assert sweep(tmp_path / "out") == []
+        (folder / "file").write_text("x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out"]
