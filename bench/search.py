@@ -35,9 +35,10 @@ def peer(documents: Any) -> Any:
 def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
     """A backend, or backend:precision, with the documents in memory, as an Index has them."""
     from jaxret.search.backends.select import select_backend
-    from jaxret.search.exact import BlockCorpus, search
+    from jaxret.search.exact import search
     from jaxret.search.in_memory import InMemoryCorpus
     from jaxret.search.self_check import self_check
+    from jaxret.search.vector_corpus import BlockCorpus
 
     class Named(BlockCorpus):
         def ids(self, indices: Any) -> list[str]:

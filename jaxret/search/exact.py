@@ -5,8 +5,8 @@ and the passage's vectors v, each product rounded to float64 once; ties go to th
 some more candidates in its own float32; they are scored again in float64. A query is done when no passage that was left
 out can reach its k-th score, rounding errors included; else the search is repeated with more candidates (`proof.py`).
 
-`QueryVectors` hides the difference between one query vector on V vectors a passage (`single_vector.py`) and lists of
-vectors (`multi_vector.py`).
+`QueryVectors` (`query_vectors.py`) hides the difference between one query vector on V vectors a passage
+(`single_vector.py`) and lists of vectors (`multi_vector.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from jaxret.parallel.progress import Progress
-from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32
 from jaxret.search.backends.select import Backend
 from jaxret.search.backends.xla_backend import Xla
@@ -36,141 +34,16 @@ from jaxret.search.proof import (
     first_depth,
     search_until_proven,
 )
+from jaxret.search.query_vectors import QueryVectors, ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
 from jaxret.search.single_vector import SingleVectors, block_documents
 from jaxret.search.streaming import exceeds_devices, stream_blocks
+from jaxret.search.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 # Candidates beyond k of lists of vectors in fewer bits, where the losses of all query vectors add up: a little above
 # what ColBERT's vectors of real texts needed in int8 (for k = 10, a median of 27 and 43, at most 85). Few are scored.
 LISTS_MARGIN = 4 * MARGIN
-
-
-@runtime_checkable
-class VectorCorpus(Protocol):
-    """Vectors in shards; an EncodedCorpus is one."""
-
-    @property
-    def total_rows(self) -> int: ...
-    @property
-    def dimension(self) -> int: ...
-    @property
-    def ragged(self) -> bool:
-        """Whether every row has its own number of vectors."""
-        ...
-
-    def describe(self, row: int) -> str:
-        """Return the name of a row for messages."""
-        ...
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, vectors [rows,V,D] or Ragged) of each shard."""
-        ...
-
-
-@dataclass(frozen=True)
-class BlockCorpus:
-    """Blocks of vectors in memory as a corpus: all [rows,V,D] (float32 or float16) or all Ragged."""
-
-    blocks: Sequence[np.ndarray | Ragged]
-
-    def __post_init__(self) -> None:
-        flat = [b.flat if isinstance(b, Ragged) else b for b in self.blocks]
-        shapes = sorted({(isinstance(b, Ragged), *f.shape[1:]) for b, f in zip(self.blocks, flat)})
-        wrong = len(shapes) != 1 or len(shapes[0]) != 3 - shapes[0][0] or 0 in shapes[0][1:]
-        if wrong or self.total_rows == 0:
-            sizes = [list(shape[1:]) for shape in shapes]
-            raise ValueError(f"blocks of vectors must be [rows,V,D] with one V and D and at least a row, got {sizes}")
-        if kinds := {str(f.dtype) for f in flat} - {"float32", "float16"}:
-            raise ValueError(f"blocks of vectors must be float32 or float16, not {', '.join(sorted(kinds))}")
-        first = 0
-        for block in self.blocks:
-            if isinstance(block, Ragged) and not block.lengths.all():
-                raise ValueError(f"{self.describe(first + int(block.lengths.argmin()))} has no vector")
-            first += len(block)
-
-    @property
-    def total_rows(self) -> int:
-        return sum(len(block) for block in self.blocks)
-
-    @property
-    def dimension(self) -> int:
-        first = self.blocks[0]
-        return int((first.flat if isinstance(first, Ragged) else first).shape[-1])
-
-    @property
-    def ragged(self) -> bool:
-        return isinstance(self.blocks[0], Ragged)
-
-    def describe(self, row: int) -> str:
-        return f"document row {row}"
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        first = 0
-        for block in self.blocks:
-            yield first, block
-            first += len(block)
-
-
-@runtime_checkable
-class ScoredQueries(Protocol):
-    """Queries of one kind, and how passages of that kind are scored exactly."""
-
-    norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
-    pairs_a_thread: int  # (query, document) pairs to give to `scores`, at least
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, i: int | np.integer) -> np.ndarray:
-        """Return the vectors of a query, float64 [U,D]."""
-        ...
-
-    def errors(self, largest_norm: float, unit: float) -> np.ndarray:
-        """Return an upper bound of the error of a score with this unit roundoff, for each query, float64 [Q]."""
-        ...
-
-    def scores(self, queries: np.ndarray, shard: Any, rows: np.ndarray) -> np.ndarray:
-        """Return scores of (query, row of the shard) pairs, float64 [P]; the pairs of a query lie together."""
-        ...
-
-
-@runtime_checkable
-class ShardedRows(Protocol):
-    """Rows in shards, as exact scores read them."""
-
-    @property
-    def total_rows(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
-
-
-@runtime_checkable
-class QueryVectors(ScoredQueries, Protocol):
-    """Queries as vectors, in the form that backends search with."""
-
-    def owner(self, vector: int) -> int:
-        """Return the query that a vector belongs to."""
-        ...
-
-    def take(self, part: np.ndarray) -> QueryVectors: ...
-    def every_score(self, shard: Any, start: int, stop: int) -> np.ndarray:
-        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
-        ...
-
-    def parts(self) -> list[tuple[slice, Any]]:
-        """Return the queries a few at a time, as a backend takes them."""
-        ...
-
-    def blocks(
-        self, shard: Any, total_rows: int, depth: int, backend: Backend
-    ) -> Iterator[tuple[np.ndarray, np.ndarray | PaddedLists, np.ndarray]]:
-        """Yield (rows of the shard, their vectors as a backend takes them, upper bounds of the rows' largest norms).
-
-        Args:
-            shard: vectors of a shard.
-            total_rows: of the corpus.
-            depth: candidates that each query needs.
-            backend: limits the size of a block.
-        """
-        ...
 
 
 def search(

@@ -7,14 +7,13 @@ left out without a further look.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from jaxret.search.query_vectors import QueryVectors
 from jaxret.search.rounding import WIDE_UNIT, exact_score
-
-if TYPE_CHECKING:
-    from jaxret.search.exact import QueryVectors, VectorCorpus
+from jaxret.search.vector_corpus import VectorCorpus
 
 NUMBERS = 2**22  # of passages that are multiplied at a time, as float64: 32 MiB
 QUERIES = 512  # multiplied at a time

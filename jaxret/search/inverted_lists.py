@@ -106,7 +106,7 @@ class SparseBlocks:
 
 
 class SparseQueries:
-    """Queries as weights of words, for shards of the same (`exact.ScoredQueries`)."""
+    """Queries as weights of words, for shards of the same (`query_vectors.ScoredQueries`)."""
 
     pairs_a_thread = 4096
 

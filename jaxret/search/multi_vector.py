@@ -22,7 +22,7 @@ DOCUMENTS = 512  # scored again at a time for one query: their vectors are held 
 
 
 class VectorLists:
-    """Queries of float32 vectors, for shards of lists of vectors (`exact.QueryVectors`)."""
+    """Queries of float32 vectors, for shards of lists of vectors (`query_vectors.QueryVectors`)."""
 
     pairs_a_thread = 2**20  # BLAS has threads of its own
 

@@ -19,7 +19,7 @@ NUMBERS = 2**18  # of vectors that a thread holds as float64
 
 
 class SingleVectors:
-    """Queries [Q,D] float32, for shards [rows,V,D] (`exact.QueryVectors`)."""
+    """Queries [Q,D] float32, for shards [rows,V,D] (`query_vectors.QueryVectors`)."""
 
     pairs_a_thread = 4096  # fewer are done before OpenMP's threads, which spin after a product, make room for others
 

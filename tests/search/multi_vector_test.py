@@ -17,10 +17,11 @@ from jaxret.search.backends import late_interaction as lists_module
 from jaxret.search.backends.late_interaction import documents_at_once
 from jaxret.search.backends.precision import PRECISIONS, Compressed
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import VectorCorpus, search
+from jaxret.search.exact import search
 from jaxret.search.proof import SearchResult
 from jaxret.search.rounding import exact_score
 from jaxret.search.self_check import self_check
+from jaxret.search.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
 D, K = 8, 7

@@ -25,9 +25,9 @@ from jaxret.search.approximate.candidates import (
 )
 from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.select import Backend, select_backend
-from jaxret.search.exact import BlockCorpus
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.vector_corpus import BlockCorpus
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
 from tests.search.multi_vector_test import blocks, brute_force, counts, lists

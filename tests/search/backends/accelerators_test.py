@@ -26,11 +26,12 @@ from jaxret.search.backends.precision import FLOAT32, PRECISIONS, Compressed, co
 from jaxret.search.backends.select import select_backend
 from jaxret.search.backends.top_k import best, share
 from jaxret.search.backends.xla_backend import Xla
-from jaxret.search.exact import BlockCorpus, search
+from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus
 from jaxret.search.proof import SearchResult
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import ahead
+from jaxret.search.vector_corpus import BlockCorpus
 
 K = 40
 

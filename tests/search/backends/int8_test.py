@@ -13,9 +13,10 @@ from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.backends.int8 import MOST, OVER, Quantized
 from jaxret.search.backends.precision import LONGEST_INT8
 from jaxret.search.backends.select import select_backend
-from jaxret.search.exact import BlockCorpus, search
+from jaxret.search.exact import search
 from jaxret.search.rounding import rounding_error, upper_norms
 from jaxret.search.self_check import self_check
+from jaxret.search.vector_corpus import BlockCorpus
 
 faiss: Any = pytest.importorskip("faiss")
 
