@@ -1,5 +1,6 @@
-"""What exact search asks of queries. One vector a query (`single_vector.py`), lists of vectors (`multi_vector.py`) and
-weights of words (`inverted_lists.py`) answer it."""
+"""Queries, as exact search uses them: one vector each (`single_vector.py`), lists of vectors (`multi_vector.py`) or
+weights of words (`inverted_lists.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exact search reads: vectors in shards."""
+"""Vectors in shards, as exact search reads them."""
 
 from __future__ import annotations
 
