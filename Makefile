@@ -42,7 +42,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docst
 	$(RUN) ruff format --check
 	$(RUN) mypy
 	$(VENV)/bin/python $(VENV)/bin/lint-imports
-	$(VENV)/bin/python lint/house.py
+	$(VENV)/bin/python tests/lint/house.py
 
 docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error
 	$(VENV)/bin/python docs/generate.py

@@ -1,4 +1,4 @@
-"""The bookkeeping of evidence/run.py: the order of steps, that each is made once, and rows. Nothing is trained."""
+"""The bookkeeping of bench/evidence/run.py: order of steps, that each is made once, rows. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from evidence import run
-from evidence.claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
-from evidence.run import collect, order
-from evidence.steps import Work, digest, needs, passages_of, read_values, winning, write_values
-from evidence.table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
+from bench.evidence import run
+from bench.evidence.claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
+from bench.evidence.run import collect, order
+from bench.evidence.steps import Work, digest, needs, passages_of, read_values, winning, write_values
+from bench.evidence.table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
 from jaxret.configs.minilm import get_config
 from jaxret.configs.pretraining.mlm import get_config as pretraining_config
 from jaxret.training.pretraining.wordpiece import train_wordpiece
@@ -28,7 +28,7 @@ ANSWERS = {str(i): f"passage {i}" for i in range(9)}
 SCRIPT = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
-from evidence.steps import Work, write_values
+from bench.evidence.steps import Work, write_values
 from jaxret.storage.atomic import write_json
 folder, name, seed = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 with open(folder / "made", "a") as file:

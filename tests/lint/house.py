@@ -1,4 +1,4 @@
-"""Checks names and docstrings by the rules of CONTRIBUTING.md: python lint/house.py [PATH ...]
+"""Checks names and docstrings by the rules of CONTRIBUTING.md: python tests/lint/house.py [PATH ...]
 
 Rules, each with what it prints:
 
@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("jaxret", "tests", "bench", "evidence", "lint")
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("jaxret", "tests", "bench")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")
 MOST_PARAMETERS, ARGS_FROM = 7, 4

@@ -1,4 +1,4 @@
-"""Values of questions -> rows of `evidence/run.py`'s table: differences, tests, verdicts."""
+"""Values of questions -> rows of `bench/evidence/run.py`'s table: differences, tests, verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evidence.claims import Claim
+from bench.evidence.claims import Claim
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, paired_t
 from jaxret.evaluation.text_table import markdown_table

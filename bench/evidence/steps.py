@@ -1,4 +1,4 @@
-"""Make a step of `evidence/run.py`: its folder, its inputs, and its code."""
+"""Make a step of `bench/evidence/run.py`: its folder, its inputs, and its code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from evidence.claims import CLAIMS, COMMON, LAST_WINS, PERPLEXITY, STEPS, VARIATION, Mine, Pretrain, Train
-from evidence.table import Values
+from bench.evidence.claims import CLAIMS, COMMON, LAST_WINS, PERPLEXITY, STEPS, VARIATION, Mine, Pretrain, Train
+from bench.evidence.table import Values
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
 from jaxret.storage.transaction import new_folder

@@ -1,4 +1,4 @@
-"""The steps of `evidence/run.py`, and the papers' claims about them: data, no code that runs."""
+"""The steps of `bench/evidence/run.py`, and the papers' claims about them: data, no code that runs."""
 
 from __future__ import annotations
 

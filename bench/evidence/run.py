@@ -1,10 +1,10 @@
 """Try the papers' claims on real questions with small models: one command, which may be killed at any time.
 
-python evidence/run.py --data=FOLDER --workdir=runs/evidence     works, or goes on; results: evidence/results.json, and
-                                                                   every run's values in evidence/values/
-python evidence/run.py --table                                   the table of docs/evidence.md, from there
+python bench/evidence/run.py --data=FOLDER --workdir=runs/evidence     works, or goes on
+python bench/evidence/run.py --table                                   the table of docs/evidence.md, from the results
 
-FOLDER has the sets of SOURCES and TEXTS. What is trained, and which claims are tried, is in evidence/claims.py:
+Results are in bench/evidence/results.json, and every run's values in bench/evidence/values/.
+FOLDER has the sets of SOURCES and TEXTS. What is trained, and which claims are tried, is in bench/evidence/claims.py:
 every claim with the first seed, then with the second, and so on; a run that several claims need is made once. Each step
 is a process and a folder of its own. A step that fails is reported, has a log, and is tried again with the next start.
 A run whose values are stored is not made again, unless another step reads from its folder.
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from evidence.claims import CLAIMS, COMMON, STEPS, Claim, Train
-from evidence.steps import (
+from bench.evidence.claims import CLAIMS, COMMON, STEPS, Claim, Train
+from bench.evidence.steps import (
     MEASURES,
     SOURCES,
     TEXTS,
@@ -40,7 +40,7 @@ from evidence.steps import (
     passages_of,
     read_values,
 )
-from evidence.table import judged, row_of, to_markdown
+from bench.evidence.table import judged, row_of, to_markdown
 from jaxret.data.formats import read_judgements
 from jaxret.storage.atomic import read_json, sha256_file, sha256_json, write_json
 from jaxret.storage.lockfile import FolderLock
@@ -98,7 +98,7 @@ def environment(work: Work) -> dict[str, str]:
 
 
 def collect(work: Work, seeds: int, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the contents of evidence/results.json, computed from the stored values.
+    """Return the contents of bench/evidence/results.json, computed from the stored values.
 
     It has a row for each claim, from the seeds that both its settings have, and the means of every run.
     """
