@@ -22,6 +22,7 @@ from jaxret.configs import change_config, load_config
 from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage, Query
+from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.import_model import make_run
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -84,6 +85,7 @@ class Retriever:
         token: str = "",
         normalize: bool | None = None,
         download: bool = False,
+        title_separator: str = AUTO_SEPARATOR,
     ) -> Retriever:
         """Open a model of another library as a run.
 
@@ -95,6 +97,8 @@ class Retriever:
             token: of an encoder alone: its vector, "cls" or "mean".
             normalize: of an encoder alone: vectors have length 1, for cosines.
             download: fetch a hub name that is not in the cache.
+            title_separator: between title and text of a passage, or "[SEP]"; "auto": a blank for a
+                sentence-transformers or PyLate directory, else "[SEP]".
 
         Raises:
             FileNotFoundError: there is no such model.
@@ -106,7 +110,7 @@ class Retriever:
         temporary = None if workdir else TemporaryFolder()
         folder = temporary.path if temporary else Path(workdir or "")
         try:
-            make_run(os.fspath(source), folder, token, download, normalize, progress=False)
+            make_run(os.fspath(source), folder, token, download, normalize, title_separator, progress=False)
             return cls(open_run(folder), temporary)
         except BaseException:
             if temporary:

@@ -20,8 +20,12 @@ def main(source: str) -> None:
         raise ValueError(f"--lengths={limits}: numbers of tokens are expected, with commas between them")
     if _LENGTHS.present and not _TOKENIZER.value:
         raise ValueError("--lengths are limits in tokens, which only a --tokenizer can count: give one")
-    from jaxret.data.dataset_check import print_data_check
-    from jaxret.models.encoders.pretrained import resolve_encoder
+    from jaxret.data.dataset_check import load_uncut_tokenizer, print_data_check
+    from jaxret.models.encoders.pretrained import find_model, resolve_encoder
+    from jaxret.models.encoders.sentence_transformers import title_separator
 
-    folder = str(resolve_encoder(_TOKENIZER.value, weights=False)) if _TOKENIZER.value else ""
-    print_data_check(source, folder, [int(limit) for limit in _LENGTHS.value])
+    tokenizer = None
+    if model := _TOKENIZER.value:
+        encoder = resolve_encoder(model, weights=False)
+        tokenizer = load_uncut_tokenizer(encoder, title_separator(find_model(model)))
+    print_data_check(source, tokenizer, [int(limit) for limit in _LENGTHS.value])

@@ -11,10 +11,13 @@ ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory
 _WORKDIR = shared_flags.workdir("new folder of the run")
 _TOKEN = flags.DEFINE_enum("token", "", ["", "cls", "mean"], "vector of a plain encoder: cls (the default) or mean")
 _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale vectors to length 1, for cosines")
+_TITLE_SEPARATOR = flags.DEFINE_string(
+    "title_separator", "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"
+)
 _DOWNLOAD = shared_flags.download()
 
 
 def main(model: str) -> None:
     from jaxret.export.import_model import import_model
 
-    print(import_model(model, _WORKDIR.value, _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value))
+    print(import_model(model, _WORKDIR.value, _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value))

@@ -143,8 +143,9 @@ def get_config() -> ConfigDict:
     c.tokens.query_prompt = ""
     c.tokens.passage_prompt = ""
     # Between title and text: "[SEP]", the tokenizer's own marker ([CLS] title [SEP] text [SEP]); or any text, and both
-    # are tokenised as one with it: " " is Tevatron's. A passage without a title has none.
-    c.tokens.title_separator = "[SEP]"
+    # are tokenised as one with it: " " is Tevatron's, BEIR's and mteb's. A passage without a title has none. "auto" is
+    # " " for a sentence-transformers or PyLate directory, else "[SEP]".
+    c.tokens.title_separator = "auto"
     c.tokens.length_multiple = 32  # training batches are padded to a multiple of this: one program per shape
     # Encode training texts side by side in rows, instead of each padded to the longest: about 1.06 tokens computed for
     # each real one, in at most 4 programs (docs/scale.md). Losses and gradients are the same but for rounding.

@@ -37,11 +37,12 @@ from jaxret.data.formats.source_layout import (
 from jaxret.data.lines import PathLike
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Example, Judgement, Passage, Query
-from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.data.tokens.tokenizer import SEPARATOR, TextTokenizer
 from jaxret.types import Ragged
 
 LENGTHS = (32, 64, 128, 256, 512)
 _WHOLE = 2**20  # tokens: no text is cut
+_SHOWN = 100  # characters of the first passage
 
 
 @dataclass
@@ -121,9 +122,12 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
     ids, sorted."""
     corpus = Corpus.open(source)
     ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
+    first_read = ""
 
     def noting() -> Iterator[Passage]:
+        nonlocal first_read
         for _, passage in corpus.read_located(check.policy):
+            first_read = first_read or _describe_first(check, passage)
             ids.append(hash_id(passage.id))
             texts.append(hash_id(content_id(passage.text, passage.title)))
             yield passage
@@ -133,8 +137,21 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
     corpus.reject_repeated_ids(ids, check.policy)
     check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
     check.log(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
+    if first_read:
+        check.log(first_read)
     _log_lengths(check, "passages", lengths[first])
     return hashes
+
+
+def _describe_first(check: DataCheck, passage: Passage) -> str:
+    if check.tokenizer is None:
+        title = f"title {_beginning(passage.title)}, " if passage.title.strip() else ""
+        return f"  the first, {passage.id!r}: {title}text {_beginning(passage.text)}"
+    return f"  the first, {passage.id!r}, as the model reads it: {_beginning(check.tokenizer.passage_as_read(passage))}"
+
+
+def _beginning(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def _by_line(error: DataError) -> tuple[int, str]:
@@ -311,10 +328,9 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
         check.log(f"  cut: {cut}")
 
 
-def print_data_check(source: str, tokenizer: str, lengths: Sequence[int]) -> None:
-    """Prints what there is, and every bad record; with one, raises ValueError. tokenizer: its folder, or ""."""
-    reader = load_uncut_tokenizer(tokenizer) if tokenizer else None
-    check = check_data(source, reader, lengths)
+def print_data_check(source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int]) -> None:
+    """Prints what there is, and every bad record; with one, raises ValueError."""
+    check = check_data(source, tokenizer, lengths)
     print("\n".join(check.lines))
     for note in check.policy.describe_notes():
         print(f"noted: {note}")
@@ -324,6 +340,6 @@ def print_data_check(source: str, tokenizer: str, lengths: Sequence[int]) -> Non
         raise ValueError(f"{source}: {len(check.policy.errors):,} bad records, listed above")
 
 
-def load_uncut_tokenizer(directory: str) -> TextTokenizer:
+def load_uncut_tokenizer(directory: str | Path, title_separator: str = SEPARATOR) -> TextTokenizer:
     """A tokenizer that cuts nothing."""
-    return TextTokenizer.load(directory, _WHOLE, _WHOLE)
+    return TextTokenizer.load(directory, _WHOLE, _WHOLE, title_separator=title_separator)

@@ -78,7 +78,8 @@ def export(
 
 def limits_of_export(run: Run) -> list[str]:
     """Return sentences on properties of the run that encoder files cannot express."""
-    joined = "[SEP]" if run.config.tokens.title_separator == SEPARATOR else repr(run.config.tokens.title_separator)
+    separator = run.tokenizer.title_separator
+    joined = separator if separator == SEPARATOR else repr(separator)
     notes = [f"The files do not join title and text of a passage: join them by {joined} before encoding."]
     if (dtype := run.config.encoder.dtype) != "float32":
         notes.append(f"The run computes in {dtype}; the files are float32 and are compared in float32.")

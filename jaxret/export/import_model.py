@@ -5,36 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxret.configs import load_config
+from jaxret.data.records import Passage
+from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.compare_original import compare_with_original
 from jaxret.models.encoders.architectures import read_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
-from jaxret.models.encoders.sentence_transformers import LENGTHS
+from jaxret.models.encoders.sentence_transformers import LENGTHS, TITLE_SEPARATOR
 from jaxret.models.heads import read_model_keys
 from jaxret.runs.from_sentence_transformers import UNSET, settings_family
-from jaxret.runs.run import open_run
+from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder
 from jaxret.training.loop import train
 
 
+_EXAMPLE = Passage("", "TEXT", "TITLE")
+
+
 def import_model(
-    model: str, workdir: str | Path, token: str = "", download: bool = False, normalize: bool | None = None
+    model: str,
+    workdir: str | Path,
+    token: str = "",
+    download: bool = False,
+    normalize: bool | None = None,
+    title_separator: str = AUTO_SEPARATOR,
 ) -> str:
-    """Make a run, and return a sentence on the difference of its vectors from the model's. After an error, a new folder
-    does not exist.
+    """Make a run; return sentences on how it reads a passage and on the difference of its vectors from the model's.
+    After an error, a new folder does not exist.
 
     Args:
-        model, workdir, token, download, normalize: see `make_run`.
+        model, workdir, token, download, normalize, title_separator: see `make_run`.
     Raises:
         ValueError: the vectors differ.
         FileExistsError: the folder has other files than a run's.
     """
     if Workdir(workdir).config.exists():
-        directory = make_run(model, workdir, token, download, normalize)
-        return compare_with_original(open_run(workdir), directory)
+        directory = make_run(model, workdir, token, download, normalize, title_separator)
+        return _describe(open_run(workdir), directory)
     with new_folder(Path(workdir)) as folder:
-        directory = make_run(model, folder, token, download, normalize)
-        return compare_with_original(open_run(folder), directory)
+        directory = make_run(model, folder, token, download, normalize, title_separator)
+        return _describe(open_run(folder), directory)
+
+
+def _describe(run: Run, directory: Path) -> str:
+    read = run.tokenizer.passage_as_read(_EXAMPLE)
+    key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
+    return f"a passage with a title is read as {read!r} ({key})\n{compare_with_original(run, directory)}"
 
 
 def make_run(
@@ -43,6 +59,7 @@ def make_run(
     token: str = "",
     download: bool = False,
     normalize: bool | None = None,
+    title_separator: str = AUTO_SEPARATOR,
     progress: bool = True,
 ) -> Path:
     """Make a run of zero steps with the model's own vectors; return the directory of the model.
@@ -54,6 +71,7 @@ def make_run(
             PyLate directory determine it otherwise.
         download: whether to download a model that is not on this machine.
         normalize: whether a plain encoder's vectors have length 1; default: no.
+        title_separator: see `tokens.title_separator`.
         progress: whether to show progress bars.
     Raises:
         FileNotFoundError: the model is not on this machine.
@@ -76,7 +94,7 @@ def make_run(
         longest = read_config(resolve_encoder(model, download)).longest
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})
-    options = {"head.token": token or None, "normalize": normalize}
+    options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator}
     chosen = {key: value for key, value in options.items() if value is not None}
     config.update_from_flattened_dict(chosen)
     train(config, workdir, progress, explicit_keys=chosen)

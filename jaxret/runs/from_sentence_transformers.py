@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.sentence_transformers import LENGTHS, MODULES, PROMPTS
+from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR
+from jaxret.models.encoders.sentence_transformers import LENGTHS, MODULES, PROMPTS, TITLE_SEPARATOR
 from jaxret.models.heads import HEADS
 
 # The keys that a directory can set, with the value that counts as not set (the default of configs/base.py).
@@ -18,6 +19,7 @@ UNSET: dict[str, Any] = {
     "normalize": False,
     **dict.fromkeys(LENGTHS.values(), 256),
     **dict.fromkeys(PROMPTS, ""),
+    TITLE_SEPARATOR: AUTO_SEPARATOR,
 }
 _OF_VECTORS = ("head.token", "normalize")
 
@@ -39,7 +41,8 @@ def apply_settings(
     """Return a copy of the config with unset keys taken from a directory, and the changes as "key=value" texts.
 
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
-    directory's. A head with other vectors than the directory's takes only settings of texts from it.
+    directory's, and the separator of titles another one: no file of the directory has it. A head with other vectors
+    than the directory's takes only settings of texts from it.
 
     Args:
         config: Config of the run.
@@ -54,8 +57,8 @@ def apply_settings(
     family = settings_family(settings)
     if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
         settings = {key: value for key, value in settings.items() if key not in _OF_VECTORS and not _of_family(key)}
-    meant = set(explicit_keys)
-    for key, value in settings.items():
+    meant = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" asks for the directory's
+    for key, value in ({TITLE_SEPARATOR: SEPARATOR} | dict(settings)).items():
         value = tuple(value) if isinstance(value, list) else value
         *groups, name = key.split(".")
         group = reduce(getattr, groups, config)
@@ -64,8 +67,8 @@ def apply_settings(
             continue
         if now == UNSET[key] and key not in meant:
             group[name] = value
-            changes.append(f"{key}={value!r}")
-        elif key not in LENGTHS.values() or now > value:
+            changes += [f"{key}={value!r}"] if key in settings else []
+        elif key != TITLE_SEPARATOR and (key not in LENGTHS.values() or now > value):
             problems.append(f"{key} is {now!r}, there {value!r}")
     if problems:
         raise ValueError(

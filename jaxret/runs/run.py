@@ -19,7 +19,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
+from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.model import Model
@@ -57,7 +57,7 @@ def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTok
         tokens.passage_length,
         query_prompt=tokens.query_prompt,
         passage_prompt=tokens.passage_prompt,
-        title_separator=tokens.title_separator,
+        title_separator=SEPARATOR if tokens.title_separator == AUTO_SEPARATOR else tokens.title_separator,
         **model.tokenizer_options(),
     )
     try:

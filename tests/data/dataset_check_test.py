@@ -39,6 +39,7 @@ def test_a_folder(folder: Path) -> None:
     assert check.lines == [
         f"{folder}: BEIR corpus, JSON lines; splits: train, test",
         "passages: 4, 1 of them with the text of an earlier one",
+        "  the first, 'p0': text 'river'",
         "  words: mean 1.8, median 2, 95 % 3, longest 3",
         "queries.jsonl: 3, 1 with answers, 1 of them with the text of an earlier one",
         "  words: mean 2.3, median 3, 95 % 3, longest 3",
@@ -60,7 +61,7 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(ValueError, match=r"data: 5 bad records, listed above"):
-        print_data_check(str(folder), "", [64])
+        print_data_check(str(folder), None, [64])
     printed = [line.partition(f"{folder}/")[2] for line in capsys.readouterr().out.splitlines() if line[:5] == "bad: "]
     places = [line.partition(": ")[0] for line in printed]
     assert places == ["corpus.jsonl:3", "corpus.jsonl:6", "corpus.jsonl:7", "qrels/dev.tsv:2", "qrels/test.tsv.gz:1"]
@@ -77,7 +78,7 @@ def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
 
 def test_what_is_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
-    print_data_check(str(lines(tmp_path / "a.jsonl", *rows)), "", [64])
+    print_data_check(str(lines(tmp_path / "a.jsonl", *rows)), None, [64])
     message = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
     assert message in capsys.readouterr().out.splitlines()
 
@@ -114,6 +115,17 @@ def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
     assert passages.lengths.tolist() == [3, 4, 3, 5]
     assert "  tokens: mean 3.8, median 4, 95 % 5, longest 5" in check.lines
     assert f"  cut: {np.mean(passages.lengths > 3):.1%} at 3, {np.mean(passages.lengths > 4):.1%} at 4" in check.lines
+
+
+@pytest.mark.parametrize(("separator", "joined"), [(" ", "Rivers stone"), ("[SEP]", "Rivers [SEP] stone")])
+def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, separator: str, joined: str) -> None:
+    rows = [{"_id": "a", "title": "Rivers", "text": "stone"}, {"_id": "b", "title": "", "text": "x" * 150}]
+    path = str(lines(tmp_path / "corpus.jsonl", *rows))
+    assert "  the first, 'a': title 'Rivers', text 'stone'" in check_data(path).lines
+    tokenizer = load_uncut_tokenizer(write_encoder(tmp_path / "encoder"), separator)
+    assert f"  the first, 'a', as the model reads it: {joined!r}" in check_data(path, tokenizer).lines
+    path = str(lines(tmp_path / "b.jsonl", *reversed(rows)))
+    assert f"  the first, 'b', as the model reads it: '{'x' * 100}...'" in check_data(path, tokenizer).lines
 
 
 SCORED = {"docid": "2", "text": "y", "score": 1}

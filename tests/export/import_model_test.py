@@ -112,10 +112,8 @@ def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: py
             import_model(str(folder), tmp_path / "run")
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "compared")
-    assert [import_model(str(folder), tmp_path / "run") for _ in range(2)] == [
-        "compared",
-        "compared",
-    ]  # the second finds it
+    sentences = [import_model(str(folder), tmp_path / "run").splitlines()[-1] for _ in range(2)]
+    assert sentences == ["compared", "compared"]  # the second finds it
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(FileExistsError, match=r"other is there already"):
@@ -125,7 +123,32 @@ def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: py
 def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = write_modules(tmp_path / "model")
-    assert import_model(str(folder), tmp_path / "run").startswith("not compared with the original: ")
+    sentences = import_model(str(folder), tmp_path / "run").splitlines()
+    assert sentences[-1].startswith("not compared with the original: ")
+
+
+@pytest.mark.parametrize(
+    ("write", "separator", "expected"),
+    [
+        (write_modules, "auto", " "),
+        (write_modules, "[SEP]", "[SEP]"),
+        (write_modules, " - ", " - "),
+        (write_encoder, "auto", "[SEP]"),
+        (write_encoder, " ", " "),
+    ],
+)
+def test_title_and_text_are_joined_as_the_directory_implies_or_as_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path], separator: str, expected: str
+) -> None:
+    monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
+    sentence = import_model(str(write(tmp_path / "model")), tmp_path / "run", title_separator=separator)
+    shown = " [SEP] " if expected == "[SEP]" else expected
+    assert sentence.startswith(f"a passage with a title is read as 'TITLE{shown}TEXT' (tokens.title_separator=")
+    run = open_run(tmp_path / "run")
+    assert run.config.tokens.title_separator == run.contract["title_separator"] == expected
+    if expected != "[SEP]":
+        joined, apart = [Passage("1", f"river{expected}stone")], [Passage("1", "stone", "river")]
+        assert run.tokenizer.passages(apart)[0].tolist() == run.tokenizer.passages(joined)[0].tolist()
 
 
 @pytest.mark.exhaustive

@@ -22,6 +22,7 @@ MEAN = {
     "tokens.passage_length": 16,
     "tokens.query_prompt": "",
     "tokens.passage_prompt": "",
+    "tokens.title_separator": " ",
 }
 
 
@@ -125,7 +126,15 @@ def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
 def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error() -> None:
     config, message = apply_settings(get_config(), MEAN, "there")
     assert {key: flat_config(config)[key] for key in MEAN} == MEAN
-    assert message == ["head.token='mean'", "normalize=True", "tokens.query_length=16", "tokens.passage_length=16"]
+    assert sorted(message) == sorted(
+        [
+            "head.token='mean'",
+            "normalize=True",
+            "tokens.query_length=16",
+            "tokens.passage_length=16",
+            "tokens.title_separator=' '",
+        ]
+    )
     assert apply_settings(config, MEAN, "there") == (config, [])
 
     shorter = get_config()
@@ -139,9 +148,25 @@ def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error()
         apply_settings(get_config(), MEAN, "there", explicit_keys=["head.token"])
 
 
+def test_titles_are_joined_as_the_directory_implies_unless_the_config_says_otherwise() -> None:
+    base, explicit = get_config(), ["tokens.title_separator"]
+    assert base.tokens.title_separator == "auto"
+    for settings, expected in ((MEAN, " "), ({}, "[SEP]"), ({"head.token": "mean"}, "[SEP]")):  # the last: before 0.2.0
+        assert apply_settings(base, settings, "there")[0].tokens.title_separator == expected
+        assert apply_settings(base, settings, "there", explicit)[0].tokens.title_separator == expected
+    assert apply_settings(base, {}, "there")[1] == []
+    for separator in ("[SEP]", " - ", ""):
+        config = get_config()
+        config.tokens.title_separator = separator
+        adopted, message = apply_settings(config, MEAN, "there", explicit)
+        assert adopted.tokens.title_separator == separator
+        assert not any("separator" in change for change in message)
+
+
 def test_another_family_takes_the_texts_alone() -> None:
     config = get_config()
     config.head.name = "aggretriever"
     adopted, message = apply_settings(config, MEAN, "there")
     assert (adopted.head.token, adopted.normalize, adopted.tokens.query_length) == ("cls", False, 16)
-    assert len(message) == 2
+    assert adopted.tokens.title_separator == " "
+    assert len(message) == 3

@@ -29,6 +29,7 @@ TOKENIZER_FILES = (
 )
 
 SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own end marker, whatever its name
+AUTO_SEPARATOR = "auto"  # as a config's title_separator: what the model's directory implies
 # Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
 JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
 
@@ -269,6 +270,11 @@ class TextTokenizer:
         """
         truncation = truncation or Truncation("passages", self.passage_length)
         return sink(self._encode(map(self._parts, passages), self._start("passage"), truncation, progress))
+
+    def passage_as_read(self, passage: Passage) -> str:
+        """Return a passage as one text, with prompt, title and separator."""
+        text, title = self._parts(passage)
+        return f"{title} {SEPARATOR} {text}" if title else text
 
     def _start(self, side: str) -> list[int]:
         """Return the ids in front of a text."""

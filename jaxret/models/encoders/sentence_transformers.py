@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxret.data.tokens.tokenizer import SEPARATOR
 from jaxret.models.encoders.architectures import read_config
 from jaxret.storage.atomic import read_json
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
+TITLE_SEPARATOR = "tokens.title_separator"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
 DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
 _REASONS = {
@@ -117,7 +119,16 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     prompts = _prompts(root / SETTINGS, settings)
     token = _token(entries[1].folder / "config.json", any(prompts.values()))
     normalize = similarity == "cosine" or len(entries) > 2
-    return {"head.token": token, "normalize": normalize, **_lengths(entries[0].folder), **prompts}
+    lengths = _lengths(entries[0].folder)
+    return {"head.token": token, "normalize": normalize, **lengths, **prompts, TITLE_SEPARATOR: title_separator(root)}
+
+
+def title_separator(root: Path) -> str:
+    """Return the text between title and text of a passage that a model was evaluated with, and mostly trained.
+
+    sentence-transformers and PyLate read one text; BEIR, mteb and PyLate's evaluation make it of title, blank and text.
+    """
+    return " " if (root / MODULES).is_file() else SEPARATOR
 
 
 def _read(path: Path) -> dict[str, Any]:

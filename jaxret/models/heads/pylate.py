@@ -23,9 +23,11 @@ from jaxret.models.encoders.sentence_transformers import (
     MODULES,
     PROMPTS,
     SETTINGS,
+    TITLE_SEPARATOR,
     encoder_folder,
     is_pylate,
     read_modules,
+    title_separator,
 )
 from jaxret.models.heads.head import Params
 from jaxret.storage.atomic import read_json
@@ -83,6 +85,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
         "normalize": True,
         **{key: lengths[f"{side}_length"] for side, key in LENGTHS.items()},
         **dict.fromkeys(PROMPTS, ""),
+        TITLE_SEPARATOR: title_separator(root),
     }
 
 
