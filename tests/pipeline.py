@@ -173,6 +173,28 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+_MEASURE = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+sys.stdout.write(done.stdout)
+sys.stderr.write(done.stderr)
+used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+sys.stderr.write(f"\\n{used}")
+sys.exit(done.returncode)
+"""
+
+
+def run_measured(*arguments: str) -> tuple[subprocess.CompletedProcess[str], int]:
+    """Run Python with some arguments; return the process, and the most bytes of memory that it held.
+
+    A small process starts it: what is started from here would begin with the memory of this one.
+    """
+    code = [sys.executable, "-c", _MEASURE, sys.executable, *arguments]
+    done = subprocess.run(code, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    done.stderr, _, used = done.stderr.rpartition("\n")
+    return done, int(used)
+
+
 def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
     """Runs two commands at the same time, with four devices each; (exit status, output, errors) of each. `stop` is
     called while they run."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.records import Passage, Query
+
+GRADE_LIMIT = 10**9
 
 
 def require_object(value: Any, location: Location) -> dict[str, Any]:
@@ -34,15 +37,35 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
         raise location.error("missing key", f"there is no key {key!r} (keys found: {keys})", f"add {key!r}")
     value = record[key]
     if type(value) is not kind:  # not isinstance: true and false are not numbers here
-        problem = f"the value of {key!r} is {describe_kind(value)}: {_shorten(value)}"
+        problem = f"the value of {key!r} is {describe_kind(value)}: {shorten(value)}"
         raise location.error("wrong type", problem, f"{_KINDS[kind]} is expected")
+    return value
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number, or one in a string, as a float; None if it is no finite number or too large for a float."""
+    if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
+        return None  # Python reads "1_0" and digits of every script
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def require_grade(value: int, location: Location) -> int:
+    """Return a judgement's grade, which measures compute with."""
+    if abs(value) > GRADE_LIMIT:
+        raise location.error(
+            "bad score", f"score {shorten(value)} is too large", f"grades are from -{GRADE_LIMIT:,} to {GRADE_LIMIT:,}"
+        )
     return value
 
 
 def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...]:
     """A list of strings, as a tuple."""
     if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
-        problem = f"{name} is {describe_kind(value)}: {_shorten(value)}"
+        problem = f"{name} is {describe_kind(value)}: {shorten(value)}"
         raise location.error("wrong type", problem, "a list of strings is expected")
     return tuple(require_text(element, name, location) for element in value)
 
@@ -53,7 +76,7 @@ def require_text(value: str, name: str, location: Location) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            problem = f"{name} holds half of a surrogate pair at character {error.start + 1}: {_shorten(value)}"
+            problem = f"{name} holds half of a surrogate pair at character {error.start + 1}: {shorten(value)}"
             raise location.error("not UTF-8", problem, "write the whole character") from error
     return value
 
@@ -66,7 +89,7 @@ def require_id(value: str, name: str, location: Location) -> str:
         raise location.error("bad id", problem, "an id is one word, because run and qrels files split at white space")
     if _CONTROL.search(value):
         remedy = "leave it out: run and qrels files are read by tools that stop at it"
-        raise location.error("bad id", f"{name} {_shorten(value)} contains a control character", remedy)
+        raise location.error("bad id", f"{name} {shorten(value)} contains a control character", remedy)
     return require_text(value, name, location)
 
 
@@ -140,7 +163,7 @@ def describe_kind(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."  # 60: the message stays one readable line
 

@@ -14,7 +14,15 @@ from jaxret.data.formats.format import DataFile, Format, has_keys, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
 from jaxret.data.formats.trec import RunLine, reject_contradictions, reject_unknown_ids, require_known_id
 from jaxret.data.lines import PathLike, find_file, read_json_lines, write_text
-from jaxret.data.record_checks import check_passage, check_query, require_id, require_key, require_strings
+from jaxret.data.record_checks import (
+    check_passage,
+    check_query,
+    require_grade,
+    require_id,
+    require_key,
+    require_strings,
+    shorten,
+)
 from jaxret.data.records import Example, Judgement, Passage, Query
 
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
@@ -80,8 +88,8 @@ def _grade(value: Any, location: Location) -> int:
         value = int(value)
     if not isinstance(value, int):
         remedy = "a judgement's score is a whole number, above 0 if relevant"
-        raise location.error("bad score", f"score {value!r} is not an integer", remedy)
-    return value
+        raise location.error("bad score", f"score {shorten(value)} is not an integer", remedy)
+    return require_grade(value, location)
 
 
 def examples_of_judgements(

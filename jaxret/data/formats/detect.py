@@ -164,7 +164,7 @@ def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
         if not role or match.gives(role):
             return as_format(match, _describe_contents(path, sample), _unread_keys(match, sample))
     if matching:
-        return _require_role(as_format(matching[0]))
+        return _require_role(as_format(matching[0]), sample)
     if usual in formats and (mixed or sample.container == "unreadable"):
         return as_format(usual)
     near = [one for one in formats if not role or one.gives(role)] or formats
@@ -180,13 +180,16 @@ def _usual_format(path: Path, role: str) -> Format | None:
     return FORMATS_BY_NAME[name] if name else None
 
 
-def _require_role(file: DataFile) -> DataFile:
+def _require_role(file: DataFile, sample: FileSample | None = None) -> DataFile:
     if file.role and not file.format.gives(file.role):
         roles = ", ".join(file.format.roles())
-        titles = [other.title for other in FORMATS if other.gives(file.role)]
-        remedy = ", ".join(titles[:4]) + (", ... (docs/data.md lists all)" if len(titles) > 4 else "")
+        others = [other for other in FORMATS if other.gives(file.role)]
+        near = _nearest(sample, [other for other in others if getattr(other, file.role)]) if sample else None
+        force = f"; if it is {near.title}, give {near.name}:PATH" if near else ""
+        titles = ", ".join(other.title for other in others[:4])
+        more = ", ... (docs/data.md lists all)" if len(others) > 4 else ""
         problem = f"this is a file of {file.format.title}, which holds {roles} and no {file.role}"
-        raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {remedy}")
+        raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {titles}{more}{force}")
     return file
 
 

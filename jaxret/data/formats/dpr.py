@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record, read_records
-from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, has_keys, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
-from jaxret.data.formats.tables import csv_rows, require_columns
-from jaxret.data.formats.trec import is_integer
+from jaxret.data.formats.tables import csv_rows, is_header, require_columns
 from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import (
     check_passage,
@@ -46,7 +45,7 @@ def read_dpr_passages(
     """
     columns = CORPUS_COLUMNS
     for location, _, row in csv_rows(file.path, policy, digest):
-        if location.line == 1 and (row[0] == "id" or sorted(row) == sorted(CORPUS_COLUMNS)):
+        if location.line == 1 and (row[0] == "id" or is_header(row)):
             columns = _header(row, location)
             continue
         try:
@@ -210,16 +209,23 @@ def _is_table_of_questions(sample: FileSample) -> bool:
     return sample.columns == 2 and any(row[1].lstrip('"').startswith("[") and "]" in row[1] for row in sample.rows)
 
 
+def _has_texts(sample: FileSample) -> bool:
+    """Return whether half of the rows of three columns have a text after the id, and not all a number at the end."""
+    texts = sum(is_text(row[1]) or is_text(row[2]) for row in sample.rows)
+    numbers = sum(bool(is_number(row[2])) for row in sample.rows)
+    return 2 * texts >= len(sample.rows) > numbers
+
+
 def _is_corpus(sample: FileSample) -> bool:
     if sample.container != "table":
         return False
-    first = sample.lines[0].split("\t")
-    if first[0] == "id" or sorted(first) == sorted(CORPUS_COLUMNS):
-        return True
+    first = sample.lines[0].rstrip("\r").split("\t")
+    if first[0] == "id" or (is_header(first) and len(first) == 3):  # the reader says which names are wrong
+        return first[0] == "id" or "text" in first
     if sample.columns != 3 or not all(len(row[0].split()) == 1 for row in sample.rows):
         return False
-    if all(len(row[1].split()) == 1 and is_integer(row[2]) for row in sample.rows):
-        return False  # judgements: query id, passage id, grade
+    if not _has_texts(sample):  # of single words: perhaps judgements, a run or triples
+        return False
     text, title = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
     # Else it is id, title, text (`rocketqa.py`), whose texts have several words.
     return text >= title or (len(sample.rows) < 10 and not any(len(row[2].split()) > 1 for row in sample.rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from jaxret.data.formats.format import DataFile, Format, digest_file, first_pres
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest, PathLike, write_text
-from jaxret.data.record_checks import require_key, require_object
+from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
 from jaxret.data.records import Passage, Query
 
 
@@ -55,12 +54,8 @@ def _found(context: Record, location: Location, policy: Policy) -> Passage | str
 
 def _score(value: Any, location: Location) -> float:
     """A number, or one in a string, as DPR writes it."""
-    try:
-        score = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        score = math.nan
-    if not math.isfinite(score):
-        raise location.error("bad score", f"score {value!r} is not a finite number", "write a decimal number")
+    if (score := finite_number(value)) is None:
+        raise location.error("bad score", f"score {shorten(value)} is not a finite number", "write a decimal number")
     return score
 
 

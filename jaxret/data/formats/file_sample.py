@@ -34,6 +34,8 @@ _KINDS = {
     b"<html": ("a web page", "download the file itself"),
 }
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_LONGEST_ID = 100  # characters
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
 
 
@@ -82,6 +84,15 @@ class FileSample:
             numbers = f"{self.columns} columns between tabs, the first {len(self.words[0])} words"
             return f"its lines have {numbers}: {self.lines[0][:60]!r}"
         return "nothing in it can be read"
+
+
+def is_text(field: str) -> bool:
+    """Whether it is no id: it has several words, or is long, as texts are in scripts without blanks."""
+    return len(field.split()) > 1 or len(field) > _LONGEST_ID or (not field.isascii() and len(field) > 8)
+
+
+def is_number(field: str) -> bool:
+    return bool(_NUMBER.fullmatch(field.strip()))
 
 
 def read_sample(path: Path) -> FileSample:
@@ -189,14 +200,22 @@ def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
     return tuple(value for value in values if isinstance(value, dict))
 
 
+def _csv_records(lines: list[str]) -> tuple[dict[str, Any], ...]:
+    """Records of CSV with a header line; () if it is none."""
+    try:
+        header = next(csv.reader(lines[:1]))
+        if not all(_FIELD.fullmatch(field) for field in header) or len(set(header)) != len(header):
+            return ()
+        return tuple(dict(zip(header, row)) for row in csv.reader(lines[1:])) or (dict.fromkeys(header, ""),)
+    except csv.Error:  # a carriage return inside a line
+        return ()
+
+
 def _table(lines: list[str]) -> FileSample:
     if not lines:
         return FileSample("unreadable")
-    if "\t" not in lines[0] and "," in lines[0]:
-        header = next(csv.reader(lines[:1]))
-        if all(_FIELD.fullmatch(field) for field in header) and len(set(header)) == len(header):
-            rows = csv.reader(lines[1:])
-            return FileSample("csv", tuple(dict(zip(header, row)) for row in rows) or (dict.fromkeys(header, ""),))
+    if "\t" not in lines[0] and "," in lines[0] and (records := _csv_records(lines)):
+        return FileSample("csv", records)
     if max(len(line.split()) for line in lines) < 2 or lines[0].lstrip()[0] in "{":
         return FileSample("unreadable")
     return FileSample("table", lines=tuple(lines))

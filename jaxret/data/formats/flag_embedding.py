@@ -5,7 +5,6 @@ Its `prompt` (an instruction of the record's own) and `type` are not read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from jaxret.data.errors import DataError, Location, Policy
@@ -14,7 +13,14 @@ from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, content_id, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
 from jaxret.data.formats.texts import record_list
-from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
+from jaxret.data.record_checks import (
+    check_passage,
+    check_query,
+    finite_number,
+    normalise_question,
+    require_key,
+    shorten,
+)
 from jaxret.data.records import Example, Passage, Query
 
 
@@ -60,10 +66,12 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
     if len(scores) != count:
         problem = f"{key!r} has {len(scores)} scores for {count} texts"
         raise location.error("wrong number of scores", problem, "write one for each, or leave the key out")
+    numbers: list[float | None] = []
     for score in scores:
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-            raise location.error("bad score", f"{key!r} holds {score!r}", "a score is a finite number")
-    return [float(score) for score in scores]
+        if isinstance(score, str) or (number := finite_number(score)) is None:
+            raise location.error("bad score", f"{key!r} holds {shorten(score)}", "a score is a finite number")
+        numbers.append(number)
+    return numbers
 
 
 def _fits(sample: FileSample) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.file_sample import FileSample, is_text
 from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys
 from jaxret.data.formats.tables import tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.texts import record_id, record_ids, require_new_id
 from jaxret.data.formats.trec import RunLine, is_integer
 from jaxret.data.lines import Digest
-from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
+from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, shorten
 from jaxret.data.records import Example, Passage, Query
 
 _GRADES = 4  # of qrels, as a rule; what is higher is a rank, or an id
@@ -143,7 +143,9 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yields the lines of a run with three columns: query id, passage id, rank. The score is 1 / rank."""
     for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
         if not is_integer(rank) or int(rank) < 1:
-            policy.reject(location.error("bad rank", f"rank {rank!r} is no whole number from 1", "ranks count from 1"))
+            policy.reject(
+                location.error("bad rank", f"rank {shorten(rank)} is no whole number from 1", "ranks count from 1")
+            )
             continue
         yield RunLine(location, query, passage, int(rank), 1 / int(rank))
 
@@ -184,6 +186,8 @@ def _is_named(sample: FileSample) -> bool:
     if sample.columns != 3 or not holds_for_most(sample.rows, lambda row: is_one_word(row, 0, 1, 2)):
         return False
     if sample.lines[0].startswith("id\t"):  # the header of DPR's psgs.tsv
+        return False
+    if holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
         return False
     highest = _ANY_GRADE if len(sample.rows) >= _TELLING else _GRADES
     return not holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)

@@ -11,6 +11,9 @@ from jaxret.data.errors import DataError, Location
 from jaxret.storage.atomic import atomic_write
 
 _ROWS = 1024  # read at a time
+_BYTES = 64 * 2**20  # of values held at a time; of the rows that show the format
+# A column that unpacks to more bytes than this, and to so many times its size in the file, holds no text.
+_UNPACKED, _RATIO = 256 * 2**20, 200
 
 
 def _module(location: Location) -> Any:
@@ -22,12 +25,20 @@ def _module(location: Location) -> Any:
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, in order. Raises DataError if it is damaged."""
+    """The rows of a file, in order. Raises DataError if it is damaged, or unpacks to what no text does.
+
+    A small file may hold one long value and many references to it. So texts stay references (`read_dictionary`) until
+    a few rows are taken.
+    """
     module = _module(Location(path))
     try:
         with module.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                yield from batch.to_pylist()
+            metadata = file.metadata
+        with module.ParquetFile(path, read_dictionary=_require_plausible(metadata, path)) as file:
+            rows = _rows_per_batch(metadata)
+            for group in range(metadata.num_row_groups):  # references in lists cannot be of two groups
+                for batch in file.iter_batches(rows, row_groups=[group]):
+                    yield from _records(batch, Location(path, f"row group {group}"))
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -37,10 +48,72 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+def _records(batch: Any, location: Location) -> Iterator[dict[str, Any]]:
+    """Yield rows: all at once, or one after the other if their values are long. Raises DataError if those of one are
+    too long."""
+    if _unpacked_bytes(batch.columns) > _BYTES and batch.num_rows > 1:
+        for number in range(batch.num_rows):
+            yield from _records(batch.slice(number, 1), location)
+        return
+    if (size := _unpacked_bytes(batch.columns)) > _BYTES:
+        problem = f"a row unpacks to {size:,} bytes"
+        raise location.error("too large", problem, f"rows have at most {_BYTES:,}; split it")
+    columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
+    yield from type(batch).from_arrays(columns, names=batch.schema.names).to_pylist()
+
+
+def _unpacked_bytes(arrays: Iterable[Any]) -> int:
+    """Return the bytes of all values, each as often as it is referred to."""
+    import pyarrow.compute
+
+    size = 0
+    for array in arrays:
+        if hasattr(array, "dictionary") and "int" not in str(array.dictionary.type):
+            lengths = pyarrow.compute.binary_length(array.dictionary)
+            size += pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0
+        elif hasattr(array, "flatten") and array.type.num_fields:  # lists and structs
+            parts = array.flatten()
+            size += _unpacked_bytes(parts if isinstance(parts, list) else [parts])
+        else:
+            size += array.nbytes
+    return size
+
+
+def _require_plausible(metadata: Any, path: Path) -> list[str]:
+    """Return the paths of the columns of texts. Raises DataError for one that unpacks to what no text does."""
+    texts: dict[str, None] = {}
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            unpacked, stored = column.total_uncompressed_size, max(column.total_compressed_size, 1)
+            if unpacked > _UNPACKED and unpacked > _RATIO * stored:
+                problem = f"{column.path_in_schema} unpacks from {stored:,} bytes to {unpacked:,}"
+                raise Location(path).error("too large", problem, "no text does; fetch the file from its origin")
+            if column.physical_type == "BYTE_ARRAY" and metadata.schema.column(number).logical_type.type in _TEXTS:
+                texts[column.path_in_schema] = None
+    return list(texts)
+
+
+_TEXTS = ("STRING", "NONE")
+
+
+def _rows_per_batch(metadata: Any) -> int:
+    """Return how many rows have at most `_BYTES` of values, of which each is stored once."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
+    return int(min(max(_BYTES / max(largest, 1), 1), _ROWS))
+
+
 def read_first_parquet_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    rows = read_parquet(path)
+    """Return the first rows: so many, or fewer if they are long."""
+    rows, first, size = read_parquet(path), list[dict[str, Any]](), 0
     try:
-        return list(islice(rows, count))
+        for row in islice(rows, count):
+            first.append(row)
+            size += sum(len(value) for value in row.values() if isinstance(value, str))
+            if size > _BYTES:
+                break
+        return first
     finally:
         rows.close()  # type: ignore[attr-defined]
 

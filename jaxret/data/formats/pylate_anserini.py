@@ -12,6 +12,7 @@ from jaxret.data.formats.flag_embedding import record_scores
 from jaxret.data.formats.format import DataFile, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, record_ids, record_list
 from jaxret.data.formats.trec import RunLine, reject_contradictions
+from jaxret.data.record_checks import require_grade
 from jaxret.data.records import Judgement
 
 
@@ -59,12 +60,13 @@ def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgemen
                 raise location.error(
                     "bad score", "a label is not an integer", "a label is a whole number, above 0 if relevant"
                 )
+            labels = [require_grade(int(grade or 0), location) for grade in grades]
         except DataError as error:
             policy.reject(error)
             continue
-        for number, (document, grade) in enumerate(zip(documents, grades)):
+        for number, (document, label) in enumerate(zip(documents, labels)):
             label_location = Location(location.path, f"{location.line}, doc_ids[{number}]")
-            yield label_location, Judgement(query_id, str(document), int(grade or 0))
+            yield label_location, Judgement(query_id, str(document), label)
 
 
 FORMATS = (

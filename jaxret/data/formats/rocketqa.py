@@ -9,7 +9,7 @@ from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.msmarco import holds_for_most, is_one_word
-from jaxret.data.formats.tables import tab_rows
+from jaxret.data.formats.tables import is_header, tab_rows
 from jaxret.data.formats.texts import require_new_id
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest
@@ -59,7 +59,7 @@ def _is_id_lists(sample: FileSample) -> bool:
 
 def _is_titled(sample: FileSample) -> bool:
     """Three columns without a header line: an id, and then the shorter of two texts."""
-    if sample.container != "table" or sample.columns != 3 or sample.lines[0].split("\t")[0] == "id":
+    if sample.container != "table" or sample.columns != 3 or is_header(sample.lines[0].split("\t")):
         return False
     if not holds_for_most(sample.rows, lambda row: is_one_word(row, 0) and len(row[2].split()) > 1):
         return False

@@ -7,7 +7,6 @@ counts.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +19,14 @@ from jaxret.data.formats.format import DataFile, Format, content_id, digest_file
 from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest
-from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key
+from jaxret.data.record_checks import (
+    check_passage,
+    check_query,
+    finite_number,
+    normalise_question,
+    require_key,
+    shorten,
+)
 from jaxret.data.records import Example, Passage, Query
 
 LABELS = ("label", "labels", "score", "scores")
@@ -97,12 +103,8 @@ def parse_number(value: Any, key: str, location: Location) -> float:
     """A finite number, in CSV also one in a string; true and false are 1 and 0."""
     if str(value).lower() in ("true", "false"):
         return float(str(value).lower() == "true")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise location.error("bad score", f"the value of {key!r} is {value!r}", "a finite number is expected")
+    if (number := finite_number(value)) is None:
+        raise location.error("bad score", f"the value of {key!r} is {shorten(value)}", "a finite number is expected")
     return number
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.lines import LINE_LIMIT, Digest, PathLike, decode_line, read_lines, too_long_error
 
+csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
+
 
 def csv_rows(
     path: PathLike, policy: Policy, digest: Digest | None = None, delimiter: str = "\t"
@@ -28,7 +30,6 @@ def csv_rows(
         digest: Is fed the decompressed bytes.
         delimiter: Between fields.
     """
-    csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
     count, size = 0, 0
     first: Location | None = None  # line of the row that is being read
     undecodable: list[DataError] = []

@@ -6,7 +6,6 @@ may say `"every_positive": false`: its first positive alone is a target then, as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,7 @@ from jaxret.data.formats.texts import (
     record_ids,
     record_list,
 )
-from jaxret.data.record_checks import require_object
+from jaxret.data.record_checks import finite_number, require_object, shorten
 from jaxret.data.records import Example, Passage
 
 
@@ -59,9 +58,9 @@ def _score(value: Any, location: Location) -> float | None:
     score = value.get("score") if isinstance(value, dict) else None
     if score is None:
         return None
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise location.error("bad score", f"a passage's score is {score!r}", "a score is a finite number")
-    return float(score)
+    if isinstance(score, str) or (number := finite_number(score)) is None:
+        raise location.error("bad score", f"a passage's score is {shorten(score)}", "a score is a finite number")
+    return number
 
 
 def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:

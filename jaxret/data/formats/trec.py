@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.tables import tab_rows, text_lines
 from jaxret.data.lines import PathLike, write_text
-from jaxret.data.record_checks import require_id
+from jaxret.data.record_checks import finite_number, require_grade, require_id, shorten
 from jaxret.data.records import Judgement
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # of 64 bits; Python refuses to read 4,301 digits
 _SCORE_HEADERS = ("score", "relevance", "rel", "label")
 
 
@@ -68,10 +67,12 @@ def _parse_judgement(line: str, location: Location) -> Judgement:
         problem = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
         raise location.error("wrong columns", problem, 'write "query TAB passage TAB score" or "query 0 passage score"')
     if not is_integer(score):
-        problem = f"score {score!r} is not an integer"
+        problem = f"score {shorten(score)} is not an integer"
         raise location.error("bad score", problem, "a judgement's score is a whole number, above 0 if relevant")
     return Judgement(
-        require_id(query_id, "query id", location), require_id(passage_id, "passage id", location), int(score)
+        require_id(query_id, "query id", location),
+        require_id(passage_id, "passage id", location),
+        require_grade(int(score), location),
     )
 
 
@@ -134,19 +135,15 @@ def read_trec_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
                 raise location.error("wrong columns", problem, 'a run has six: "query Q0 passage rank score tag"')
             query_id, _, passage_id, rank, score, _ = words
             if not _INTEGER.fullmatch(rank):
-                raise location.error("bad rank", f"rank {rank!r} is not an integer", "ranks count from 1")
+                raise location.error("bad rank", f"rank {shorten(rank)} is not an integer", "ranks count from 1")
             yield RunLine(location, query_id, passage_id, int(rank), _parse_score(score, location))
         except DataError as error:
             policy.reject(error)
 
 
 def _parse_score(score: str, location: Location) -> float:
-    try:
-        value = float(score)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise location.error("bad score", f"score {score!r} is not a finite number", "write a decimal number")
+    if (value := finite_number(score)) is None:
+        raise location.error("bad score", f"score {shorten(score)} is not a finite number", "write a decimal number")
     return value
 
 

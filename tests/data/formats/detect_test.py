@@ -58,6 +58,7 @@ SAMPLES: list[tuple[str, str, str]] = [
     ),
     ("dpr.queries", table("who is it | ['me']", "who | [\"it's me\", 'you']"), "queries"),
     ("dpr.passages", table("id | text | title", "1 | some text | a title"), "passages"),
+    ("dpr.passages", table("1 | 人口约一千万人的城市 | 城市", "2 | 水在一百摄氏度时沸腾 | 水"), "passages"),
     ("dpr.passages", table("1 | some text | a title", '2 | "with ""quotes""" | t'), "passages"),
     ("trec.run", table("q1 Q0 p1 1 2.5 tag", "q1 Q0 p2 2 1.5 tag"), "rankings"),
     ("trec.qrels", table("q1 0 p1 3", "q1 Q0 p2 0"), "judgements"),
@@ -143,15 +144,51 @@ def test_every_format_is_tried_and_has_its_own_name() -> None:
 
 def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    path.write_text(table("1 | river | stone", "2 | music | light"))
-    assert list(read_corpus(path)) == [Passage("1", "river", "stone"), Passage("2", "music", "light")]
-    assert detect_file(path).format.name == "msmarco.named"
+    path.write_text(table("1 | river", "2 | music"))
+    assert list(read_corpus(path)) == [Passage("1", "river"), Passage("2", "music")]
     path.write_text(table("1 | river"))
     assert (describe_source(path, "passages"), describe_source(path, "queries")) == (
         "MS MARCO collection, 2 columns",
         "MS MARCO queries, 2 columns",
     )
     assert str(detect_file(path)) == "MS MARCO collection or queries, 2 columns"
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        (table("query-id | corpus-id | score", "q1 | p1 | 1", "q2 | p2 | 1"), "qrels, which holds judgements"),
+        (table("q1 | p1 | 1", "q1 | p2 | 2"), "qrels, which holds judgements"),
+        (table("q1 | p1 | 0.75", "q1 | p2 | 0.5"), "Tevatron ranking, which holds rankings"),
+        (table(*RANKS), "MS MARCO run, which holds rankings"),
+        (table("452 | 12804937 | 2086909", "452 | 12804937 | 5373138"), "MS MARCO triples of ids, which holds"),
+        (table("1 | river | stone", "2 | music | light"), "MS MARCO triples of ids, which holds"),
+    ],
+)
+def test_columns_that_may_be_ids_are_no_passages_unless_named(text: str, title: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.tsv"
+    path.write_text(text)
+    for source in (path, tmp_path / "collection.tsv"):  # by no name either
+        source.write_text(text)
+        with pytest.raises(DataError, match=rf"this is a file of {title}.*; .* give dpr.passages:PATH"):
+            list(read_corpus(source))
+    if "river" in text:
+        named = [Passage("1", "river", "stone"), Passage("2", "music", "light")]
+        assert list(read_corpus(f"dpr.passages:{path}")) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (table("1 | a text of words | 0.5", "2 | another text | 1"), r"Tevatron ranking.* give dpr.passages:PATH"),
+        (table("pid | title | contents", "1 | a | b c"), r"3 columns.*; the nearest is .*:PATH forces it"),
+        (table("pid | text | title", "1 | a b | c"), r"a:1: the header line names the columns pid, text, title; name"),
+    ],
+)
+def test_passages_whose_columns_are_not_sure(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list(read_corpus(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(

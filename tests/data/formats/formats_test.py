@@ -248,8 +248,8 @@ def test_qrels_with_and_without_header_and_in_trec_form(tmp_path: Path) -> None:
 
 def test_psgs_header_is_optional_and_may_order_the_columns(tmp_path: Path) -> None:
     expected = [Passage("1", "text", "title")]
+    assert list(read_corpus(lines(tmp_path / "bare.tsv", "1\ta text\ttitle"))) == [Passage("1", "a text", "title")]
     for name, rows in {
-        "bare.tsv": ["1\ttext\ttitle"],
         "usual.tsv": ["id\ttext\ttitle", "1\ttext\ttitle"],
         "other.tsv": ["id\ttitle\ttext", "1\ttitle\ttext"],
     }.items():
@@ -408,7 +408,7 @@ def test_rows_of_several_lines_are_placed_at_their_first(tmp_path: Path) -> None
 
 
 def test_an_unclosed_quote_does_not_swallow_the_rest_silently(tmp_path: Path) -> None:
-    path = lines(tmp_path / "psgs.tsv", "1\ta\tt", '2\t"open\tt', "3\tb\tt", "4\tc\tt")
+    path = lines(tmp_path / "psgs.tsv", "1\ta b\tt", '2\t"open\tt', "3\tb c\tt", "4\tc d\tt")
     with pytest.raises(DataError, match=r":2: the row that begins here is not well-formed CSV"):
         list(read_corpus(path))
 
@@ -691,7 +691,7 @@ def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path
     assert scan.passages == len(rows)
     assert list(Corpus.open(path).read(policy, scan)) == list(read_corpus(path, policy)) == expected
     assert policy.report() == "kept 3 empty passages (corpus.jsonl:2, corpus.jsonl:3, ...)"
-    assert list(read_corpus(lines(tmp_path / "a.tsv", "1\tx\tt", "2\t \t"), Policy("keep")))[1] == Passage("2", " ")
+    assert list(read_corpus(lines(tmp_path / "a.tsv", "1\tx y\tt", "2\t \t"), Policy("keep")))[1] == Passage("2", " ")
     record = {"question": "q", "positive_ctxs": [{"text": "", "passage_id": "1"}]}
     (tmp_path / "a.json").write_text(json.dumps([record]))
     assert read_examples(tmp_path / "a.json", None, Policy("keep"))[0].positives == (Passage("1", ""),)

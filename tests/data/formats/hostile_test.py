@@ -1,0 +1,144 @@
+"""Files that were made to break a reader: one sentence with the file, and the line where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.data.errors import DataError
+from jaxret.data.formats import detect_file, read_corpus, read_examples, read_judgements, read_run
+from jaxret.data.formats.parquet import read_parquet
+from tests.pipeline import run_measured
+
+LONG = "1" * 5_000  # digits; Python reads 4,300
+HUGE = 10**400  # more than a float holds
+
+
+def written(path: Path, *rows: str | dict[str, Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+JUDGED = {"query-id": "q1", "corpus-id": "p1", "score": 1}
+FLAG = {"query": "a", "pos": ["x"], "neg": ["y"], "pos_scores": [1.0], "neg_scores": [0.5]}
+TEVATRON = {"query_id": "1", "query": "a", "positive_passages": [{"docid": "1", "text": "x", "score": HUGE}]}
+FOUND = {"question": "a", "answers": ["x"], "ctxs": [{"id": "1", "score": HUGE}]}
+
+
+@pytest.mark.parametrize(
+    ("reader", "rows", "message"),
+    [
+        (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{LONG}"], "a:2: score '1111.* is not an integer"),
+        (read_judgements, ["q0 0 p0 1", f"q1 0 p1 {LONG}"], "a:2: score '1111.* is not an integer"),
+        (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{10**17}"], "a:2: score 100000000000000000 is too large; grades"),
+        (read_judgements, ["q0\tp0\t1", "q1\tp1\t1e400"], "a:2: score '1e400' is not an integer"),
+        (read_judgements, [JUDGED, json.dumps(JUDGED).replace(": 1}", ": 1e400}")], "a:2: score inf is not an integer"),
+        (read_judgements, [JUDGED, JUDGED | {"score": 1e300}], "a:2: score 1000.* is too large"),
+        (read_judgements, [JUDGED, JUDGED | {"score": HUGE}], "a:2: score 1000.* is too large"),
+        (read_judgements, [JUDGED, JUDGED | {"score": str(HUGE)}], "a:2: score inf is not an integer"),
+        (read_judgements, [JUDGED, json.dumps(JUDGED).replace(": 1}", f": {LONG}}}")], "a:2: this is not JSON"),
+        (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [HUGE]}], "a:1: 'labels' holds 1000"),
+        (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [1e300]}], "a:1: score 1000.* is too large"),
+        (read_run, ["q1 Q0 p0 1 2.5 t", f"q1 Q0 p1 {LONG} 2.5 t"], "a:2: rank '1111.* is not an integer"),
+        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1e400 t"], "a:2: score '1e400' is not a finite number"),
+        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1_0 t"], "a:2: score '1_0' is not a finite number"),
+        (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 \u0661 t"], "a:2: score '\u0661' is not a finite number"),
+        (read_run, [FOUND], "a:1.*: score 1000.* is not a finite number"),
+        (read_examples, [FLAG, FLAG | {"pos_scores": [HUGE]}], "a:2: 'pos_scores' holds 1000"),
+        (read_examples, [TEVATRON], "a:1.*: a passage's score is 1000"),
+        (read_corpus, [{"_id": "1", "text": "x"}, f'{{"_id": {LONG}, "text": "x"}}'], "a:2: this is not JSON"),
+        (read_corpus, [f'{{"_id": {LONG}, "text": "x"}}', {"_id": "1", "text": "x"}], "a:1: this is not JSON"),
+    ],
+)
+def test_numbers_that_are_too_long_or_too_large(reader: Any, rows: list[Any], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "a", *rows)
+    with pytest.raises(DataError, match=message) as raised:
+        list(reader(path, None) if reader is read_examples else reader(path))
+    assert len(str(raised.value)) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize("line", ["x, " * 70_000, '{"_id": "1", ' + "x" * 200_000, "a\rb, c"])
+def test_a_long_line_that_is_no_json(line: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a(:1)?: th"):
+        list(read_corpus(written(tmp_path / "a", line)))
+    with pytest.raises(DataError, match=r"a(:1)?: th"):
+        detect_file(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.tsv.gz"])
+def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)  # nobody writes into it: opening it would wait
+    for read in (read_corpus, read_judgements, detect_file):
+        with pytest.raises(DataError, match=rf"{name}: this is a pipe, and data is read more than once; write it to"):
+            read(tmp_path / name)
+
+
+@pytest.fixture
+def pyarrow() -> Any:
+    return pytest.importorskip("pyarrow")
+
+
+def test_a_small_parquet_file_with_long_values(pyarrow: Any, tmp_path: Path) -> None:
+    """Two kilobytes: 200 references to nine megabytes."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.array([0] * 200, pyarrow.int32())
+    text = pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["x" * 9_000_000]))
+    ids = [str(number) for number in range(200)]
+    path = tmp_path / "corpus.parquet"
+    parquet.write_table(pyarrow.table({"_id": ids, "text": text}), path, compression="zstd")
+    assert path.stat().st_size < 2_000
+    code = f"""
+from jaxret.data.formats import Corpus, detect_file
+assert detect_file({str(path)!r}).format.name == "beir.texts"
+assert Corpus.open({str(path)!r}).scan().passages == 200
+"""
+    done, used = run_measured("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert used < 10**9
+
+
+def test_a_parquet_row_with_many_references(pyarrow: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    words = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2_000, pyarrow.int32()), ["x" * 100_000])
+    lists = pyarrow.ListArray.from_arrays([0, 1, 2_000], words)
+    parquet.write_table(pyarrow.table({"query": ["a", "b"], "pos": lists}), tmp_path / "a.parquet")
+    rows = read_parquet(tmp_path / "a.parquet")
+    assert next(iter(rows)) == {"query": "a", "pos": ["x" * 100_000]}
+    with pytest.raises(DataError, match=r"a.parquet:row group 0: a row unpacks to 199,9\d+,\d+ bytes"):
+        list(rows)
+
+
+def test_a_parquet_column_that_unpacks_to_what_no_text_does(pyarrow: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"_id": [str(number) for number in range(30)], "text": ["x" * 9_000_000] * 30})
+    path = tmp_path / "corpus.parquet"
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 10**6
+    with pytest.raises(DataError, match=r"corpus.parquet: text unpacks from [\d,]+ bytes to 270,\d+,\d+; no text does"):
+        list(read_corpus(path))
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "dictionary"])
+@pytest.mark.parametrize("groups", [3, 100])
+def test_rows_of_parquet_are_the_same_however_they_are_stored(
+    kind: str, groups: int, pyarrow: Any, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [None if number % 7 == 0 else f"text {number % 5}" for number in range(20)]
+    value = pyarrow.string() if kind == "dictionary" else getattr(pyarrow, kind)()
+    array = pyarrow.array(texts, value)
+    array = array.dictionary_encode() if kind == "dictionary" else array
+    lists = pyarrow.array([[str(number), "x"] * (number % 3) for number in range(20)], pyarrow.list_(pyarrow.string()))
+    structs = pyarrow.array([{"a": str(number), "b": number} for number in range(20)])
+    table = pyarrow.table({"text": array, "lists": lists, "parts": structs, "score": [0.5] * 20})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=groups)
+    assert list(read_parquet(tmp_path / "a.parquet")) == table.to_pylist()
+    many = pyarrow.table({"lists": [[f"{number:0200}", "x"] for number in range(20_000)]})  # more than a dictionary has
+    parquet.write_table(many, tmp_path / "many.parquet")
+    assert list(read_parquet(tmp_path / "many.parquet")) == many.to_pylist()
+    parquet.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    assert list(read_parquet(tmp_path / "empty.parquet")) == []
