@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
@@ -23,7 +23,8 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, config_json, load_tokenizer, make_embedder
-from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.atomic import atomic_write, write_json
+from jaxret.storage.foreign_files import read_settings, read_tensors
 
 HEAD, CONFIG = "head.safetensors", "jaxret.json"
 _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "encode")  # keys that determine vectors
@@ -69,13 +70,13 @@ def read_export(folder: str | Path) -> Exported:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} has no {CONFIG}; `jaxret export --to=hf` writes it")
-    config = ConfigDict(complete_config(read_json(folder / CONFIG)))
+    config = ConfigDict(complete_config(read_settings(folder / CONFIG)))
     sides: tuple[Side, ...] = ("query", "passage")
     folders = {"encoder": folder} if config.encoder.tied else {f"{side}_encoder": folder / side for side in sides}
     shapes = encoder_config(config, next(iter(folders.values())))
     retriever = build_retriever_model(config, shapes)
-    params: dict[str, Any] = traverse_util.unflatten_dict(load_file(folder / HEAD), sep="/")
-    params |= {name: load_pretrained(path, (), shapes)[1] for name, path in folders.items()}
+    params: dict[str, Any] = traverse_util.unflatten_dict(read_tensors(folder / HEAD), sep="/")
+    params |= {name: load_pretrained(path, ("pooler",), shapes)[1] for name, path in folders.items()}
     shapes_expected = traverse_util.flatten_dict(jax.eval_shape(retriever.init, jax.random.key(0)), sep="/")
     shapes_read = traverse_util.flatten_dict(params, sep="/")
     if odd := [

@@ -18,7 +18,6 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder
 from jaxret.training.loop import train
 
-
 _EXAMPLE = Passage("", "TEXT", "TITLE")
 
 

@@ -86,7 +86,8 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
         all_layers: whether the config returns the hidden states of all layers.
     """
     params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
-    save_pretrained(folder, run.model.module.config, params)
+    pooler = load_file(run.workdir.pooler) if run.workdir.pooler.is_file() else {}
+    save_pretrained(folder, run.model.module.config, params, pooler)
     if all_layers:  # otherwise a mean over layers is silently the last layer
         write_json(folder / "config.json", read_json(folder / "config.json") | {"output_hidden_states": True})
     write_tokenizer(run, side, folder)
@@ -199,7 +200,7 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
 
 
 def read_states(
-    folder: Path, tokens: Ragged, ignore: Sequence[str] = (), seen: np.ndarray | None = None
+    folder: Path, tokens: Ragged, ignore: Sequence[str] = ("pooler",), seen: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all hidden states [L+1,rows,T,H] float32 of a written encoder, and the mask [rows,T].
 

@@ -18,10 +18,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from safetensors.numpy import save
 
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.encoders.pretrained import Params
+from jaxret.models.encoders.pretrained import Params, read_pooler
 from jaxret.models.model import Model
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, shardings
@@ -85,7 +86,7 @@ def create_run(
     Args:
         workdir: Folder of the run.
         config: Config of the run.
-        encoder: Directory with the encoder's config and tokenizer, which are copied.
+        encoder: Directory with the encoder's config, tokenizer and pooler, which are copied.
         contract: Contract of the run.
         data: Record of the training data (JSON).
         settings: Settings that the encoder's directory declared for the config, if any.
@@ -103,6 +104,11 @@ def create_run(
     copied = TextTokenizer.digests(workdir.encoder)
     if not (workdir.encoder / "config.json").exists() or copied != contract["tokenizer"]:
         raise ContractError(f"{encoder} was changed while the run began; give an encoder that stays as it is")
+    if pooler := read_pooler(encoder):
+        with atomic_write(workdir.pooler, "wb") as file:
+            file.write(save(pooler))
+    else:
+        workdir.pooler.unlink(missing_ok=True)
     if settings:
         write_json(workdir.encoder_settings, settings)
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}

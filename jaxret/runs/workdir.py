@@ -88,6 +88,11 @@ class Workdir:
         return self.encoder / "stated.json"
 
     @property
+    def pooler(self) -> Path:
+        """Tensors of the original model's pooler, which exports keep; only if it had one."""
+        return self.encoder / "pooler.safetensors"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
