@@ -17,7 +17,6 @@ import numpy as np
 from flax import traverse_util
 from jaxtyping import Float
 from ml_collections import ConfigDict
-from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
@@ -33,6 +32,7 @@ from jaxret.models.heads.head import one_token_selection
 from jaxret.models.model import LinenModel, Params
 from jaxret.models.retriever import check_compute
 from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.foreign_files import open_tensors
 from jaxret.types import HiddenStates, Tokens
 
 
@@ -171,7 +171,7 @@ def load_score_head(directory: Path, config: EncoderConfig) -> Params:
     prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
     shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
     names = score_head_names(config)
-    with safe_open(path, framework="numpy") as file:
+    with open_tensors(path) as file:
         stored = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         for parameter, name in names.items():
             if name not in stored:

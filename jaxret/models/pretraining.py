@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct, traverse_util
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder
@@ -28,6 +26,7 @@ from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.model import LinenModel, Params
+from jaxret.storage.foreign_files import open_tensors, read_tensors
 from jaxret.types import HiddenStates, MaskedTexts, Tokens
 
 METHODS = ("mlm", "condenser", "cocondenser", "retromae")
@@ -256,9 +255,9 @@ class PretrainingModel(LinenModel):
         path = root / PRETRAINING_HEAD
         if not path.is_file():
             return {}
-        with safe_open(path, framework="numpy") as file:
+        with open_tensors(path) as file:
             kind = (file.metadata() or {}).get("head")
-        head = traverse_util.unflatten_dict(load_file(path), sep="/")
+        head = traverse_util.unflatten_dict(read_tensors(path), sep="/")
         shapes = jax.eval_shape(self.init, jax.random.key(0)).get("head", {})
         same = kind == self.module.method.head and jax.tree.map(jnp.shape, head) == jax.tree.map(jnp.shape, shapes)
         return head if same else {}

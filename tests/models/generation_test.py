@@ -290,6 +290,17 @@ def test_weights_in_parts(pair: Any, tmp_path: Path) -> None:
         load_generator(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["num_layers", "num_decoder_layers"])
+def test_layers_are_compared_with_the_files_before_names_are_made(key: str, pair: Any, tmp_path: Path) -> None:
+    _, generator, params, _ = pair
+    save_generator(tmp_path, generator.config, params)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for layers, message in ((9_999, r"num_layers is 9,999, but model.safetensors"), (10**9, r"from 1 to 10,000")):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {key: layers}))
+        with pytest.raises(ValueError, match=message):
+            load_generator(tmp_path)
+
+
 CHANGES: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
     "missing": ({"decoder.block.1.layer.1.EncDecAttention.q.weight": None}, r"missing decoder\.block\.1\.layer\.1"),
     "unused": ({"decoder.block.2.layer.0.layer_norm.weight": np.ones(32, np.float32)}, r"unused decoder\.block\.2"),

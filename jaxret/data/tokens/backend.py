@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,15 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, process
 from tokenizers.models import WordPiece
 
 from jaxret.storage.atomic import read_json
+from jaxret.storage.foreign_files import MOST_SETTINGS, MOST_VOCABULARY, require_size
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # one of these must exist
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Every file that a tokenizer may be stored in. A run copies these, and a download fetches them.
+TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", *_SETTINGS, "spiece.model")
+# Characters that a tokenizer may make of one. Unicode's longest compatibility form has 18; a file can say any number.
+MOST_GROWTH = 100
+_LONGEST = 2**16  # tokens that a tokenizer may pad to
 # Converts T5's spiece.model to tokenizer.json; needs sentencepiece, which is no dependency of this package.
 SPIECE_REMEDY = (
     "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
@@ -27,9 +37,53 @@ _NOT_PLAIN = ("added_tokens_decoder", "additional_special_tokens", "extra_specia
 def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
     """Return (tokenizers.Tokenizer, ids of its special tokens "cls", "sep", "pad", "mask", "eos").
 
-    Raises ValueError if there is no fast tokenizer.
+    Raises ValueError if there is no fast tokenizer, a file is too large, or the rules multiply characters.
     """
-    return _load_plain(directory) or _load_with_transformers(directory)
+    for name in (*TOKENIZER_FILES, "config.json"):  # transformers reads the last one, too
+        if (path := directory / name).exists():
+            require_size(path, MOST_SETTINGS if name in (*_SETTINGS, "config.json") else MOST_VOCABULARY)
+    backend, special = _load_plain(directory) or _load_with_transformers(directory)
+    if (growth := rules_growth(backend)) > MOST_GROWTH:
+        raise ValueError(
+            f"{directory}/tokenizer.json: its rules may make {growth:,.0f} characters of one, and {MOST_GROWTH} are "
+            "allowed: no text could be read with it"
+        )
+    padding = backend.padding or {}  # not used here, but by transformers, which vectors are compared with
+    if (length := max(padding.get(key) or 0 for key in ("length", "pad_to_multiple_of"))) > _LONGEST:
+        raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} is far enough")
+    return backend, special
+
+
+def rules_growth(backend: Any) -> float:
+    """Return an upper bound of the characters that normalizer and pre-tokenizer make of one, forms of Unicode aside."""
+    growth = 1.0
+    for rules in (backend.normalizer, backend.pre_tokenizer):
+        if rules is not None:
+            growth *= _growth(json.loads(rules.__getstate__()))
+    return growth
+
+
+def _growth(rule: dict[str, Any]) -> float:
+    kind = rule.get("type")
+    if kind == "Sequence":
+        return math.prod(map(_growth, rule.get("normalizers") or rule.get("pretokenizers") or []), start=1.0)
+    if kind == "Replace":
+        pattern, content = rule["pattern"], len(rule["content"])
+        # What a pattern matches between two characters is added to them.
+        between = pattern.get("String") == "" or ("Regex" in pattern and _WITHOUT_WIDTH.search(pattern["Regex"]))
+        return 1.0 + content if between else max(1.0, content / len(pattern.get("String") or "x"))
+    if kind == "Prepend":
+        return 1.0 + len(rule["prepend"])
+    if kind == "Precompiled":
+        data = base64.b64decode(rule["precompiled_charsmap"] or "")
+        start = 4 + int.from_bytes(data[:4], "little")  # a trie, then the texts that characters become
+        return max(1.0, *(len(text.decode("utf-8", "replace")) for text in data[start:].split(b"\0")))
+    before = rule.get("prepend_scheme") != "never" if kind == "Metaspace" else rule.get("add_prefix_space")
+    return 2.0 if before else 1.0
+
+
+# Repetitions from 0, and tests of a place: what they match may be empty. A backslash may begin such a test.
+_WITHOUT_WIDTH = re.compile(r"[*?^$|]|\{0?,|\(\?|\\[bBAzZGK]")
 
 
 def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:

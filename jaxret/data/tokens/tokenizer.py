@@ -13,20 +13,11 @@ import numpy as np
 import tokenizers
 
 from jaxret.data.records import Passage
-from jaxret.data.tokens.backend import VOCABULARIES, load_backend
+from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # where it is looked for
+from jaxret.data.tokens.backend import load_backend
 from jaxret.parallel.progress import Progress
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged
-
-# Every file that a tokenizer may be stored in. A run copies these, and a download fetches them.
-TOKENIZER_FILES = (
-    *VOCABULARIES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
 
 SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own end marker, whatever its name
 AUTO_SEPARATOR = "auto"  # as a config's title_separator: what the model's directory implies

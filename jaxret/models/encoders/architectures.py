@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxret.models.encoders import bert, distilbert, modernbert, roberta, t5, xl
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
-from jaxret.storage.atomic import read_json
+from jaxret.storage.foreign_files import read_settings, tensor_shapes
 from jaxret.types import Tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -32,17 +32,43 @@ _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias
 def read_config(directory: str | Path) -> EncoderConfig:
     """Return the encoder's config of a directory's config.json. Raises ValueError with the key for an architecture or
     an option that is not implemented, and for invalid values."""
-    path = Path(directory) / "config.json"
-    raw = read_json(path)
+    path, weights = Path(directory) / "config.json", Path(directory) / "model.safetensors"
+    raw = read_settings(path)
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a JSON object is needed, found {type(raw).__name__}")
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type is {kind!r}; implemented are {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[kind]
     try:
-        return ARCHITECTURES[kind].read(raw)
+        config = architecture.read(raw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if weights.is_file():
+        require_stored_sizes(config, architecture, path, tensor_shapes(weights))
+    return config
+
+
+def require_stored_sizes(
+    config: EncoderConfig, architecture: Architecture, path: Path, shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Raise ValueError for a number of layers or a size above all that the weights have. Names and shapes of a config's
+    parameters are made before they are compared with the file's, one by one; so they must not be of any number.
+
+    Args:
+      config: of config.json.
+      architecture: of the config.
+      path: of config.json, for the error.
+      shapes: of the stored tensors, by name.
+    """
+    largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
+    for field, most, what in (
+        ("num_layers", len(shapes), "tensors"),
+        *((field, largest, "as its largest axis") for field in ("vocab_size", "hidden_size", "intermediate_size")),
+    ):
+        if (value := getattr(config, field)) > most:
+            key = architecture.keys[field].name
+            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors beside it has {most:,} {what}")
 
 
 def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:

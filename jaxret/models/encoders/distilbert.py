@@ -7,12 +7,12 @@ from functools import partial
 
 from jaxret.models.encoders import bert
 from jaxret.models.encoders.attention import ACTIVATIONS
-from jaxret.models.encoders.stored import DROPOUT, SPREAD, Key, one_of
+from jaxret.models.encoders.stored import DROPOUT, LAYERS, SPREAD, Key, one_of
 
 KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("dim"),
-    "num_layers": Key("n_layers"),
+    "num_layers": Key("n_layers", LAYERS),
     "num_heads": Key("n_heads"),
     "intermediate_size": Key("hidden_dim"),
     "max_positions": Key("max_position_embeddings"),

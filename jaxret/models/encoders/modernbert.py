@@ -26,7 +26,17 @@ from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, s
 from jaxret.models.encoders.layout import TokenLayout, repeat_first
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Classifier, Key, at_least, one_of
+from jaxret.models.encoders.stored import (
+    DROPOUT,
+    LAYERS,
+    POSITIVE,
+    SPREAD,
+    Architecture,
+    Classifier,
+    Key,
+    at_least,
+    one_of,
+)
 from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
@@ -274,7 +284,7 @@ def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
 KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers"),
+    "num_layers": Key("num_hidden_layers", LAYERS),
     "num_heads": Key("num_attention_heads"),
     "intermediate_size": Key("intermediate_size"),
     "max_positions": Key("max_position_embeddings"),

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from safetensors import safe_open
 from safetensors.numpy import save
 
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
@@ -21,6 +20,7 @@ from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, r
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.storage.atomic import atomic_write, sha256_file, write_json
+from jaxret.storage.foreign_files import open_tensors
 
 Params = dict[str, Any]
 
@@ -141,11 +141,11 @@ def load_pretrained(
     config = config or whole
     architecture = ARCHITECTURES[config.model_type]
     weights = directory / "model.safetensors"
-    tensors, fresh = stored_tensors(config), {}
-    if _has_mlm_head(config) and not stores_mlm_head(directory):
-        fresh = draw_mlm_head(config, seed)
-        tensors = {path: stored for path, stored in tensors.items() if path not in fresh}
-    with safe_open(weights, framework="numpy") as file:
+    tensors = stored_tensors(config)
+    draws_head = _has_mlm_head(config) and not stores_mlm_head(directory)
+    if draws_head:
+        tensors = {path: stored for path, stored in tensors.items() if not path.startswith("mlm_head/")}
+    with open_tensors(weights) as file:
         stored: dict[str, str] = {}
         problems: list[str] = []
         for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -173,7 +173,7 @@ def load_pretrained(
                 f"{weights} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
                 f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
             )
-        flat: dict[str, np.ndarray] = fresh
+        flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}
         for path, (names, _, stacked) in tensors.items():
             arrays = [np.asarray(file.get_tensor(stored[name]), np.float32) for name in names]
             for name, array in zip(names, arrays, strict=True):
@@ -192,7 +192,7 @@ def stores_mlm_head(directory: str | Path) -> bool:
         return False
     tensors = stored_tensors(replace(config, mlm_head=True))
     head = {tensor.names[0] for path, tensor in tensors.items() if path.startswith("mlm_head/")}
-    with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
+    with open_tensors(Path(directory) / "model.safetensors") as file:
         return bool(head & {canonical(name, "") for name in file.keys()})  # noqa: SIM118
 
 
@@ -206,9 +206,21 @@ def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
     return traverse_util.flatten_dict({"mlm_head": jax.device_get(params)}, sep="/")
 
 
-def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
+def save_pretrained(
+    directory: str | Path,
+    config: EncoderConfig,
+    params: Mapping[str, Any],
+    pooler: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Write config.json and model.safetensors as transformers' class of this encoder does (BertModel, T5EncoderModel,
-    ...; BertForMaskedLM with the MLM head)."""
+    ...; BertForMaskedLM with the MLM head).
+
+    Args:
+      directory: folder to write to.
+      config: of the encoder.
+      params: of the encoder.
+      pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
+    """
     directory = Path(directory)
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
     expected = stored_tensors(config)
@@ -222,9 +234,29 @@ def save_pretrained(directory: str | Path, config: EncoderConfig, params: Mappin
             if _has_mlm_head(config) and not path.startswith("mlm_head/"):
                 name = architecture.prefix + name
             tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
+    tensors |= {} if _has_mlm_head(config) else pooler or {}
     with atomic_write(directory / "model.safetensors", "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     write_json(directory / "config.json", architecture.write(config))
+
+
+def read_pooler(directory: str | Path) -> dict[str, np.ndarray]:
+    """Return the pooler's tensors by name; {} if the weights in a directory have none.
+
+    No vector is computed with them. They go from the original directory into exports, because transformers' class
+    would otherwise report them as missing.
+    """
+    weights = Path(directory) / "model.safetensors"
+    if not weights.is_file():
+        return {}
+    prefix = ARCHITECTURES[read_config(directory).model_type].prefix
+    with open_tensors(weights) as file:
+        names = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return {
+            short: np.asarray(file.get_tensor(name), np.float32)
+            for short, name in names.items()
+            if short.startswith("pooler.")
+        }
 
 
 def weights_digest(directory: str | Path, expected: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxret.data.tokens.tokenizer import SEPARATOR
 from jaxret.models.encoders.architectures import read_config
-from jaxret.storage.atomic import read_json
+from jaxret.storage.foreign_files import read_settings
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -66,7 +66,7 @@ def read_modules(root: Path) -> list[ModuleEntry]:
     if not path.is_file():
         return []
     try:
-        lines = [(str(line["type"]), str(line["path"])) for line in read_json(path)]
+        lines = [(str(line["type"]), str(line["path"])) for line in read_settings(path)]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
     entries = [ModuleEntry(type.rpartition(".")[2], root / folder) for type, folder in lines]
@@ -90,8 +90,10 @@ def read_modules(root: Path) -> list[ModuleEntry]:
 def is_pylate(root: Path) -> bool:
     """Return whether a directory has modules of PyLate."""
     path = root / MODULES
-    lines = read_json(path) if path.is_file() else []
-    return isinstance(lines, list) and any(str(dict(line).get("type", "")).startswith("pylate.") for line in lines)
+    lines = read_settings(path) if path.is_file() else []
+    return isinstance(lines, list) and any(
+        isinstance(line, dict) and str(line.get("type", "")).startswith("pylate.") for line in lines
+    )
 
 
 def encoder_folder(root: Path) -> Path:
@@ -133,7 +135,7 @@ def title_separator(root: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object; {} if there is no file."""
-    content = read_json(path) if path.is_file() else {}
+    content = read_settings(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path}: a JSON object is needed, found {type(content).__name__}")
     return content

@@ -32,6 +32,7 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
 
 
 COUNT = at_least(1)
+LAYERS = Values("a whole number from 1 to 10,000", lambda v: type(v) is int and 1 <= v <= 10_000)
 POSITIVE = Values("a number above 0", _between(math.nextafter(0.0, 1.0), math.inf))
 SPREAD = Values("a number of at least 0", _between(0.0, math.inf))
 DROPOUT = Values("a number from 0 to below 1", _between(0.0, 1.0))

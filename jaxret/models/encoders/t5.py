@@ -23,7 +23,7 @@ from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, s
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, POSITIVE, SPREAD, Architecture, Key, one_of
+from jaxret.models.encoders.stored import DROPOUT, LAYERS, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
@@ -189,7 +189,7 @@ class T5(nn.Module):
 KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("d_model"),
-    "num_layers": Key("num_layers"),
+    "num_layers": Key("num_layers", LAYERS),
     "num_heads": Key("num_heads"),
     "head_size": Key("d_kv"),
     "intermediate_size": Key("d_ff"),

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from safetensors import safe_open
 from safetensors.numpy import save
 
 from jaxret.models.encoders import t5
-from jaxret.models.encoders.architectures import StoredTensors, match_tensors, stored_tensors
+from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors
 from jaxret.models.encoders.pretrained import Params, conversion_command
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
-from jaxret.storage.atomic import atomic_write, read_json, write_json
+from jaxret.storage.atomic import atomic_write, write_json
+from jaxret.storage.foreign_files import open_tensors, read_settings
 from jaxret.types import Tokens
 
 WORDS, OUTPUT = "shared.weight", "lm_head.weight"
@@ -56,7 +56,7 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
     directory = Path(directory)
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if whole.is_file():
-        with safe_open(whole, framework="numpy") as file:
+        with open_tensors(whole) as file:
             return dict.fromkeys(file.keys(), whole)
     if not index.is_file():
         remedy = "a Hugging Face directory with safetensors is needed"
@@ -65,7 +65,7 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
                 conversion_command(directory)
             )
         raise FileNotFoundError(f"{directory} has neither {whole.name} nor {index.name}; {remedy}")
-    content = read_json(index)
+    content = read_settings(index)
     parts = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise ValueError(f"{index}: the key 'weight_map' must name a file for each tensor")
@@ -89,7 +89,7 @@ def read_generator_config(directory: str | Path, own_output: bool) -> GeneratorC
       ValueError: names the key that is missing, invalid or not implemented.
     """
     path = Path(directory) / "config.json"
-    raw = read_json(path)
+    raw = read_settings(path)
     if not isinstance(raw, dict) or raw.get("model_type") != "t5":
         kind = raw.get("model_type") if isinstance(raw, dict) else type(raw).__name__
         raise ValueError(
@@ -140,7 +140,7 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
         raise FileNotFoundError(f"{directory} has no config.json; a Hugging Face directory is needed")
     files = weight_files(directory)
     with ExitStack() as stack:
-        opened = {path: stack.enter_context(safe_open(path, framework="numpy")) for path in sorted(set(files.values()))}
+        opened = {path: stack.enter_context(open_tensors(path)) for path in sorted(set(files.values()))}
 
         def tensor(name: str) -> np.ndarray:
             array = np.asarray(opened[files[name]].get_tensor(name), np.float32)
@@ -151,6 +151,9 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
         copies = [name for name in (*COPIES, OUTPUT) if name in files and WORDS in files]
         other = {name for name in copies if not np.array_equal(tensor(name), tensor(WORDS))}
         config = read_generator_config(directory, own_output=OUTPUT in other)
+        shapes = {name: opened[file].get_slice(name).get_shape() for name, file in files.items()}
+        for part in (config.encoder, config.decoder):
+            require_stored_sizes(part, t5.ARCHITECTURE, directory / "config.json", shapes)
         tensors = generator_tensors(config)
         needed = {name for stored in tensors.values() for name in stored.names}
         problems = [f"missing {name}" for name in sorted(needed - files.keys())]

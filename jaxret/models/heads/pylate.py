@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from jaxret.data.tokens.backend import load_backend
 from jaxret.models.encoders.sentence_transformers import (
@@ -30,7 +29,7 @@ from jaxret.models.encoders.sentence_transformers import (
     title_separator,
 )
 from jaxret.models.heads.head import Params
-from jaxret.storage.atomic import read_json
+from jaxret.storage.foreign_files import read_settings, read_tensors
 
 # Keys of the settings, with PyLate's defaults.
 DEFAULTS: dict[str, Any] = {
@@ -92,13 +91,13 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
 def read_projection(root: Path) -> np.ndarray:
     """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
     folder = read_modules(root)[1].folder
-    config = read_json(folder / "config.json")
+    config = read_settings(folder / "config.json")
     for key, allowed in _DENSE.items():
         if config.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {allowed[0]!r} is implemented")
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{folder} has no model.safetensors; save it so with PyLate: a pickle is never opened")
-    tensors = load_file(folder / "model.safetensors")
+    tensors = read_tensors(folder / "model.safetensors")
     if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
         raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
     return np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
@@ -141,7 +140,7 @@ def dense_module(kernel: np.ndarray) -> tuple[str, dict[str, Any]]:
 
 def _settings(root: Path) -> dict[str, Any]:
     path = root / SETTINGS
-    settings = DEFAULTS | (read_json(path) if path.is_file() else {})
+    settings = DEFAULTS | (read_settings(path) if path.is_file() else {})
     if (kind := settings.get("model_type", "ColBERT")) != "ColBERT":
         raise ValueError(f"{path}: model_type is {kind!r}, of modules that {root / MODULES} says are PyLate's ColBERT")
     if settings.get("default_prompt_name"):
@@ -163,5 +162,5 @@ def _marker(root: Path, backend: Any, prefix: str) -> int:
 
 def _unknown(root: Path) -> str:
     path = encoder_folder(root) / "tokenizer_config.json"
-    token = read_json(path).get("unk_token") if path.is_file() else None
+    token = read_settings(path).get("unk_token") if path.is_file() else None
     return str(token.get("content") if isinstance(token, dict) else token)

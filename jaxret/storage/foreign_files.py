@@ -1,0 +1,64 @@
+"""Files of model folders that other people made: read within bounds, with errors that name the file.
+
+Whoever made a folder decides what is in it. So the size of a file is looked at before it is read, and what is damaged
+is told in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxret.storage.atomic import read_json
+
+MOST_SETTINGS = 8 * 2**20  # bytes of a JSON file; the largest that are known have some kilobytes
+MOST_VOCABULARY = 48 * 2**20  # bytes of a tokenizer's file; Gemma's have 34 MB
+_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+
+
+def require_size(path: Path, most: int = MOST_SETTINGS) -> None:
+    """Raise ValueError unless a path is a file of at most so many bytes; FileNotFoundError if there is none."""
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; a model's settings and tokenizer are read from files")
+    if size > most:
+        raise ValueError(f"{path} has {size:,} bytes; a file of this name has at most {most:,}: it is something else")
+
+
+def read_settings(path: Path) -> Any:
+    """Return the content of a JSON file of a model's folder. Raises ValueError if it is too large or no JSON."""
+    require_size(path)
+    return read_json(path)
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; within the block its tensors are read. Raises ValueError if it is damaged, or has a
+    tensor of a type that numpy lacks."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if (kind := file.get_slice(name).get_dtype()) not in _TYPES:
+                    raise ValueError(f"{path}: {name} is stored as {kind}; read are {', '.join(_TYPES)}")
+            yield file
+    except SafetensorError as error:
+        remedy = "fetch it again, or save the model again"
+        raise ValueError(f"{path} is damaged, or is no safetensors file ({error}); {remedy}") from None
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Return all tensors of a safetensors file, by name. Raises ValueError if it is damaged."""
+    with open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a safetensors file, by name; no tensor is read."""
+    with open_tensors(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -1,0 +1,212 @@
+"""Model folders that were made to break what opens them: one sentence with the file, in little memory and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+from jaxret.data.tokens.backend import load_backend, rules_growth
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
+from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.storage.foreign_files import MOST_SETTINGS, open_tensors, read_tensors
+from tests.pipeline import run_measured, write_encoder, write_t5
+
+Damage = Callable[[Path], None]
+
+
+def edit_json(name: str, **values: Any) -> Damage:
+    """Return a function that changes keys of a JSON file of a folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def grow(name: str, size: int) -> Damage:
+    """Return a function that fills a JSON file up to a size with a value that nothing reads."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        text = json.dumps(json.loads(path.read_text()) | {"unread": "MARK"})
+        path.write_text(text.replace("MARK", "x" * (size - len(text) + len("MARK"))))
+
+    return change
+
+
+def normalise(*rules: normalizers.Normalizer) -> Damage:
+    """Return a function that gives tokenizer.json other rules."""
+
+    def change(folder: Path) -> None:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.normalizer = normalizers.Sequence(list(rules))  # type: ignore[assignment]
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+    return change
+
+
+def pad(length: int, multiple: int | None = None) -> Damage:
+    strategy = {"Fixed": length} if multiple is None else "BatchLongest"
+    padding = {"strategy": strategy, "direction": "Right", "pad_to_multiple_of": multiple, "pad_id": 0}
+    return edit_json("tokenizer.json", padding=padding | {"pad_type_id": 0, "pad_token": "[PAD]"})
+
+
+def overwrite(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    def apply(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return apply
+
+
+def as_float8(data: bytes) -> bytes:
+    return data.replace(b'"dtype":"F32"', b'"dtype":"F8_E4M3"', 1)
+
+
+WEIGHTS = "model.safetensors"
+TENFOLD = normalizers.Replace("a", "a" * 10)
+CASES: dict[str, tuple[Damage, str]] = {
+    "a billion layers": (
+        edit_json("config.json", num_hidden_layers=10**9),
+        r"config.json: num_hidden_layers is 1000000000; it must be a whole number from 1 to 10,000",
+    ),
+    "more layers than tensors": (
+        edit_json("config.json", num_hidden_layers=9_999),
+        r"config.json: num_hidden_layers is 9,999, but model.safetensors beside it has \d+ tensors",
+    ),
+    "a wide layer": (
+        edit_json("config.json", hidden_size=2**40),
+        r"config.json: hidden_size is 1,099,511,627,776, but model.safetensors beside it has 99 as its largest axis",
+    ),
+    "many words": (edit_json("config.json", vocab_size=10**12), r"config.json: vocab_size is 1,000,000,000,000, but"),
+    "a large config": (
+        grow("config.json", 300 * 10**6),
+        r"config.json has 300,000,000 bytes; .* at most 8,388,608",
+    ),
+    "large settings": (grow("tokenizer_config.json", MOST_SETTINGS + 1), r"tokenizer_config.json has 8,388,609 bytes"),
+    "a large tokenizer": (grow("tokenizer.json", 300 * 10**6), r"tokenizer.json has 300,000,000 bytes"),
+    "a normalizer that multiplies": (
+        normalise(*[TENFOLD] * 9),
+        r"tokenizer.json: its rules may make 1,000,000,000 characters of one, and 100 are allowed",
+    ),
+    "padding": (pad(10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
+    "padding to a multiple": (pad(0, 10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
+    "weights cut short": (overwrite(WEIGHTS, lambda data: data[:-100]), r"model.safetensors is damaged, or is no"),
+    "no weights": (overwrite(WEIGHTS, lambda data: b""), r"model.safetensors is damaged, or is no safetensors file"),
+    "a header of junk": (overwrite(WEIGHTS, lambda data: data[:8] + b"x" * 200), r"model.safetensors is damaged, or"),
+    "a header without end": (overwrite(WEIGHTS, lambda data: b"\xff" * 7 + b"\x0f{}"), r"model.safetensors is damaged"),
+    "a type that numpy lacks": (overwrite(WEIGHTS, as_float8), r"model.safetensors(: .* is stored as F8_E4M3| is dam)"),
+}
+DAILY = ("a billion layers", "a normalizer that multiplies", "weights cut short", "a large config")
+
+
+def open_both(folder: Path) -> None:
+    load_pretrained(folder)
+    TextTokenizer.load(folder, 8, 8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    damage, message = CASES[name]
+    folder = write_encoder(tmp_path / "model")
+    open_both(folder)
+    damage(folder)
+    with pytest.raises(ValueError, match=message) as raised:
+        open_both(folder)
+    assert str(folder) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.exhaustive) for name in CASES]
+)
+def test_the_command_refuses_it_in_little_memory(name: str, tmp_path: Path) -> None:
+    damage, message = CASES[name]
+    folder = write_encoder(tmp_path / "model")
+    damage(folder)
+    done, used = run_measured("-m", "jaxret", "open", str(folder), f"--workdir={tmp_path}/run")
+    assert done.returncode == 1, done.stderr
+    sentence = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(sentence) == 1
+    assert re.search(message, sentence[0])
+    assert str(folder) in sentence[0]
+    assert used < 10**9
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pipe_in_a_model_folder_does_not_wait(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer.json is no file"):
+        load_backend(folder)
+
+
+@pytest.mark.parametrize(
+    ("rules", "growth"),
+    [
+        ([normalizers.BertNormalizer()], 1),
+        ([normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()], 1),
+        ([normalizers.Replace("``", '"'), normalizers.Replace(Regex(" {2,}"), " ")], 1),  # ALBERT's, XLM-R's
+        ([normalizers.Replace(Regex("a?"), "bb")], 3),
+        ([normalizers.Replace(Regex("(?<=a)"), "bb")], 3),
+        ([normalizers.Replace("", "bb")], 3),
+        ([normalizers.Replace("ab", "cccc")], 2),
+        ([normalizers.Prepend("x" * 99)], 100),
+        ([normalizers.Sequence([TENFOLD, TENFOLD]), TENFOLD], 1000),
+    ],
+)
+def test_growth_of_rules(rules: list[Any], growth: float, tmp_path: Path) -> None:
+    """The bound is one: what the rules make of a text is not longer."""
+    tokenizer = Tokenizer.from_file(str(write_encoder(tmp_path) / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Sequence(rules)
+    assert rules_growth(tokenizer) == growth
+    for text in ("a" * 50, "ab" * 30, "x  y``" * 9):
+        assert len(tokenizer.normalizer.normalize_str(text)) <= growth * (len(text) + 1)
+
+
+def test_growth_of_pre_tokenizers(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(write_t5(tmp_path) / "tokenizer.json"))
+    assert rules_growth(tokenizer) == 2
+    split = pre_tokenizers.Split("", "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split] * 9)  # type: ignore[assignment]
+    assert rules_growth(tokenizer) == 2**9
+
+
+def test_bfloat16_is_read_and_the_files_name_is_in_every_error(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    folder = write_encoder(tmp_path / "model")
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}, folder / WEIGHTS)
+    load_pretrained(folder)
+    (tmp_path / "x").write_bytes(b"")
+    for read in (read_tensors, lambda path: open_tensors(path).__enter__()):
+        with pytest.raises(ValueError, match=r"x is damaged, or is no safetensors file"):
+            read(tmp_path / "x")
+
+
+def test_every_architecture_bounds_its_layers() -> None:
+    for architecture in ARCHITECTURES.values():
+        layers = architecture.keys["num_layers"].values
+        assert layers.include(10_000)
+        assert not layers.include(10_001)
+        assert {"vocab_size", "hidden_size", "intermediate_size"} <= architecture.keys.keys()
+
+
+def test_sizes_are_compared_only_where_there_are_weights(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    edit_json("config.json", num_hidden_layers=9_999)(folder)
+    with pytest.raises(ValueError, match=r"num_hidden_layers is 9,999, but"):
+        read_config(folder)
+    (folder / WEIGHTS).unlink()
+    assert read_config(folder).num_layers == 9_999  # a plan reads shapes alone
