@@ -25,7 +25,7 @@ POOLER = {"pooler.dense.weight": np.full((32, 32), 0.25, np.float32), "pooler.de
 
 
 class State(NamedTuple):
-    """What was done with a corpus of 40 passages: vectors on disk, passages appended, rows deleted."""
+    """Changes of a corpus of 40 passages: vectors on disk, passages appended, rows deleted."""
 
     dtype: str = "float32"
     appended: int = 0  # files of 15

@@ -31,7 +31,7 @@ def scifact(data_dir: Path) -> Path:
 
 
 def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
-    """What mteb gives to sentence-transformers: title, blank, text."""
+    """sentence-transformers gets title, blank and text from mteb."""
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     make_run(str(minilm_dir), tmp_path / "run", progress=False)
     run = open_run(tmp_path / "run")

@@ -66,7 +66,7 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
     if len(scores) != count:
         problem = f"{key!r} has {len(scores)} scores for {count} texts"
         raise location.error("wrong number of scores", problem, "write one for each, or leave the key out")
-    numbers: list[float | None] = []
+    numbers = list[float]()
     for score in scores:
         if isinstance(score, str) or (number := finite_number(score)) is None:
             raise location.error("bad score", f"{key!r} holds {shorten(score)}", "a score is a finite number")
