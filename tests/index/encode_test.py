@@ -667,7 +667,7 @@ def test_a_cpu_loses_a_minute_at_most(run: Run, tmp_path: Path, monkeypatch: pyt
 def test_shard_rows_may_change_while_there_is_no_shard(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a killed job announced holds nobody to it; a living job's announcement does, and shards do."""
+    """The announcement of a killed job holds nobody to it; a living job's does, and shards do."""
     other, folder = with_run(run, tmp_path), tmp_path / "embeddings" / "data"
 
     def killed(*_: Any) -> None:
