@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import gc
+import json
 import pickle
 import shutil
 import subprocess
@@ -229,6 +230,27 @@ def test_what_is_temporary_is_not_pickled(retriever: jaxret.Retriever) -> None:
         pickle.dumps(temporary)
 
 
+def test_a_callback_has_the_lines_of_the_log(root: Path, tmp_path: Path) -> None:
+    """An error in it ends the training; the same call goes on from the last checkpoint."""
+    config, calls = tiny_config(root / "encoder", root / "data"), list[dict[str, float]]()
+    changes = {"train.steps": 4, "train.log_every": 1, "train.checkpoint_every": 2}
+
+    def callback(step: int, metrics: dict[str, float]) -> None:
+        calls.append({"step": step, **metrics})
+        if len(calls) == 4:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False, callback=callback)
+    assert [line["step"] for line in calls] == [1, 2, 2, 3]
+    assert "loss" in calls[0]
+    assert all(name == "step" or name.startswith("validation/") for name in calls[2])
+    jaxret.Retriever.train(config, tmp_path / "run", changes, progress=False, callback=callback)
+    assert [line["step"] for line in calls] == [1, 2, 2, 3, 3, 4, 4]
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert logged == [*calls[:3], *calls[4:]]
+
+
 def test_training(root: Path, tmp_path: Path) -> None:
     """A config's file and changes, or a config; the same call again opens what is there."""
     config = tiny_config(root / "encoder", root / "data")
@@ -328,28 +350,86 @@ def test_an_error_is_a_sentence(name: str, retriever: jaxret.Retriever, index: j
     assert "\n" not in str(raised.value)
 
 
-WRONG_TYPES = """
-import sys, jaxret
-retriever = jaxret.Retriever.open(sys.argv[1])
-index = jaxret.Index.open(retriever)
-for call, texts in ((retriever.encode_queries, [None]), (retriever.encode_passages, ["x", 7]), (index.search, b"x")):
+WRONG_ARGUMENTS = {
+    "R.open(7)": "workdir is 7; it must be a path",
+    "R.open(run, 2.5)": 'checkpoint is 2.5; it must be "best", "last" or a step',
+    "R.open(run, None)": 'checkpoint is None; it must be "best", "last" or a step',
+    "R.open(run, True)": 'checkpoint is True; it must be "best", "last" or a step',
+    "R.open(run, query_length='9')": "query_length is '9'; it must be a whole number",
+    "R.open(run, passage_length=9.5)": "passage_length is 9.5; it must be a whole number",
+    "R.from_model(None)": "source is None; it must be a path or a name",
+    "R.from_model(run, 3)": "workdir is 3; it must be a path or None",
+    "R.from_model(run, token=None)": "token is None; it must be a text",
+    "R.from_model(run, normalize=1)": "normalize is 1; it must be True or False or None",
+    "R.from_model(run, title_separator=None)": "title_separator is None; it must be a text",
+    "R.from_model(run, download='yes')": "download is 'yes'; it must be True or False",
+    "R.train(3, run)": "config is 3; it must be a name, a path or a ConfigDict",
+    "R.train('mlr', None)": "workdir is None; it must be a path",
+    "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, as {"train.steps": 10}',
+    "R.train('mlr', run, {5: 1})": "a key of changes is 5; it must be a text",
+    "R.train('mlr', run, progress=None)": "progress is None; it must be True or False",
+    "R.train('mlr', run, callback='f')": "callback is 'f'; it must be a function of a step and metrics",
+    "r.encode_queries(None)": "queries is None; it must be a list of texts",
+    "r.encode_queries([None])": "queries[0] is None; it must be a text",
+    "r.encode_queries({'a': 1})": "queries must be a list of texts, not one dict: put it in [ ]",
+    "r.encode_passages(3)": "passages is 3; it must be a list of texts",
+    "r.encode_passages(['x', 7])": "passages[1] is 7; it must be a text",
+    "r.encode_passages([P(1, 'x')])": "passages[0].id is 1; it must be a text",
+    "r.encode_passages(['x', P('1', None)])": "passages[1].text is None; it must be a text",
+    "r.encode_passages([P('1', 'x', 5)])": "passages[0].title is 5; it must be a text",
+    "I.open(3)": "source is 3; it must be a Retriever or the folder of a run",
+    "I.open(r, 3)": "corpus is 3; it must be the name or the path of a corpus",
+    "I.open(r, options='xla')": "options is 'xla'; it must be a SearchOptions",
+    "I.build('x', ['x'])": "retriever is 'x'; it must be a Retriever",
+    "I.build(r, None)": "corpus is None; it must be a path, or a list of passages",
+    "I.build(r, ['x'], 5)": "name is 5; it must be a text",
+    "I.build(r, ['x'], encoding={})": "encoding is {}; it must be an EncodeOptions",
+    "I.build(r, ['x'], options=3)": "options is 3; it must be a SearchOptions",
+    "I.build(r, ['x'], progress=0)": "progress is 0; it must be True or False",
+    "i.search(b'x')": "queries must be a list of texts, not one bytes: put it in [ ]",
+    "i.search(None)": "queries is None; it must be a list of texts",
+    "i.search(['x'], 2.5)": "k is 2.5; it must be a whole number",
+    "i.search(['x'], '3')": "k is '3'; it must be a whole number",
+    "i.search(['x'], None)": "k is None; it must be a whole number",
+    "i.search(['x'], True)": "k is True; it must be a whole number",
+    "i.search(['x'], -1)": "k is -1; it must be at least 1",
+    "i.search(['x'], texts='no')": "texts is 'no'; it must be True or False",
+    "i.filtered(3)": 'filters[0] is 3; it must be a text "FIELD:VALUE"',
+    "i.append(3)": "passages is 3; it must be a list of texts",
+    "i.append([3])": "passages[0] is 3; it must be a text",
+    "i.append(['x'], 3)": "encoding is 3; it must be an EncodeOptions",
+    "i.delete('p1')": "ids must be a list of texts, not one str: put it in [ ]",
+    "i.delete([1])": "ids[0] is 1; it must be a text",
+    "i.rows('9')": "block is '9'; it must be a whole number",
+    "i.rows(0)": "block is 0; it must be at least 1",
+    "S(backend=3)": "backend is 3; it must be a text",
+    "S(filters='a:b')": "filters is 'a:b'; it must be a tuple of texts",
+    "E(shard_rows=2.5)": "shard_rows is 2.5; it must be a whole number",
+    "E(lease='long')": "lease is 'long'; it must be a number",
+}
+PROGRAM = """
+import json, sys
+from jaxret import EncodeOptions as E, Index as I, Passage as P, Retriever as R, SearchOptions as S
+run = sys.argv[1]
+r = R.open(run, 0)
+i = I.open(r)
+for call in json.loads(sys.argv[2]):
     try:
-        call(texts)
+        eval(call)
+        print("no error")
     except ValueError as error:
         print(error)
+    except Exception as error:
+        print(repr(error))
 """
 
 
-@pytest.mark.exhaustive
-def test_what_is_no_text_is_told_without_a_type_checker(root: Path) -> None:
+def test_what_is_wrong_with_arguments_is_a_value_error(root: Path) -> None:
     """In a process of its own: the tests check types before the function does."""
-    program = [sys.executable, "-c", WRONG_TYPES, str(root / "run")]
+    program = [sys.executable, "-c", PROGRAM, str(root / "run"), json.dumps(list(WRONG_ARGUMENTS))]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "queries[0] is None; it must be a text",
-        "passages[1] is 7; it must be a text",
-        "queries must be a list of texts, not one bytes: put it in [ ]",
-    ]
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(WRONG_ARGUMENTS, done.stdout.splitlines(), strict=True)) == WRONG_ARGUMENTS
 
 
 def test_nothing_to_do_is_no_error(retriever: jaxret.Retriever, index: jaxret.Index) -> None:

@@ -6,7 +6,9 @@ The command line makes its flags of the fields (`jaxret/cli/flags.py`); function
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def option(
@@ -25,11 +27,35 @@ def option(
 
 
 def check_options(options: Any) -> None:
-    """Raise ValueError for a field of a dataclass that is not one of its choices, or below its lower bound."""
+    """Raise ValueError for a field of a dataclass of another type than its annotation's, or that is not one of its
+    choices, or below its lower bound."""
+    hints = get_type_hints(type(options))
     for each in fields(options):
         value, metadata = getattr(options, each.name), each.metadata
+        if not _fits(value, hints[each.name]):
+            raise ValueError(f"{each.name} is {value!r:.60}; it must be {_describe_type(hints[each.name])}")
         if choices := metadata.get("choices"):
             if value not in choices:
                 raise ValueError(f"{each.name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
         elif (least := metadata.get("lower_bound")) is not None and value is not None and value < least:
             raise ValueError(f"{each.name} is {value}; it must be at least {least}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of an annotation; a list may stand for a tuple."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple | list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe_type(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_describe_type, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "a tuple of " + {str: "texts", int: "whole numbers"}.get(get_args(hint)[0], "values")
+    names = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -7,7 +7,7 @@ the corpus as it was, and goes on with the same command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,7 +129,11 @@ def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
 
     Raises ValueError for an id that the corpus never had, before anything is changed, and ShardError if it is damaged.
     """
-    where_of = dict(_read_ids(Path(ids)))
+    return delete_ids(folder, dict(_read_ids(Path(ids))))
+
+
+def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
+    """Delete the passages with some ids, as `delete_passages` does; `where_of` has the place of each id, for errors."""
     with hold_folder(folder, "deleting"):
         encoded = open_encoded(folder)
         unknown, parts = set(where_of), []

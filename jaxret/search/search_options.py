@@ -36,6 +36,8 @@ class SearchOptions:
     )
 
     def __post_init__(self) -> None:
+        check_options(self)
+        object.__setattr__(self, "filters", tuple(self.filters))
         if self.candidates and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):

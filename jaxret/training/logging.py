@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,8 @@ from jaxret.runs.seal import write_sealed
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, storage_errors
 from jaxret.version import __version__
+
+MetricsCallback = Callable[[int, dict[str, float]], object]
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -37,11 +40,12 @@ def environment_record() -> dict[str, Any]:
 class MetricsLog:
     """Appends to a run's metrics.jsonl and tensorboard/. Only process 0 writes.
 
-    A run that resumes at a step first drops the lines after it, so that every step is logged once.
+    A run that resumes at a step first drops the lines after it, so that every step is logged once. callback: called
+    with the step and the values of each line that was written.
     """
 
-    def __init__(self, workdir: Workdir, resume_step: int) -> None:
-        self._path = workdir.metrics
+    def __init__(self, workdir: Workdir, resume_step: int, callback: MetricsCallback | None = None) -> None:
+        self._path, self._callback = workdir.metrics, callback
         self._active = jax.process_index() == 0
         if not self._active:
             return
@@ -73,6 +77,8 @@ class MetricsLog:
         with storage_errors(self._folder):
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
+        if self._callback:
+            self._callback(step, named)
 
     def close(self) -> None:
         if self._active:

@@ -54,7 +54,7 @@ from jaxret.runs.run import create_run, open_checkpoints
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.lockfile import LockedError
-from jaxret.training.logging import MetricsLog
+from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.prefetch import Prefetcher
@@ -102,6 +102,7 @@ def train(
     explicit_keys: Iterable[str] = (),
     task: Task[Any, Any, Any] | None = None,
     is_held: bool = False,
+    callback: MetricsCallback | None = None,
 ) -> TrainResult:
     """Train the model that a config describes, in `workdir`; resume if the folder holds this run already.
 
@@ -113,6 +114,7 @@ def train(
             the base config.
         task: the kind of model, if it is none of `config.task`.
         is_held: whether the caller holds the lock of the folder.
+        callback: called in process 0 with the step and the metrics of each line of metrics.jsonl.
 
     Raises:
         ContractError: the folder holds another run.
@@ -126,10 +128,10 @@ def train(
     with contextlib.nullcontext() if is_held else hold_folder(job.workdir.path, "training"):
         if not job.has_begun and any_process(job.workdir.config.exists()):
             raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
-        return _train(job)
+        return _train(job, callback)
 
 
-def _train(job: AnyJob) -> TrainResult:
+def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
     config, data = job.config, job.task.read_data(job)
     optimization = make_optimization(config, data.train)
     total = optimization.length.total
@@ -145,7 +147,7 @@ def _train(job: AnyJob) -> TrainResult:
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
-        with closing(MetricsLog(job.workdir, start or 0)) as metrics_log:
+        with closing(MetricsLog(job.workdir, start or 0, callback)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()

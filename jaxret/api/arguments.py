@@ -1,0 +1,84 @@
+"""Checks of arguments: each error is a ValueError with the argument's name, its value, and what it must be."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxret.data.errors import Location
+from jaxret.data.record_checks import check_passage, check_question
+from jaxret.data.records import Passage
+
+PathLike = str | os.PathLike[str]
+
+
+def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:
+    """Raise ValueError for a value of another type.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        kind: type, or union of types.
+        expected: what the value must be, for the error.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {_shown(value)}; it must be {expected}")
+
+
+def require_flag(name: str, value: Any, optional: bool = False) -> None:
+    """Raise ValueError unless a value is True or False (or None, if it is optional)."""
+    if not (isinstance(value, bool) or (optional and value is None)):
+        raise ValueError(f"{name} is {_shown(value)}; it must be True or False{' or None' * optional}")
+
+
+def require_path(name: str, value: Any, expected: str = "a path") -> None:
+    """Raise ValueError unless a value is a text or a path."""
+    require_kind(name, value, str | os.PathLike, expected)
+
+
+def whole_number(name: str, value: Any, expected: str = "a whole number") -> int:
+    """Return a whole number of any type as an int. Raises ValueError for any other value, True and False too."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {_shown(value)}; it must be {expected}") from None
+
+
+def checked_questions(texts: Sequence[str]) -> list[str]:
+    """Return the texts, normalised as those of files are."""
+
+    def checked(number: int, text: str) -> str:
+        try:
+            return check_question(text).text
+        except ValueError as error:
+            raise ValueError(f"queries[{number}]: {error}") from error
+
+    return [checked(number, text) for number, text in enumerate(listed_texts(texts, str, "queries"))]
+
+
+def checked_passages(texts: Iterable[str | Passage], first: int = 0) -> Iterator[Passage]:
+    """Yield the passages; texts alone get numbers from `first` as their ids."""
+    for number, text in enumerate(listed_texts(texts, str | Passage, "passages")):
+        passage = Passage(str(first + number), text) if isinstance(text, str) else text
+        for name in ("id", "text", "title"):
+            require_kind(f"passages[{number}].{name}", getattr(passage, name), str, "a text")
+        yield check_passage(passage, Location(Path(f"passages[{number}]")))
+
+
+def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
+    """Yield the texts, if they are a list of texts."""
+    if isinstance(texts, str | bytes | Passage | Mapping):
+        raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
+    require_kind(name, texts, Iterable, "a list of texts")
+    for number, text in enumerate(texts):
+        require_kind(f"{name}[{number}]", text, kind, "a text")
+        yield text
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.60}"

@@ -1,0 +1,261 @@
+"""A corpus that a retriever encoded, opened for search from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.api.arguments import (
+    PathLike,
+    checked_passages,
+    checked_questions,
+    listed_texts,
+    require_flag,
+    require_kind,
+    require_path,
+    whole_number,
+)
+from jaxret.api.retriever import Retriever, Vectors
+from jaxret.data.records import Passage, Query
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.update import append_corpus, delete_ids
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import atomic_write, sha256_bytes
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage of a ranking. `vectors`: for each vector of the query (nearly always one), which of the passage's has
+    the highest product with it, from 0."""
+
+    id: str
+    score: float
+    title: str
+    text: str
+    vectors: tuple[int, ...]
+
+
+class Index:
+    """A corpus that a retriever encoded, opened for search: exact, unless the options name an approximate index or
+    candidates."""
+
+    def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
+        require_kind("retriever", retriever, Retriever, "a Retriever")
+        require_path("corpus", corpus, "the name or the path of a corpus")
+        require_kind("options", options, SearchOptions, "a SearchOptions")
+        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus))
+        self.retriever, self._options = retriever, options
+        self._searcher = Searcher(retriever.run, folder, options, many=True)
+
+    @classmethod
+    def open(
+        cls, source: Retriever | PathLike, corpus: PathLike = "", options: SearchOptions = SearchOptions()
+    ) -> Index:
+        """Open a corpus that was encoded, by `build` or by `jaxret encode`. Every file is compared with its digest.
+
+        On accelerators the corpus stays on all of them if it fits (of an exact search).
+
+        Args:
+            source: a retriever, or the folder of a run.
+            corpus: its name, or the folder or file that was encoded; needed if there are several.
+            options: how candidates are found, as `jaxret search` has its flags: SearchOptions(backend="xla",
+                precision="bfloat16") takes half the memory, and the results are the same; SearchOptions(index="NAME")
+                takes an index that `jaxret index` built, and SearchOptions(candidates="mean:1000") scores the passages
+                that one vector each ranks highest: approximate.
+
+        Raises:
+            FileNotFoundError: there is no such corpus or index.
+            ContractError: (a ValueError) another model or checkpoint encoded it.
+            ShardError: (a ValueError) a file is missing or damaged.
+            ValueError: candidates of passages of one vector.
+        """
+        if isinstance(source, Retriever):
+            return cls(source, corpus, options)
+        require_path("source", source, "a Retriever or the folder of a run")
+        return cls(Retriever.open(source), corpus, options)
+
+    @classmethod
+    def build(
+        cls,
+        retriever: Retriever,
+        corpus: PathLike | Iterable[str | Passage],
+        name: str = "",
+        encoding: EncodeOptions = EncodeOptions(),
+        options: SearchOptions = SearchOptions(),
+        progress: bool = True,
+    ) -> Index:
+        """Encode a corpus, as `jaxret encode` does, and open it. Nothing is encoded twice.
+
+        Args:
+            retriever: encodes the passages.
+            corpus: a folder or file of any format, or passages; texts alone get their number from 0 as their id, and
+                all are kept beside the vectors.
+            name: of the encoded corpus; default that of the folder or file, or "passages".
+            encoding: how it is encoded, as EncodeOptions(on_error="skip", dtype="float16").
+            options: how it is searched, as of `open`.
+            progress: show progress.
+
+        Raises:
+            DataError: (a ValueError) a bad record.
+            ContractError: (a ValueError) another corpus has that name.
+        """
+        require_kind("retriever", retriever, Retriever, "a Retriever")
+        require_kind("name", name, str, "a text")
+        require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
+        require_kind("options", options, SearchOptions, "a SearchOptions")
+        require_flag("progress", progress)
+        if not isinstance(corpus, str | os.PathLike):
+            require_kind("corpus", corpus, Iterable, "a path, or a list of passages")
+            name = name or "passages"
+            corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus))
+        encoded = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
+        return cls(retriever, encoded.folder.name, options)
+
+    def __len__(self) -> int:
+        """Return the number of passages."""
+        return self._searcher.shards.total_rows
+
+    def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> list[list[Hit]]:
+        """Return the k best passages of each question, best first; fewer, if there are no more.
+
+        Of equal scores the one that comes first in the corpus is first. texts=False leaves titles and texts empty, and
+        does not need the corpus.
+
+        Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
+        FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it was changed.
+        """
+        k, searcher = whole_number("k", k), self._searcher  # another thread may refresh the index meanwhile
+        require_flag("texts", texts)
+        questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
+        if not questions:
+            return []
+        outcome = searcher.search(questions, k)
+        rankings = [outcome.rankings[query.id] for query in questions]
+        ids = {key for ranking in rankings for key, _ in ranking}
+        passages = searcher.passages(ids) if texts else {key: Passage(key, "") for key in ids}
+        best_vectors = searcher.best_vectors(outcome)
+        return [
+            [
+                Hit(key, score, passages[key].title, passages[key].text, vectors)
+                for (key, score), vectors in zip(ranking, of_ranking, strict=True)
+            ]
+            for ranking, of_ranking in zip(rankings, best_vectors, strict=True)
+        ]
+
+    def filtered(self, *filters: str) -> Index:
+        """Return an index of the passages whose metadata match filters "FIELD:VALUE": every named field must have one
+        of its values. It is opened beside this one, and keeps its own vectors in memory.
+
+        Raises ValueError for a field or a value that no passage has, and for an approximate index.
+        """
+        for number, text in enumerate(filters):
+            require_kind(f"filters[{number}]", text, str, 'a text "FIELD:VALUE"')
+        options = replace(self._options, filters=(*self._options.filters, *filters))
+        return Index(self.retriever, self._searcher.folder.name, options)
+
+    def append(
+        self,
+        passages: PathLike | Iterable[str | Passage],
+        encoding: EncodeOptions = EncodeOptions(),
+        progress: bool = True,
+    ) -> None:
+        """Encode more passages, as `jaxret encode --append` does, and search them too from now on.
+
+        Texts alone get the numbers after those of all passages that were ever encoded as their ids. The same passages
+        again change nothing.
+
+        Raises ValueError for an id that the corpus has already, and for an approximate index, which takes none.
+        """
+        require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
+        require_flag("progress", progress)
+        self._require_no_index()
+        folder = self._searcher.folder
+        if not isinstance(passages, str | os.PathLike):
+            encoded = int(open_encoded(folder, verify=False).firsts[-1])
+            passages = _written(folder, checked_passages(passages, encoded))
+        append_corpus(self.retriever.run, os.fspath(passages), folder, encoding, progress)
+        self.refresh()
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """Delete the passages with these ids, as `jaxret encode --delete` does; return how many there were.
+
+        Raises ValueError for an id that the corpus never had; then nothing is deleted.
+        """
+        self._require_no_index()
+        where = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
+        deleted, _ = delete_ids(self._searcher.folder, where)
+        self.refresh()
+        return deleted
+
+    def is_stale(self) -> bool:
+        """Return whether passages were appended, deleted or encoded again, by anybody, since this index was opened. A
+        search does not see them before `refresh`."""
+        return self._searcher.is_stale()
+
+    def refresh(self) -> bool:
+        """Open the corpus again if it changed; return whether it did. Searches of other threads go on meanwhile, with
+        the passages of before. Raises what `open` raises; the index is then as it was."""
+        if not self.is_stale():
+            return False
+        self._searcher = Searcher(self.retriever.run, self._searcher.folder, self._options, many=True)
+        return True
+
+    def rows(self, block: int = 1024) -> Iterator[tuple[list[str], Vectors]]:
+        """Yield the ids and vectors of at most `block` passages at a time, in the order of the corpus, from disk.
+
+        Vectors are those of `Retriever.encode_passages`, rounded as they are stored: float32 [n,V,D], or a list of
+        [V,D] where each passage has its own number.
+        """
+        if (block := whole_number("block", block)) < 1:
+            raise ValueError(f"block is {block}; it must be at least 1")
+        return self._rows(block)
+
+    def _rows(self, block: int) -> Iterator[tuple[list[str], Vectors]]:
+        shards = self._searcher.shards
+        for first, shard in shards:
+            for start in range(0, len(shard), block):
+                rows = np.arange(start, min(start + block, len(shard)))
+                ids = shards.ids(first + rows)
+                if shards.ragged:
+                    yield ids, [np.array(shard[row], np.float32) for row in rows]
+                elif shards.sparse:
+                    yield ids, shard.take(rows).stacked().astype(np.float32)
+                else:
+                    yield ids, np.array(shard[start : rows[-1] + 1], np.float32)
+
+    def _require_no_index(self) -> None:
+        if self._options.index:
+            raise ValueError(
+                f"the approximate index {self._options.index} has only the passages that it was built of: open the "
+                "corpus without it, change that, and build the index again"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the retriever, the name of the corpus and the options: not the vectors."""
+        return Index, (self.retriever, self._searcher.folder.name, self._options)
+
+    def __repr__(self) -> str:
+        return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.description})"
+
+
+def _written(folder: Path, passages: Iterable[Passage]) -> Path:
+    """Write the passages into a folder as a file in the format of BEIR's corpora, and return it. Its name is a digest
+    of its content: vectors that exist are never replaced."""
+    records = ({"_id": one.id, "title": one.title, "text": one.text} for one in passages)
+    data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    if not data:
+        raise ValueError("there is no passage to encode; give a list with some")
+    path = folder / f"passages-{sha256_bytes(data)[:16]}.jsonl"
+    if not path.exists():
+        with atomic_write(path, "wb") as file:
+            file.write(data)
+    return path

@@ -1,0 +1,193 @@
+"""An Index whose corpus is changed, by itself or by others: filters, appended and deleted passages, rows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxret
+from jaxret.api import Index, Retriever
+from jaxret.experiments.build_index import index_corpus
+from jaxret.index.encode import encode_corpus
+from jaxret.index.update import append_corpus, delete_passages
+from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import IndexOptions
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "one vector": {"head__token": "mean", "normalize": True},
+    "several vectors": {"head__name": "mlr", "head__mlr__chosen": (1, 3)},
+    "late interaction": {"head__name": "colbert", "head__colbert__late": True},
+}
+QUESTIONS = ["river stone music", "silver garden"]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Retriever]:
+    """Return a function that makes a run of a family in a folder."""
+    root = tmp_path_factory.mktemp("changes")
+    write_encoder(root / "encoder")
+    write_data(root / "data")
+
+    def opened(folder: Path, family: str = "one vector") -> Retriever:
+        untrained_run(folder, root / "encoder", root / "data", **FAMILIES[family])
+        return Retriever.open(folder)
+
+    return opened
+
+
+def texts(count: int, word: str) -> list[str]:
+    return [f"{word} number {number} of the river" for number in range(count)]
+
+
+def test_passages_come_and_go(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    """The result is that of an index of the same passages which was built at once."""
+    retriever = opened(tmp_path / "run")
+    index = Index.build(retriever, texts(6, "stone"), progress=False)
+    index.append(texts(3, "silver"), progress=False)
+    named = [jaxret.Passage("mine", "a silver garden", "Garden")]
+    index.append(named, progress=False)
+    assert len(index) == 10
+    assert index.delete(["2", "7"]) == 2
+    assert len(index) == 8
+    expected = [*enumerate(texts(6, "stone")), *enumerate(texts(3, "silver"), 6)]
+    passages = [jaxret.Passage(str(number), text) for number, text in expected if number not in (2, 7)] + named
+    whole = Index.build(retriever, passages, "whole", progress=False)
+    assert index.search(QUESTIONS, 20) == whole.search(QUESTIONS, 20)
+    with pytest.raises(
+        ValueError, match=r"ids\[1\]: 1 of 2 ids are of no passage in .*: 'nobody'.*nothing was deleted"
+    ):
+        index.delete(["1", "nobody"])
+    with pytest.raises(ValueError, match=r"passage 'mine' is in .* already"):
+        index.append([jaxret.Passage("mine", "another")], progress=False)
+    with pytest.raises(ValueError, match="there is no passage to encode"):
+        index.append([], progress=False)
+    assert len(index) == 8
+    index.append(["a new one"], progress=False)
+    assert list(index.rows())[-1][0] == ["10"], "numbers go on after deleted ones"
+    index.append(named, progress=False)  # appended before
+    assert len(index) == 9
+
+
+def test_what_others_change_is_seen_after_a_refresh(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    retriever = opened(tmp_path / "run")
+    index, run = Index.build(retriever, texts(6, "stone"), progress=False), retriever.run
+    before, folder = index.search(QUESTIONS, 9), tmp_path / "run" / "embeddings" / "passages"
+    assert not index.is_stale()
+    assert not index.refresh()
+    (tmp_path / "more.jsonl").write_text(json.dumps({"_id": "x", "text": "silver garden"}) + "\n")
+    append_corpus(run, tmp_path / "more.jsonl", folder, progress=False)
+    assert index.is_stale()
+    assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
+    assert index.refresh()
+    assert index.search(QUESTIONS, 9)[1][0].id == "x"
+    assert not index.is_stale()
+    (tmp_path / "ids.txt").write_text("x\n")
+    delete_passages(folder, tmp_path / "ids.txt")
+    assert index.is_stale()
+    assert index.refresh()
+    assert index.search(QUESTIONS, 9) == before
+    encode_corpus(run, folder / next(folder.glob("passages-*.jsonl")).name, "passages", progress=False)
+    assert not index.is_stale(), "the same command again changes nothing"
+    with pytest.raises(ValueError, match="has no passage to search: all were deleted"):
+        index.delete(str(number) for number in range(6))
+    assert index.is_stale()
+    assert index.search(QUESTIONS, 9, texts=False)
+
+
+def test_a_refresh_while_others_search(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    """Every result is that of a state of the corpus."""
+    index = Index.build(opened(tmp_path / "run"), texts(6, "stone"), progress=False)
+    allowed, done, errors = [index.search(QUESTIONS, 9)], threading.Event(), []
+    seen: list[Any] = []
+
+    def search() -> None:
+        try:
+            while not done.is_set():
+                seen.append(index.search(QUESTIONS, 9))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=search) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(2):
+        index.append([f"silver garden {number}"], progress=False)
+        allowed.append(index.search(QUESTIONS, 9))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(seen) > 1
+    assert all(hits in allowed for hits in seen)
+
+
+def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    rows = [
+        {"_id": f"p{n}", "text": f"river {n}", "metadata": {"colour": ["red", "blue"][n % 2], "size": n}}
+        for n in range(9)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index = Index.build(opened(tmp_path / "run"), path, progress=False)
+    red = index.filtered("colour:red")
+    assert len(red) == 5
+    every = index.search(QUESTIONS, 9)
+    assert red.search(QUESTIONS, 9) == [[hit for hit in hits if int(hit.id[1:]) % 2 == 0] for hits in every]
+    assert [ids for ids, _ in red.filtered("size:4", "size:8").rows()] == [["p4", "p8"]]
+    assert len(index) == 9
+    with pytest.raises(ValueError, match="no passage has that value; colour is 'red', 'blue'"):
+        index.filtered("colour:green")
+    with pytest.raises(ValueError, match="the fields are colour, size"):
+        index.filtered("weight:1")
+    red.append([jaxret.Passage("p9", "without a colour")], progress=False)
+    assert len(red) == 5
+    assert index.refresh()
+    assert len(index) == 10
+
+
+@pytest.mark.parametrize(
+    "family", ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in list(FAMILIES)[1:])]
+)
+def test_rows_are_ids_and_vectors(family: str, opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    """Of all parts, without deleted passages, in blocks."""
+    retriever = opened(tmp_path / "run", family)
+    data = [jaxret.Passage(f"p{n}", f"river {'stone ' * (n % 3)}{n}") for n in range(12)]
+    encoding = jaxret.EncodeOptions(shard_rows=5)
+    index = Index.build(retriever, data[:8], encoding=encoding, progress=False)
+    index.append(data[8:], progress=False)
+    index.delete(["p1", "p9"])
+    kept = [passage for passage in data if passage.id not in ("p1", "p9")]
+    vectors = list(retriever.encode_passages(kept))
+    for block in (1, 3, 1024):
+        ids, rows = list[str](), list[np.ndarray]()
+        for some, of_some in index.rows(block):
+            assert 1 <= len(some) == len(of_some) <= block
+            assert isinstance(of_some, list) == (family == "late interaction")
+            ids, rows = ids + some, rows + list(of_some)
+        assert ids == [passage.id for passage in kept]
+        assert all(one.dtype == np.float32 and one.shape == two.shape for one, two in zip(rows, vectors, strict=True))
+        for one, two in zip(rows, vectors, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_an_approximate_index_takes_no_changes(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    retriever = opened(tmp_path / "run")
+    exact = Index.build(retriever, texts(40, "stone"), progress=False)
+    index_corpus(Workdir(tmp_path / "run"), IndexOptions("IVF2,Flat", sample=20), progress=False)
+    index = Index.open(retriever, options=jaxret.SearchOptions(index="IVF2,Flat"))
+    for change in (lambda: index.append(["x"]), lambda: index.delete(["1"])):
+        with pytest.raises(ValueError, match="IVF2,Flat has only the passages that it was built of"):
+            change()
+    before = index.search(QUESTIONS, 3)
+    exact.append(["silver garden"], progress=False)
+    assert index.is_stale()
+    with pytest.raises(ValueError, match="is an index of other vectors"):
+        index.refresh()
+    assert index.search(QUESTIONS, 3) == before

@@ -1,0 +1,125 @@
+"""An Index as a server uses it: many threads, many searches, many openings."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxret.api import Hit, Index, Retriever, SearchOptions
+from jaxret.experiments.build_index import index_corpus
+from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import IndexOptions
+from tests.pipeline import untrained_run, words, write_data, write_encoder
+
+PASSAGES = 600
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a corpus whose passages have a colour, and two approximate indexes of it."""
+    folder = tmp_path_factory.mktemp("server")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    generator = np.random.default_rng(0)
+    rows = [
+        {"_id": f"p{n}", "text": words(generator, 12), "metadata": {"colour": ["red", "blue", "green"][n % 3]}}
+        for n in range(PASSAGES)
+    ]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
+    Index.build(Retriever.open(folder / "run"), folder / "corpus.jsonl", progress=False)
+    for factory in ("IVF16,Flat", "HNSW8"):
+        index_corpus(Workdir(folder / "run"), IndexOptions(factory, sample=20), progress=False)
+    return folder / "run"
+
+
+QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter market"]
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
+def test_threads_have_the_results_of_one(rounds: int, run: Path) -> None:
+    """32 threads, several k, filters, backends, exact and approximate: the parameters of a search travel with it."""
+    retriever = Retriever.open(run)
+    every = [SearchOptions(), SearchOptions(backend="xla")]
+    every += [SearchOptions(filters=("colour:red",)), SearchOptions(filters=("colour:red", "colour:blue"))]
+    every += [
+        SearchOptions(index=name, index_parameters=parameters)
+        for name, several in {"IVF16,Flat": ("nprobe=1", "nprobe=4,k_factor_rf=2"), "HNSW8": ("efSearch=16",)}.items()
+        for parameters in several
+    ]
+    indexes = [Index.open(retriever, options=options) for options in every]
+    calls = [
+        (index, questions, k)
+        for index in indexes
+        for k in (1, 10, 90, 500)
+        for questions in (QUESTIONS[:1], QUESTIONS[1:2], QUESTIONS)
+    ]
+    calls = [call for call in calls if call[2] <= len(call[0])]
+
+    def search(call: tuple[Index, list[str], int]) -> list[list[Hit]]:
+        index, questions, k = call
+        return index.search(questions, k)
+
+    alone = [search(call) for call in calls]
+    assert len({tuple(hit.id for hit in hits[0]) for hits in alone}) > 8, "control: other calls have other results"
+    order = [number for _ in range(rounds) for number in random.Random(0).sample(range(len(calls)), len(calls))]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(32) as threads:
+            together = list(threads.map(lambda number: search(calls[number]), order))
+    finally:
+        sys.setswitchinterval(interval)
+    wrong = [number for number, hits in zip(order, together, strict=True) if hits != alone[number]]
+    assert wrong == []
+
+
+def resources() -> tuple[int, int, int]:
+    """Return the open files, the threads, and the bytes in memory of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    threads = len(os.listdir("/proc/self/task"))
+    return len(os.listdir("/proc/self/fd")), threads, pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("searches", "openings"), [(60, 6), pytest.param(2000, 30, marks=pytest.mark.exhaustive)])
+def test_searches_and_openings_leave_nothing_behind(searches: int, openings: int, run: Path) -> None:
+    """Open files are as many as before; threads too, but for a few that libraries start late; memory grows by less than
+    two megabytes for each opening, and not with searches. A control keeps what it opens."""
+    every = [SearchOptions(), SearchOptions(index="IVF16,Flat")]
+    retriever = Retriever.open(run)
+    indexes = [Index.open(retriever, options=options) for options in every]
+
+    def search(count: int) -> None:
+        for number in range(count):
+            indexes[number % 2].search([QUESTIONS[number % 4]], [1, 10, 100][number % 3])
+
+    def open_again(count: int) -> None:
+        for number in range(count):
+            Index.open(Retriever.open(run), options=every[number % 2]).search(QUESTIONS[:1])
+
+    search(24)
+    open_again(4)
+    files, threads, memory = resources()
+    search(searches)
+    after = resources()
+    assert after[0] == files
+    assert after[1] <= threads + 4
+    assert after[2] - memory < 16 * 2**20
+    open_again(openings)
+    last = resources()
+    assert last[0] == files
+    assert last[1] <= threads + 4
+    assert last[2] - after[2] < 16 * 2**20 + openings * 2**21
+    kept = [Index.open(retriever, options=every[1]) for _ in range(2)]
+    assert resources()[0] > files, "control: an index that is kept has its files open"
+    assert len(kept) == 2
