@@ -40,6 +40,7 @@ ENCODERS: dict[str, Any] = {
     "t5": tiny.T5,
     "xlm_roberta": tiny.XLM_ROBERTA,
     "modernbert": tiny.MODERNBERT,
+    "llama": tiny.LLAMA,
 }
 VECTORS = {"mlr": 3, "me_bert": 3, "mvr": 3, "colbert": None, "late_interaction": None}  # without pooling; else 1
 # What adds the same to every score of a softmax: biases of keys, and of all passages' vectors alike.
@@ -64,8 +65,10 @@ ERRORS = {
 
 def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
-    if encoder == "t5" and family == "i3":
+    if encoder in ("t5", "llama") and family == "i3":
         return r"head.token is 'mean'; the interactor's output is read at \[CLS\]"
+    if encoder == "llama" and family in ("me_bert", "mvr", "aggretriever", "splade"):
+        return r"which llama cannot have"
     if encoder == "t5" and family in ("mvr", "aggretriever", "splade"):
         return r"which t5 cannot have"
     if encoder == "modernbert" and family == "i3":
@@ -79,7 +82,7 @@ MEANINGFUL = [case for case in CASES if message(*case) is None]
 
 def overrides(family: str, pooling: str, encoder: str, tied: bool = True) -> dict[str, Any]:
     keys = FAMILIES[family] | {"pooling": pooling, "encoder.tied": tied}
-    if encoder == "t5":
+    if encoder in ("t5", "llama"):
         keys["head.token"] = "mean"
     if pooling == "self_contrastive":
         keys["loss.local_weight"] = 0.1
@@ -172,7 +175,7 @@ def train_encode_search(family: str, pooling: str, encoder: str, tied: bool) -> 
         hits = InvertedLists(SparseBlocks([passages])).search(queries, 10)
     elif expected is None:
         assert isinstance(passages, Ragged)
-        extra = int(encoder == "t5" and family == "colbert")  # the mean comes first
+        extra = int(encoder in ("t5", "llama") and family == "colbert")  # the mean comes first
         np.testing.assert_array_equal(passages.lengths, texts.lengths + extra)
         hits = search(queries, [passages], 10, select_backend(lists=True))
     else:

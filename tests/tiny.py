@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from jaxret.configs import base
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.decoder import DecoderConfig
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
@@ -53,6 +54,19 @@ MODERNBERT = ModernBertConfig(
     max_positions=16,
     global_every=2,
     local_window=4,
+)
+LLAMA = DecoderConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=3,
+    num_kv_heads=1,
+    head_size=8,
+    intermediate_size=24,
+    max_positions=16,
+)
+GEMMA = dataclasses.replace(
+    LLAMA, hidden_act="gelu_new", local_theta=100.0, window=4, global_every=2, query_scalar=64, model_type="gemma3_text"
 )
 # The families, as overrides of the base config. The loss is tempered: scores of random vectors are far apart.
 DUAL_ENCODER: dict[str, Any] = {"loss.temperature": 4.0}

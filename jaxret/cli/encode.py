@@ -1,8 +1,7 @@
 """Encodes a corpus:
 
 jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
-jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which), cut
-                                                            as its own
+jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
 jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
 Run the same command again to continue an interrupted job, and as often as you like at the same time, on any hosts that
@@ -37,7 +36,7 @@ _OPTIONS = OptionFlags(EncodeOptions)
 
 def main() -> None:
     from jaxret.index.encode import encode_corpus
-    from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
+    from jaxret.index.update import append_corpus, delete_passages
     from jaxret.models.encoders.fused import describe_attention
     from jaxret.parallel import processes
     from jaxret.parallel.memory import keep_freed_memory
@@ -58,13 +57,10 @@ def main() -> None:
     keep_freed_memory()
     processes.initialize_distributed(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
     processes.require_platform(_PLATFORM.value, "--platform")
-    length = _PASSAGE_LENGTH.value
-    if _APPEND.value and length is None:
-        length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
     run = open_run(
         _WORKDIR.value,
         _CHECKPOINT.value,
-        passage_length=length,
+        passage_length=_PASSAGE_LENGTH.value,
         tokens_per_batch=_TOKENS_PER_BATCH.value,
         attention=_ATTENTION.value,
     )

@@ -53,16 +53,18 @@ def get_config() -> ConfigDict:
     c.encoder = ConfigDict()
     c.encoder.checkpoint = "bert-base-uncased"
     c.encoder.download = False  # True: fetch a hub name that is not in the cache; the only use of the network
-    c.encoder.sha256 = ""  # of model.safetensors; verified if given
+    c.encoder.sha256 = ""  # of model.safetensors (of parts: of their lines of sha256sum); verified if given
     # Name prefixes of tensors that may stay unused: poolers, classifiers, MLM heads, T5's and the pre-trainers'
     # decoders. Anything else in the file that the encoder does not need is an error.
     c.encoder.ignore = ("pooler", "classifier", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
     c.encoder.tied = False  # True: one encoder for queries and passages
     c.encoder.layers = 0  # use only the first layers; 0: all
+    # Language models: causal (a token sees itself and those before it) or bidirectional; "": as the checkpoint says.
+    c.encoder.direction = ""
     # Of the operands of products, float32 or bfloat16; parameters, sums, norms and hidden states are always float32.
     # The papers' configs in this folder, which are for accelerators, use bfloat16.
     c.encoder.dtype = "float32"
-    # T5 and ModernBERT: apply the final norm to every layer above the embeddings, so that layers can be compared.
+    # T5, ModernBERT and language models: apply the final norm to every layer above the embeddings, so that layers can be compared.
     # False: no norm, as in transformers and in MLR's T5 runs (configs/t5.py). Layers of BERT end with a norm of their
     # own.
     c.encoder.normalize_intermediate = True
@@ -331,8 +333,8 @@ def get_config() -> ConfigDict:
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384
-    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: the work that a killed job loses. On a CPU
-    # also no more than a minute's work at 50 GFLOP/s, by the sizes of the encoder. The same on every such machine.
+    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: the work that a killed job loses. The same
+    # on every machine.
     c.encode.shard_rows = 8192
     c.encode.shard_mb = 64
     c.encode.words = 0  # splade: words of a passage to store at most, the heaviest ones; 0: all that have a weight

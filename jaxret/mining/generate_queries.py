@@ -20,8 +20,8 @@ from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.mining.generation_outputs import OUTPUTS, GeneratedQueries
+from jaxret.models.encoders.weight_files import weight_files
 from jaxret.models.generation.decoding_options import DecodingOptions
-from jaxret.models.generation.generator_weights import weight_files
 from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.query_generator import QueryGenerator, open_query_generator

@@ -26,6 +26,7 @@ from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
+DIRECTIONS = {"causal": True, "bidirectional": False}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -217,6 +218,12 @@ def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
         if "attention_dropout" not in names:
             raise ValueError(f"encoder.attention_dropout is {rate}; {directory} has one dropout for everything: use -1")
         options["attention_dropout"] = rate
+    if direction := config.encoder.direction:
+        options["causal"] = choose_option(DIRECTIONS, "encoder.direction", direction)
+        if "causal" not in names:
+            raise ValueError(
+                f"encoder.direction is {direction!r}; the tokens of {directory} see each other both ways: use ''"
+            )
     return replace(shapes, **{name: value for name, value in options.items() if name in names})
 
 

@@ -17,8 +17,8 @@ from jaxret.models.encoders.pretrained import (
     load_pretrained,
     resolve_encoder,
     stores_mlm_head,
-    weights_digest,
 )
+from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.models.model import Model
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings

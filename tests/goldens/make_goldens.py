@@ -144,6 +144,28 @@ def modernbert_config() -> Any:
     )
 
 
+# Heads of another size than the hidden size divides into, three of which share a key; windows that twelve tokens leave.
+DECODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 30,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 36,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
 def write_model(model: Any, directory: Path, generator: torch.Generator, spell_pad: bool = False) -> None:
     """The model as save_pretrained writes it, and hidden_states.npz: ids, mask, states [L+1,B,T,H] (and logits).
     `spell_pad` puts padding's id into a text, as a real token."""
@@ -272,7 +294,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the order of a sum, and so its last digit, depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(10)]  # one each: files do not depend on others
+    generators = [torch.Generator().manual_seed(seed) for seed in range(15)]  # one each: files do not depend on others
 
     write_model(transformers.BertModel(bert_config(layers=3)), out / "tiny_bert", generators[0])
     distilbert = transformers.DistilBertConfig(
@@ -295,6 +317,18 @@ def main() -> None:
     )
     xlm_roberta_mlm = transformers.XLMRobertaForMaskedLM(xlm_roberta)
     write_model(xlm_roberta_mlm, out / "tiny_xlm_roberta", generators[9], spell_pad=True)
+    llama = transformers.LlamaConfig(**DECODER, rope_parameters=LLAMA3, tie_word_embeddings=False)
+    write_model(transformers.LlamaForCausalLM(llama), out / "tiny_llama", generators[10])
+    mistral = transformers.MistralConfig(**DECODER, sliding_window=4)
+    write_model(transformers.MistralModel(mistral), out / "tiny_mistral", generators[11])
+    qwen3 = transformers.Qwen3Config(**DECODER, use_sliding_window=True, sliding_window=4, max_window_layers=2)
+    write_model(transformers.Qwen3Model(qwen3), out / "tiny_qwen3", generators[12])
+    gemma: dict[str, Any] = DECODER | {"sliding_window": 6, "query_pre_attn_scalar": 7}
+    gemma |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+    gemma3 = transformers.Gemma3TextConfig(**gemma)
+    write_model(transformers.Gemma3ForCausalLM(gemma3), out / "tiny_gemma3", generators[13])
+    embeddinggemma = transformers.Gemma3TextConfig(**gemma, use_bidirectional_attention=True)
+    write_model(transformers.Gemma3TextModel(embeddinggemma), out / "tiny_embeddinggemma", generators[14])
     write_minilm(out / "minilm")
     write_tokens(out / "minilm")
     write_adamw(out / "adamw.npz", generators[3])

@@ -32,7 +32,11 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 FOLDERS = {
     "bert": "tiny_bert",
     "distilbert": "tiny_distilbert",
+    "gemma3_text": "tiny_gemma3",
+    "llama": "tiny_llama",
+    "mistral": "tiny_mistral",
     "modernbert": "tiny_modernbert",
+    "qwen3": "tiny_qwen3",
     "roberta": "tiny_roberta",
     "t5": "tiny_t5",
     "xlm-roberta": "tiny_xlm_roberta",
@@ -197,7 +201,7 @@ def test_every_encoder_keeps_the_protocol(kind: str) -> None:
             encode(config, params, tokens, prefix=slots)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind != "t5"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "roberta", "xlm-roberta"])
 def test_leading_slots_stand_at_the_first_position(kind: str) -> None:
     config, params, tokens = loaded(kind)
     tokens = jax.tree.map(lambda x: x[:1], tokens)  # the full row
@@ -254,7 +258,7 @@ def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
         np.testing.assert_allclose(states[:layers], expected[:layers], atol=1e-5 * scale)  # the last one is normed
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["modernbert", "xlm-roberta", "gemma3_text"])
 def test_gradients_on_eight_devices(kind: str) -> None:
     """Of every parameter, finite and not zero (but of what softmax ignores, and rows that no token reads), and the same
     as on one device."""
@@ -407,6 +411,18 @@ def test_a_mask_for_each_query() -> None:
     own = attend(query, key, value, jnp.broadcast_to(jnp.eye(3, 5, dtype=bool), (2, 3, 5)), lambda x: x)
     np.testing.assert_allclose(own, value[:, :3].reshape(2, 3, 8), atol=1e-6)
     assert np.isfinite(attend(query, key, value, jnp.zeros((2, 3, 5), bool), lambda x: x)).all()
+
+
+def test_heads_that_share_keys_are_as_if_these_were_copied() -> None:
+    random = np.random.default_rng(0)
+    query = jnp.asarray(random.normal(size=(2, 3, 6, 4)), jnp.float32)
+    key, value = (jnp.asarray(random.normal(size=(2, 5, 2, 4)), jnp.float32) for _ in range(2))
+    mask = jnp.asarray(random.random((2, 3, 5)) < 0.7).at[..., 0].set(True)
+    copies = (jnp.repeat(x, 3, axis=2) for x in (key, value))
+    expected = attend(query, next(copies), next(copies), mask, lambda x: x)
+    np.testing.assert_allclose(attend(query, key, value, mask, lambda x: x), expected, atol=1e-6)
+    wrong = (jnp.tile(x, (1, 1, 3, 1)) for x in (key, value))
+    assert np.abs(attend(query, next(wrong), next(wrong), mask, lambda x: x) - expected).max() > 0.1, "control"
 
 
 def test_rotary_products_depend_on_the_distance_alone() -> None:

@@ -41,6 +41,9 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mvr_modernbert": (FAMILIES["mvr"], tiny.MODERNBERT),
     "aggretriever_modernbert": (FAMILIES["aggretriever"], tiny.MODERNBERT),
     "late_interaction_modernbert": (FAMILIES["late_interaction"], tiny.MODERNBERT),
+    "dual_encoder_llama": (tiny.DUAL_ENCODER | MEAN, tiny.LLAMA),
+    "mlr_gemma": (tiny.SELF_CONTRASTIVE | MEAN, tiny.GEMMA),
+    "late_interaction_llama": (FAMILIES["late_interaction"], tiny.LLAMA),
     "mlr_roberta": (tiny.SELF_CONTRASTIVE, tiny.XLM_ROBERTA),
     "mvr_roberta": (FAMILIES["mvr"], tiny.XLM_ROBERTA),
     "i3_roberta": (FAMILIES["i3"], tiny.XLM_ROBERTA),
@@ -48,6 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mvr_dropout": (FAMILIES["mvr"], tiny.BERT),
     "i3_dropout": (FAMILIES["i3"], tiny.BERT),
     "mlr_t5_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.T5, dropout=0.1)),
+    "mlr_gemma_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.GEMMA, attention_dropout=0.1)),
     "mvr_modernbert_dropout": (FAMILIES["mvr"], MODERNBERT_DROPPING),
 }
 SHORT = ("mlr",)

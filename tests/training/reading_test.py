@@ -128,6 +128,7 @@ ENCODERS: dict[str, Any] = {
     "bert": tiny.BERT,
     "t5": dataclasses.replace(tiny.T5, dropout=0.1),
     "modernbert": tiny.MODERNBERT,
+    "gemma": dataclasses.replace(tiny.GEMMA, attention_dropout=0.1),
 }
 
 

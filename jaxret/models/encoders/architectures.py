@@ -11,17 +11,22 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxret.models.encoders import bert, distilbert, modernbert, roberta, t5, xlm_roberta
+from jaxret.models.encoders import bert, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
-from jaxret.storage.foreign_files import read_settings, tensor_shapes
+from jaxret.models.encoders.weight_files import has_weights, weight_shapes
+from jaxret.storage.foreign_files import read_settings
 from jaxret.types import Tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": bert.ARCHITECTURE,
     "distilbert": distilbert.ARCHITECTURE,
+    "gemma3_text": gemma3.GEMMA3,
+    "llama": llama.LLAMA,
+    "mistral": llama.MISTRAL,
     "modernbert": modernbert.ARCHITECTURE,
+    "qwen3": llama.QWEN3,
     "roberta": roberta.ARCHITECTURE,
     "t5": t5.ARCHITECTURE,
     "xlm-roberta": xlm_roberta.ARCHITECTURE,
@@ -32,7 +37,7 @@ _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias
 def read_config(directory: str | Path) -> EncoderConfig:
     """Return the encoder's config of a directory's config.json. Raises ValueError with the key for an architecture or
     an option that is not implemented, and for invalid values."""
-    path, weights = Path(directory) / "config.json", Path(directory) / "model.safetensors"
+    path = Path(directory) / "config.json"
     raw = read_settings(path)
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a JSON object is needed, found {type(raw).__name__}")
@@ -44,8 +49,8 @@ def read_config(directory: str | Path) -> EncoderConfig:
         config = architecture.read(raw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if weights.is_file():
-        require_stored_sizes(config, architecture, path, tensor_shapes(weights))
+    if has_weights(Path(directory)):
+        require_stored_sizes(config, architecture, path, weight_shapes(directory))
     return config
 
 

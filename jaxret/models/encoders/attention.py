@@ -55,8 +55,8 @@ def split_heads(flat: Float[jax.Array, "B T W"], heads: int) -> Float[jax.Array,
 
 def attend(
     query: Float[jax.Array, "B Q heads width"],
-    key: Float[jax.Array, "B T heads width"],
-    value: Float[jax.Array, "B T heads width"],
+    key: Float[jax.Array, "B T kv_heads width"],
+    value: Float[jax.Array, "B T kv_heads width"],
     mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
     drop: Dropout | Callable[[jax.Array], jax.Array],
     bias: Float[jax.Array, "heads Q T"] | None = None,
@@ -68,7 +68,7 @@ def attend(
 
     Args:
       query: scaled by the caller, if the architecture does (T5 does not).
-      key, value: of the tokens to attend to.
+      key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
       mask: keys to attend to, the same for all queries or one mask for each.
       drop: dropout of the attention weights.
       bias: added to the scores.
@@ -89,11 +89,20 @@ def attend(
 def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) -> Float[jax.Array, "B Q heads width"]:
     dtype = query.dtype
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B,heads,T,width], as products want it
-    scores = product("bhqw,bhkw->bhqk", query, key, dtype, jnp.float32)
+    if query.shape[1] == key.shape[1]:
+        scores = product("bhqw,bhkw->bhqk", query, key, dtype, jnp.float32)
+    else:  # heads that share a key are an axis of their own, so that no key is copied
+        shared = query.reshape(len(query), key.shape[1], -1, *query.shape[2:])
+        scores = product("bhgqw,bhkw->bhgqk", shared, key, dtype, jnp.float32)
+        scores = scores.reshape(*query.shape[:3], key.shape[2])
     scores = scores if bias is None else scores + bias
     mask = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
-    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED_LOGIT), axis=-1)
-    return jnp.swapaxes(product("bhqk,bhkw->bhqw", drop(weights), value, dtype, dtype), 1, 2)
+    weights = drop(jax.nn.softmax(jnp.where(mask, scores, MASKED_LOGIT), axis=-1))
+    if query.shape[1] == key.shape[1]:
+        return jnp.swapaxes(product("bhqk,bhkw->bhqw", weights, value, dtype, dtype), 1, 2)
+    weights = weights.reshape(len(query), key.shape[1], -1, *weights.shape[2:])
+    mixed = product("bhgqk,bhkw->bhgqw", weights, value, dtype, dtype)
+    return jnp.swapaxes(mixed.reshape(query.shape), 1, 2)
 
 
 def rotate(

@@ -127,15 +127,16 @@ def scaled_norm(
 
 
 class ScaledNorm(nn.Module):
-    """`scaled_norm` with a learned scale."""
+    """`scaled_norm` with a learned scale, or with the sum of it and `offset`."""
 
     eps: float
     centred: bool = False
+    offset: float = 0.0
 
     @nn.compact
     def __call__(self, hidden: Float[jax.Array, "*batch H"]) -> Float[jax.Array, "*batch H"]:
-        scale = self.param("scale", nn.initializers.ones, (hidden.shape[-1],))
-        return scaled_norm(hidden, scale, self.eps, self.centred)
+        scale = self.param("scale", nn.initializers.constant(1.0 - self.offset), (hidden.shape[-1],))
+        return scaled_norm(hidden, self.offset + scale if self.offset else scale, self.eps, self.centred)
 
 
 class Dropout(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.sentence_transformers import encoder_folder
-from jaxret.storage.atomic import atomic_write, sha256_file, write_json
-from jaxret.storage.foreign_files import open_tensors
+from jaxret.models.encoders.weight_files import conversion_command, has_weights, open_weights, weight_files
+from jaxret.storage.atomic import atomic_write, write_json
 
 Params = dict[str, Any]
 
@@ -57,7 +56,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
     """
     directory = encoder_folder(find_model(name, download))
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
-        if not (directory / file).is_file():
+        if not (has_weights(directory) if file == "model.safetensors" else (directory / file).is_file()):
             files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
             if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
@@ -81,23 +80,12 @@ def model_files(name: str) -> list[Path]:
     return sorted(path for path in Path(name).rglob("*") if path.suffix in (".json", ".safetensors", ".txt", ".model"))
 
 
-def conversion_command(directory: Path) -> str:
-    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
-    does not; `weights_only` keeps the pickle from running code."""
-    folder = str(directory)
-    code = (
-        f"import torch, safetensors.torch as s; d = {folder!r}; "
-        "w = torch.load(d + '/pytorch_model.bin', map_location='cpu', weights_only=True); "
-        "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, d + '/model.safetensors', {'format': 'pt'})"
-    )
-    return f"python -c {shlex.quote(code)}"
-
-
 def _from_hub(name: str, download: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    files = ["config.json", "model.safetensors", *TOKENIZER_FILES, "sentence_*_config.json"]
+    weights = ["model*.safetensors", "model.safetensors.index.json"]
+    files = ["config.json", *weights, *TOKENIZER_FILES, "sentence_*_config.json"]
     modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json", "1_Dense/config.json"]
     modules.append("1_Dense/model.safetensors")
     patterns = [*files, *modules, *(f"0_Transformer/{name}" for name in files)]
@@ -140,15 +128,14 @@ def load_pretrained(
     whole = read_config(directory)
     config = config or whole
     architecture = ARCHITECTURES[config.model_type]
-    weights = directory / "model.safetensors"
     tensors = stored_tensors(config)
     draws_head = _has_mlm_head(config) and not stores_mlm_head(directory)
     if draws_head:
         tensors = {path: stored for path, stored in tensors.items() if not path.startswith("mlm_head/")}
-    with open_tensors(weights) as file:
+    with open_weights(directory) as weights:
         stored: dict[str, str] = {}
         problems: list[str] = []
-        for name in file.keys():  # noqa: SIM118 (not a dict)
+        for name in weights.files:
             twin = stored.setdefault(canonical(name, architecture.prefix), name)
             if twin != name:
                 problems.append(f"duplicate {twin} and {name}")
@@ -156,29 +143,29 @@ def load_pretrained(
         problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
         deeper = {name for tensor in stored_tensors(whole).values() for name in tensor.names}
         allowed = (*architecture.buffers, *ignore)
-        unused = [name for name in stored.keys() - needed - deeper if not name.startswith(allowed)]
+        unused = [
+            name
+            for name in stored.keys() - needed - deeper
+            if not (name.startswith(allowed) or name.endswith(architecture.buffer_endings))
+        ]
         problems += [f"unused {name}" for name in sorted(unused)]
         for names, expected, _ in tensors.values():
             for name in set(names) & stored.keys():
-                shape = tuple(file.get_slice(stored[name]).get_shape())
-                if shape != expected:
+                if (shape := weights.shape(stored[name])) != expected:
                     problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
         output = stored.get(architecture.mlm_output)
         if "mlm_head/bias" in tensors and output and not problems:
             words = stored[tensors["embeddings/word/embedding"].names[0]]
-            if not np.array_equal(file.get_tensor(output), file.get_tensor(words)):
+            if not np.array_equal(weights.array(output), weights.array(words)):
                 problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
             raise ValueError(
-                f"{weights} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
+                f"{weights.path} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
                 f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
             )
         flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}
         for path, (names, _, stacked) in tensors.items():
-            arrays = [np.asarray(file.get_tensor(stored[name]), np.float32) for name in names]
-            for name, array in zip(names, arrays, strict=True):
-                if not np.isfinite(array).all():
-                    raise ValueError(f"{weights}: {stored[name]} holds NaN or infinity; all weights must be finite")
+            arrays = [weights.array(stored[name]) for name in names]
             if path.endswith("kernel"):
                 arrays = [array.T for array in arrays]
             flat[path] = np.stack(arrays) if stacked else arrays[0]
@@ -192,8 +179,7 @@ def stores_mlm_head(directory: str | Path) -> bool:
         return False
     tensors = stored_tensors(replace(config, mlm_head=True))
     head = {tensor.names[0] for path, tensor in tensors.items() if path.startswith("mlm_head/")}
-    with open_tensors(Path(directory) / "model.safetensors") as file:
-        return bool(head & {canonical(name, "") for name in file.keys()})  # noqa: SIM118
+    return bool(head & {canonical(name, "") for name in weight_files(directory)})
 
 
 def draw_mlm_head(config: Any, seed: int) -> dict[str, np.ndarray]:
@@ -246,23 +232,9 @@ def read_pooler(directory: str | Path) -> dict[str, np.ndarray]:
     No vector is computed with them. They go from the original directory into exports, because transformers' class
     would otherwise report them as missing.
     """
-    weights = Path(directory) / "model.safetensors"
-    if not weights.is_file():
+    if not has_weights(Path(directory)):
         return {}
     prefix = ARCHITECTURES[read_config(directory).model_type].prefix
-    with open_tensors(weights) as file:
-        names = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return {
-            short: np.asarray(file.get_tensor(name), np.float32)
-            for short, name in names.items()
-            if short.startswith("pooler.")
-        }
-
-
-def weights_digest(directory: str | Path, expected: str = "") -> str:
-    """Return the hex SHA-256 of model.safetensors. Raises ValueError if another one is expected."""
-    path = Path(directory) / "model.safetensors"
-    digest = sha256_file(path)
-    if expected and digest != expected:
-        raise ValueError(f"{path} has sha256 {digest}, encoder.sha256 asks for {expected}: not the expected weights")
-    return digest
+    with open_weights(directory) as weights:
+        names = {canonical(name, prefix): name for name in weights.files}
+        return {short: weights.array(name) for short, name in names.items() if short.startswith("pooler.")}

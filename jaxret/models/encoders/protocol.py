@@ -17,6 +17,7 @@ from jaxret.types import HiddenStates, Tokens
 ABILITIES = (
     "fused_attention",  # scores are products alone, and only padding is masked
     "cls",  # the first token is [CLS], whose state stands for the text
+    "leading_tokens",  # the states of the first tokens have seen the text after them
     "prefix_tokens",  # `prefix` may replace the first token
     "mlm_head",  # there may be a pre-trained head of masked language modelling
     "positioned_masks",  # `embed` exists, and gives several [MASK]s different embeddings, by their positions

@@ -100,7 +100,9 @@ class Architecture:
         _nothing  # config -> (field, requirement) of values that conflict
     )
     extra: Mapping[str, Any] = field(default_factory=dict)  # more keys that transformers needs in config.json
-    buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are no weights
+    buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are no weights of the encoder
+    buffer_endings: tuple[str, ...] = ()  # and endings
+    spell: Callable[[dict[str, Any]], dict[str, Any]] = dict  # undoes `translate`
     mlm_head: Callable[..., Any] | None = None  # makes the MLM head of (config, compute)
     mlm_class: str = ""  # transformers' class with the MLM head
     mlm_output: str = ""  # where the MLM head's output matrix may be stored, although it is the word table
@@ -140,4 +142,4 @@ class Architecture:
         for ours, key in self.keys.items():
             value = getattr(config, ours)
             raw[key.name] = value - key.offset if key.offset else value
-        return raw
+        return self.spell(raw)

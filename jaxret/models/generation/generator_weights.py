@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from safetensors.numpy import save
 
 from jaxret.models.encoders import t5
 from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors
-from jaxret.models.encoders.pretrained import Params, conversion_command
+from jaxret.models.encoders.pretrained import Params
+from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.storage.atomic import atomic_write, write_json
-from jaxret.storage.foreign_files import open_tensors, read_settings
+from jaxret.storage.foreign_files import read_settings
 from jaxret.types import Tokens
 
 WORDS, OUTPUT = "shared.weight", "lm_head.weight"
@@ -44,35 +44,6 @@ NAMES = {
     "layers/gate": f"{_BLOCK}2.DenseReluDense.wi_1",
     "layers/narrow": f"{_BLOCK}2.DenseReluDense.wo",
 }
-
-
-def weight_files(directory: str | Path) -> dict[str, Path]:
-    """Return {tensor name: its file}, of model.safetensors or of the parts that model.safetensors.index.json lists.
-
-    Raises:
-      FileNotFoundError: there is neither, or a part is missing.
-      ValueError: the index is damaged.
-    """
-    directory = Path(directory)
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file():
-        with open_tensors(whole) as file:
-            return dict.fromkeys(file.keys(), whole)
-    if not index.is_file():
-        remedy = "a Hugging Face directory with safetensors is needed"
-        if (directory / "pytorch_model.bin").is_file():
-            remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
-                conversion_command(directory)
-            )
-        raise FileNotFoundError(f"{directory} has neither {whole.name} nor {index.name}; {remedy}")
-    content = read_settings(index)
-    parts = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-        raise ValueError(f"{index}: the key 'weight_map' must name a file for each tensor")
-    for part in sorted(set(parts.values())):
-        if Path(part).name != part or not (directory / part).is_file():
-            raise FileNotFoundError(f"{index} names {part}, which is not a file in {directory}; download it again")
-    return {name: directory / part for name, part in parts.items()}
 
 
 def read_generator_config(directory: str | Path, own_output: bool) -> GeneratorConfig:
@@ -138,20 +109,12 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{directory} has no config.json; a Hugging Face directory is needed")
-    files = weight_files(directory)
-    with ExitStack() as stack:
-        opened = {path: stack.enter_context(open_tensors(path)) for path in sorted(set(files.values()))}
-
-        def tensor(name: str) -> np.ndarray:
-            array = np.asarray(opened[files[name]].get_tensor(name), np.float32)
-            if not np.isfinite(array).all():
-                raise ValueError(f"{files[name]}: {name} holds NaN or infinity; all weights must be finite")
-            return array
-
+    with open_weights(directory) as weights:
+        files, tensor = weights.files, weights.array
         copies = [name for name in (*COPIES, OUTPUT) if name in files and WORDS in files]
         other = {name for name in copies if not np.array_equal(tensor(name), tensor(WORDS))}
         config = read_generator_config(directory, own_output=OUTPUT in other)
-        shapes = {name: opened[file].get_slice(name).get_shape() for name, file in files.items()}
+        shapes = {name: weights.shape(name) for name in files}
         for part in (config.encoder, config.decoder):
             require_stored_sizes(part, t5.ARCHITECTURE, directory / "config.json", shapes)
         tensors = generator_tensors(config)
@@ -161,9 +124,8 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
         problems += [f"{name} differs from {WORDS}" for name in sorted(other - {OUTPUT})]
         for stored in tensors.values():
             for name in set(stored.names) & files.keys():
-                shape = tuple(opened[files[name]].get_slice(name).get_shape())
-                if shape != stored.shape:
-                    problems.append(f"{name} has shape {shape}, config.json asks for {stored.shape}")
+                if shapes[name] != stored.shape:
+                    problems.append(f"{name} has shape {shapes[name]}, config.json asks for {stored.shape}")
         if problems:
             raise ValueError(f"{directory}: the weights do not fit config.json: {'; '.join(problems)}")
         flat = {}

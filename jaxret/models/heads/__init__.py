@@ -51,7 +51,9 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
     for need in head.needs():
         assert need in ABILITIES, need
         if need in shapes.lacks:
-            advice = "; set head.token='mean'" if head.needs() == ("cls",) else ""
+            advice = (
+                "; set head.token='mean'" if set(head.needs()) <= {"cls", "leading_tokens"} and need == "cls" else ""
+            )
             raise ValueError(
                 f"head.name is {name!r}, which {shapes.model_type} cannot have: {shapes.lacks[need]}{advice}"
             )

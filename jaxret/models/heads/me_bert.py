@@ -22,6 +22,9 @@ class MeBertHead(VectorHead):
         """Return whether the mean over tokens is a passage's first vector."""
         return self.token == "mean" and self.mean_vector
 
+    def needs(self) -> tuple[str, ...]:
+        return "leading_tokens", *super().needs()
+
     def vectors_per_passage(self) -> int:
         return self.count
 

@@ -1,0 +1,284 @@
+"""Language models in Linen with every hidden state exposed: Llama, Mistral, Qwen3 (files in llama.py), Gemma 3
+(gemma3.py).
+
+They are decoders: a token attends to itself and to those before it, unless `causal` is off. Rotary positions, groups of
+heads that share keys and values, RMS norms before each block, a gated feed-forward network. Qwen3 and Gemma norm
+queries and keys; Gemma also norms the result of each block, scales embeddings, and has windows in most layers.
+
+As in transformers, state 0 is the embedding output, states 1 to L-1 are the raw residual stream after each layer, and
+state L has the final norm. `normalize_intermediate` gives every layer's output the final norm instead, so that layers
+can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxret.models.encoders.attention import ACTIVATIONS, attend, require_length, rotate, split_heads
+from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, scaled_norm
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.models.encoders.selection import Selection
+from jaxret.models.encoders.stack import Stack
+from jaxret.types import HiddenStates, Tokens
+
+LACKS = {
+    "cls": "a language model has no [CLS]",
+    "fused_attention": "a language model's tokens do not see each other both ways, or share keys between heads",
+    "prefix_tokens": "a language model has no [CLS] to replace",
+    "mlm_head": "a language model has no head of masked language modelling",
+    "positioned_masks": "a language model has no [MASK], and its embeddings hold no positions",
+}
+CAUSAL_LACKS = {"leading_tokens": "its first tokens do not see the text after them (encoder.direction)"}
+Number = int | float  # config.json has both
+GATES = ACTIVATIONS | {"silu": jax.nn.silu}
+FAR = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shapes and constants of a language model. `head_size` x `num_heads` need not be `hidden_size`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int  # each serves num_heads / num_kv_heads query heads
+    head_size: int
+    intermediate_size: int
+    max_positions: int
+    hidden_act: str = "silu"
+    norm_eps: Number = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    theta: Number = 10_000.0
+    local_theta: Number = 0.0  # of layers with a window; 0: theta
+    rope_type: str = "default"  # default, linear or llama3: scaling of theta's rates
+    rope_factor: Number = 1.0
+    rope_low: Number = 1.0  # llama3: wavelengths above rope_original / rope_low are scaled, ...
+    rope_high: Number = 4.0  # ... those below rope_original / rope_high are not
+    rope_original: int = 8192
+    window: int = 0  # tokens that a token attends to in layers with a window; 0: there are none
+    first_window: int = 0  # the first layer with a window
+    global_every: int = 0  # every n-th layer has no window; 0: all from first_window on have one
+    query_scalar: Number = 0.0  # scores are divided by its square root; 0: by that of head_size
+    causal: bool = True
+    attention_dropout: Number = 0.0
+    initializer_range: Number = 0.02
+    normalize_intermediate: bool = False
+    model_type: str = "llama"
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a text may have: no table ends there, but longer texts were not trained on."""
+        return self.max_positions
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        return LACKS | CAUSAL_LACKS if self.causal else LACKS
+
+    @property
+    def gemma(self) -> bool:
+        """Whether norms multiply by 1 + weight and follow blocks, too, embeddings are multiplied by the square root of
+        the hidden size, and half of a window lies on each side where attention has both directions."""
+        return self.model_type.startswith("gemma")
+
+    @property
+    def norms_queries(self) -> bool:
+        """Whether each head's queries and keys are normed before their rotation."""
+        return self.gemma or self.model_type == "qwen3"
+
+    @property
+    def norm_offset(self) -> float:
+        return 1.0 if self.gemma else 0.0
+
+
+class DecoderAttention(nn.Module):
+    """Attention of a sequence to itself with rotary positions; groups of query heads share a head of keys and
+    values."""
+
+    config: DecoderConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[jax.Array, "B T H"],
+        mask: Bool[jax.Array, "B T T"],
+        positions: Int[jax.Array, "*rows T"],
+        rates: Float[jax.Array, " half"],
+        layout: TokenLayout,
+    ) -> Float[jax.Array, "B T H"]:
+        """Return the attention of all positions.
+
+        Args:
+          hidden: of all positions.
+          mask: keys that each query attends to.
+          positions: of the tokens in their texts.
+          rates: rotary angles per position.
+          layout: for dropout.
+        """
+        c = self.config
+        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.attention_bias)
+
+        def heads(name: str, count: int, normed: bool = False) -> Float[jax.Array, "B T heads width"]:
+            split = split_heads(dense(count * c.head_size, name=name)(hidden), count)
+            return decoder_norm(c, f"{name}_norm")(split) if normed else split
+
+        query = rotate(heads("query", c.num_heads, c.norms_queries), positions, rates)
+        key = rotate(heads("key", c.num_kv_heads, c.norms_queries), positions, rates)
+        query = query * (c.query_scalar or c.head_size) ** -0.5
+        drop = Dropout(c.attention_dropout, layout)
+        mixed = attend(query, key, heads("value", c.num_kv_heads), mask, drop, compute=self.compute)
+        return dense(c.hidden_size, name="output")(mixed)
+
+
+def decoder_dense(features: int, config: DecoderConfig, compute: Compute, use_bias: bool, name: str) -> Dense:
+    return Dense(features, compute, nn.initializers.normal(config.initializer_range), use_bias=use_bias, name=name)
+
+
+def decoder_norm(config: DecoderConfig, name: str) -> ScaledNorm:
+    return ScaledNorm(config.norm_eps, offset=config.norm_offset, name=name)
+
+
+class LanguageModelLayer(nn.Module):
+    """A pre-norm layer: returns its output and its selected states."""
+
+    config: DecoderConfig
+    compute: Compute
+    selection: Selection
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[jax.Array, "R W H"],
+        constants: dict[str, jax.Array],
+        layout: TokenLayout,
+        positions: Int[jax.Array, "*rows W"],
+        final_scale: Float[jax.Array, " H"],
+    ) -> tuple[Float[jax.Array, "R W H"], Float[jax.Array, "N K H"] | None]:
+        """Compute the layer.
+
+        Args:
+          hidden: output of the layer below.
+          constants: this layer's row of `decoder_constants`.
+          layout: of the tokens.
+          positions: of the tokens in their texts.
+          final_scale: of the norm after the last layer.
+        """
+        c = self.config
+        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.mlp_bias)
+        before = positions[..., :, None] - positions[..., None, :]  # how far the key is before the query
+        mask = layout.attention_mask
+        mask = mask if mask.ndim == 3 else mask[:, None, :]
+        mask = mask & (before <= constants["backward"]) & (-before <= constants["forward"])
+
+        normed = decoder_norm(c, "attention_norm")(hidden)
+        attention = DecoderAttention(c, self.compute, name="attention")
+        mixed = attention(normed, mask, positions, constants["rates"], layout)
+        hidden = hidden + (decoder_norm(c, "attention_output_norm")(mixed) if c.gemma else mixed)
+
+        normed = decoder_norm(c, "mlp_norm")(hidden)
+        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate")(normed))
+        narrow = dense(c.hidden_size, name="narrow")(gate * dense(c.intermediate_size, name="wide")(normed))
+        hidden = hidden + (decoder_norm(c, "mlp_output_norm")(narrow) if c.gemma else narrow)
+        if self.selection.layers == "last":
+            return hidden, None
+        states = scaled_norm(hidden, final_scale, c.norm_eps) if c.normalize_intermediate else hidden
+        return hidden, self.selection.select(states, layout)[0]
+
+
+class Decoder(nn.Module):
+    """Tokens -> HiddenStates."""
+
+    config: DecoderConfig
+    compute: Compute = Compute()
+
+    def setup(self) -> None:
+        c = self.config
+        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=nn.initializers.normal(c.initializer_range))
+        self.final_norm = self.param("final_norm", nn.initializers.constant(1.0 - c.norm_offset), (c.hidden_size,))
+
+    @property
+    def word_table(self) -> Float[jax.Array, "vocabulary H"]:
+        return self.word.embedding
+
+    @nn.compact
+    def __call__(
+        self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
+    ) -> HiddenStates:
+        """Encode a batch.
+
+        Args:
+          tokens: of the batch, padded on either side.
+          selection: of the hidden states to return.
+          train: whether there is dropout, which needs a "dropout" rng.
+          prefix: None.
+
+        Raises:
+          ValueError: prefix tokens, or a batch longer than the texts of pre-training.
+        """
+        if prefix is not None:
+            raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
+        c = self.config
+        require_length(tokens.ids.shape[1], c.longest)
+        layout = TokenLayout.of(tokens, train)
+        embedded = layout.embed(self.word, tokens.ids, None)
+        if c.gemma:
+            embedded = embedded * c.hidden_size**0.5
+        positions = layout.arrange(jnp.arange(tokens.ids.shape[1]))
+        final_scale = c.norm_offset + self.final_norm
+        make_layer = partial(LanguageModelLayer, c, self.compute, selection)
+        layers = Stack(make_layer, c.num_layers, self.compute, name="layers")
+        last, intermediate = layers(embedded, layout, positions, final_scale, per_layer=decoder_constants(c))
+        last = scaled_norm(last, final_scale, c.norm_eps)
+        return selection.collect(embedded, intermediate, last, layout)
+
+
+def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
+    """Return the constants that may differ between layers, each with a leading layer axis: how far before (backward)
+    and after it (forward) a token attends, and rotary angles per position (rates)."""
+    c, layers = config, np.arange(config.num_layers)
+    has_window = (layers >= c.first_window) & (c.window > 0)
+    if c.global_every:
+        has_window &= (layers + 1) % c.global_every != 0
+    if c.causal:
+        side, forward = c.window - 1, np.zeros(c.num_layers)
+    else:
+        side = c.window // 2 if c.gemma else c.window
+        forward = np.where(has_window, side, FAR)
+    local = rotary_rates(c.local_theta or c.theta, c.head_size)
+    rates = np.where((has_window & (c.local_theta > 0))[:, None], local, scaled_rates(c))
+    return {
+        "backward": jnp.asarray(np.where(has_window, side, FAR), jnp.int32),
+        "forward": jnp.asarray(forward, jnp.int32),
+        "rates": jnp.asarray(rates, jnp.float32),
+    }
+
+
+def rotary_rates(theta: float, width: int) -> Float[np.ndarray, " half"]:
+    """Return the rotary angles per position, float64."""
+    return theta ** -(np.arange(0, width, 2) / width)
+
+
+def scaled_rates(config: DecoderConfig) -> Float[np.ndarray, " half"]:
+    """Return theta's rotary angles per position, scaled for texts longer than those of the first pre-training.
+
+    linear: all are divided by the factor. llama3: those of long wavelengths are, short ones stay, and between the two
+    bounds the divisor changes smoothly.
+    """
+    rates = rotary_rates(config.theta, config.head_size)
+    if config.rope_type == "default":
+        return rates
+    if config.rope_type == "linear":
+        return rates / config.rope_factor
+    turns = config.rope_original * rates / (2 * np.pi)  # in the texts of the first pre-training
+    smooth = np.clip((turns - config.rope_low) / (config.rope_high - config.rope_low), 0, 1)
+    return rates * ((1 - smooth) / config.rope_factor + smooth)

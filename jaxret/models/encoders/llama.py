@@ -1,0 +1,147 @@
+"""Files of Llama 2 and 3, Mistral and Qwen3, whose encoder is in decoder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxret.models.encoders import rope
+from jaxret.models.encoders.decoder import GATES, Decoder, DecoderConfig
+from jaxret.models.encoders.stored import DROPOUT, LAYERS, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
+
+FLAG = one_of(False, True)
+KEYS = {
+    "vocab_size": Key("vocab_size"),
+    "hidden_size": Key("hidden_size"),
+    "num_layers": Key("num_hidden_layers", LAYERS),
+    "num_heads": Key("num_attention_heads"),
+    "num_kv_heads": Key("num_key_value_heads"),
+    "head_size": Key("head_dim"),
+    "intermediate_size": Key("intermediate_size"),
+    "max_positions": Key("max_position_embeddings"),
+    "hidden_act": Key("hidden_act", one_of(*GATES), "silu"),
+    "norm_eps": Key("rms_norm_eps", POSITIVE, 1e-6),
+    "theta": Key("rope_theta", POSITIVE, 10_000.0),
+    **rope.KEYS,
+    "causal": Key("is_causal", FLAG, True),
+    "attention_dropout": Key("attention_dropout", DROPOUT, 0.0),
+    "initializer_range": Key("initializer_range", SPREAD, 0.02),
+}
+BIAS = {"attention_bias": Key("attention_bias", FLAG, False)}
+WINDOW = {"window": Key("sliding_window", at_least(0))}
+ONLY = {"partial_rotary_factor": 1.0}
+NO_LAYER_TYPES = {"layer_types": None}  # transformers ignores them in these architectures
+NAMES = {
+    "word": "embed_tokens",
+    "final_norm": "norm.weight",
+    "layers/attention/query": "layers.{}.self_attn.q_proj",
+    "layers/attention/key": "layers.{}.self_attn.k_proj",
+    "layers/attention/value": "layers.{}.self_attn.v_proj",
+    "layers/attention/output": "layers.{}.self_attn.o_proj",
+    "layers/attention/query_norm": "layers.{}.self_attn.q_norm",
+    "layers/attention/key_norm": "layers.{}.self_attn.k_norm",
+    "layers/gate": "layers.{}.mlp.gate_proj",
+    "layers/wide": "layers.{}.mlp.up_proj",
+    "layers/narrow": "layers.{}.mlp.down_proj",
+    "layers/attention_norm": "layers.{}.input_layernorm",
+    "layers/mlp_norm": "layers.{}.post_attention_layernorm",
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def translate_llama(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the heads that null, or nothing, stands for, and with rotary parameters as in `KEYS`."""
+    flat = rope.translate_rope(raw)
+    heads, size = raw.get("num_attention_heads"), raw.get("hidden_size")
+    if flat.get("num_key_value_heads") is None:
+        flat["num_key_value_heads"] = heads
+    if flat.get("head_dim") is None and isinstance(heads, int) and isinstance(size, int) and heads > 0:
+        flat["head_dim"] = size // heads
+    return flat
+
+
+def translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return translate_llama({"num_key_value_heads": 8, **raw, "sliding_window": raw.get("sliding_window", 4096) or 0})
+
+
+def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows begin at a layer. Raises ValueError for other `layer_types`."""
+    flat = translate_llama({"head_dim": 128, **raw})
+    window = (flat.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
+    flat |= {"sliding_window": window, "max_window_layers": flat.get("max_window_layers", 28)}
+    types = raw.get("layer_types")
+    if types is None:
+        return flat
+    first = types.index(SLIDING) if isinstance(types, list) and SLIDING in types else raw.get("num_hidden_layers", 0)
+    expected = [SLIDING if i >= first else FULL for i in range(raw.get("num_hidden_layers", 0))]
+    if types != expected or (SLIDING in types and not window):
+        raise ValueError(
+            f"layer_types is {types}; it must name each of the num_hidden_layers layers, those from some layer on "
+            f"{SLIDING!r}, if there is a window (use_sliding_window, sliding_window), the others {FULL!r}"
+        )
+    return {**flat, "max_window_layers": first} if SLIDING in types else {**flat, "sliding_window": 0}
+
+
+def spell_mistral(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**rope.nest_rope(raw), "sliding_window": raw["sliding_window"] or None}
+
+
+def spell_qwen3(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**spell_mistral(raw), "use_sliding_window": raw["sliding_window"] > 0}
+
+
+def check_decoder(config: DecoderConfig) -> Iterator[tuple[str, str]]:
+    if config.num_heads % config.num_kv_heads:
+        yield "num_kv_heads", f"divide num_attention_heads, {config.num_heads}"
+    if config.head_size % 2:
+        yield "head_size", "be even: pairs of numbers are rotated"
+    if config.rope_type == "llama3" and config.rope_high <= config.rope_low:
+        yield "rope_high", f"be above low_freq_factor, {config.rope_low}"
+
+
+def decoder_architecture(model_type: str, class_name: str, **options: Any) -> Architecture:
+    """Return the architecture of a language model.
+
+    Args:
+      model_type: in config.json.
+      class_name: transformers' class of it without an output layer.
+      options: what differs from Llama's: fields of Architecture.
+    """
+    options = {"translate": translate_llama, "spell": rope.nest_rope, **options}
+    return Architecture(
+        model_type,
+        DecoderConfig,
+        Decoder,
+        options.pop("keys"),
+        options.pop("names", lambda _: NAMES),
+        class_name=class_name,
+        prefix="model.",
+        only=ONLY | options.pop("only", {}),
+        check=check_decoder,
+        buffers=("lm_head.",),  # the output layer, which an encoder has not
+        buffer_endings=(".rotary_emb.inv_freq",),  # in old files
+        **options,
+    )
+
+
+LLAMA = decoder_architecture(
+    "llama",
+    "LlamaModel",
+    keys=KEYS | BIAS | {"mlp_bias": Key("mlp_bias", FLAG, False)},
+    only=NO_LAYER_TYPES,
+)
+MISTRAL = decoder_architecture(
+    "mistral",
+    "MistralModel",
+    keys=KEYS | WINDOW,
+    only=NO_LAYER_TYPES,
+    translate=translate_mistral,
+    spell=spell_mistral,
+)
+QWEN3 = decoder_architecture(
+    "qwen3",
+    "Qwen3Model",
+    keys=KEYS | BIAS | WINDOW | {"first_window": Key("max_window_layers", at_least(0))},
+    translate=translate_qwen3,
+    spell=spell_qwen3,
+)

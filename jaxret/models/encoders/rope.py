@@ -1,0 +1,71 @@
+"""Keys of rotary positions in config.json: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of
+transformers 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxret.models.encoders.stored import POSITIVE, Key, one_of
+
+_SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {its key: our field}
+    "default": {},
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low",
+        "high_freq_factor": "rope_high",
+        "original_max_position_embeddings": "rope_original",
+    },
+}
+KEYS = {  # of what `flatten_rope` returns
+    "rope_type": Key("rope_type", one_of(*_SCALINGS), "default"),
+    "rope_factor": Key("factor", POSITIVE, 1.0),
+    "rope_low": Key("low_freq_factor", POSITIVE, 1.0),
+    "rope_high": Key("high_freq_factor", POSITIVE, 4.0),
+    "rope_original": Key("original_max_position_embeddings", default=8192),
+}
+
+
+def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
+    """Return rotary parameters by the names of `KEYS`, and `rope_theta` if it is among them.
+
+    Args:
+      name: of the key, for errors.
+      parameters: its value; None: no scaling.
+
+    Raises:
+      ValueError: a kind of scaling, or a key of it, that is not implemented.
+    """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{name} is {parameters!r}; a JSON object is needed")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in _SCALINGS:
+        raise ValueError(f"{name} is {parameters}; implemented is rope_type {' or '.join(map(repr, _SCALINGS))}")
+    allowed = {*_SCALINGS[kind], "rope_type", "type", "rope_theta"}
+    wrong = [f"lacks {key}" for key in _SCALINGS[kind] if key not in parameters]
+    wrong += [f"has no {key}" for key in sorted(parameters.keys() - allowed)]
+    if wrong:
+        raise ValueError(f"{name} is {parameters}; it {wrong[0]} here, where rope_type is {kind!r}")
+    flat = {key: parameters[key] for key in ("rope_theta", *_SCALINGS[kind]) if key in parameters}
+    return {"rope_type": kind, **flat}
+
+
+def translate_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the rotary parameters that all layers share at its top level. Raises ValueError for
+    scaling that is not implemented, or that is given twice."""
+    if raw.get("rope_parameters") is not None and raw.get("rope_scaling") is not None:
+        raise ValueError(f"rope_scaling is {raw['rope_scaling']}, and there are rope_parameters: one of them is needed")
+    name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    return {**raw, **flatten_rope(name, raw.get(name))}
+
+
+def nest_rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json with the keys of `KEYS` in `rope_scaling`, which transformers 4 and 5 read."""
+    flat = {field: raw[key.name] for field, key in KEYS.items()}
+    names = {key.name for key in KEYS.values()}
+    scaling = {name: flat[field] for name, field in _SCALINGS[flat["rope_type"]].items()}
+    nested = {"rope_type": flat["rope_type"], **scaling} if scaling else None
+    return {**{key: value for key, value in raw.items() if key not in names}, "rope_scaling": nested}

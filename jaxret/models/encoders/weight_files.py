@@ -1,0 +1,119 @@
+"""Weights of a Hugging Face directory: model.safetensors, or the parts that model.safetensors.index.json lists."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.storage.atomic import sha256_file
+from jaxret.storage.foreign_files import open_tensors, read_settings, tensor_shapes
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class StoredWeights:
+    """The opened weights of a directory, by tensor name."""
+
+    def __init__(self, path: Path, files: dict[str, Path], opened: dict[Path, Any]) -> None:
+        self.path, self.files, self._opened = path, files, opened  # path: for messages
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._opened[self.files[name]].get_slice(name).get_shape())
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor as float32. Raises ValueError if it holds NaN or infinity."""
+        array = np.asarray(self._opened[self.files[name]].get_tensor(name), np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(f"{self.files[name]}: {name} holds NaN or infinity; all weights must be finite")
+        return array
+
+
+@contextmanager
+def open_weights(directory: str | Path) -> Iterator[StoredWeights]:
+    """Open the weights of a directory. Raises FileNotFoundError and ValueError as `weight_files`."""
+    files = weight_files(directory)
+    with ExitStack() as stack:
+        paths = sorted(set(files.values()))
+        opened = {path: stack.enter_context(open_tensors(path)) for path in paths}
+        for name, path in files.items():
+            if name not in opened[path].keys():  # noqa: SIM118 (not a dict)
+                raise ValueError(
+                    f"{Path(directory) / INDEX} says that {name} is in {path.name}, which does not have it"
+                )
+        for path in paths:
+            if unlisted := sorted(set(opened[path].keys()) - files.keys()):
+                raise ValueError(f"{path} has {unlisted[0]}, which {INDEX} does not list")
+        yield StoredWeights(paths[0] if len(paths) == 1 else Path(directory) / INDEX, files, opened)
+
+
+def weight_files(directory: str | Path) -> dict[str, Path]:
+    """Return {tensor name: its file}.
+
+    Raises:
+      FileNotFoundError: there are no weights, or a part is missing.
+      ValueError: the index is damaged.
+    """
+    directory = Path(directory)
+    whole, index = directory / WHOLE, directory / INDEX
+    if whole.is_file():
+        with open_tensors(whole) as file:
+            return dict.fromkeys(file.keys(), whole)
+    if not index.is_file():
+        remedy = "a Hugging Face directory with safetensors is needed"
+        if (directory / "pytorch_model.bin").is_file():
+            remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
+                conversion_command(directory)
+            )
+        raise FileNotFoundError(f"{directory} has neither {whole.name} nor {index.name}; {remedy}")
+    content = read_settings(index)
+    parts = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise ValueError(f"{index}: the key 'weight_map' must name a file for each tensor")
+    for part in sorted(set(parts.values())):
+        if Path(part).name != part or not (directory / part).is_file():
+            raise FileNotFoundError(f"{index} names {part}, which is not a file in {directory}; download it again")
+    return {name: directory / part for name, part in parts.items()}
+
+
+def weight_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors by name; none is read. Raises as `weight_files`."""
+    return {
+        name: shape for path in set(weight_files(directory).values()) for name, shape in tensor_shapes(path).items()
+    }
+
+
+def has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in (WHOLE, INDEX))
+
+
+def weights_digest(directory: str | Path, expected: str = "") -> str:
+    """Return the hex SHA-256 of model.safetensors; of weights in parts, that of the lines "DIGEST  NAME" that sha256sum
+    prints of them. Raises ValueError if another one is expected."""
+    whole = Path(directory) / WHOLE
+    if whole.is_file():
+        path, digest = whole, sha256_file(whole)
+    else:
+        path, parts = Path(directory) / INDEX, sorted(set(weight_files(directory).values()))
+        lines = "".join(f"{sha256_file(part)}  {part.name}\n" for part in parts)
+        digest = hashlib.sha256(lines.encode()).hexdigest()
+    if expected and digest != expected:
+        raise ValueError(f"{path} has sha256 {digest}, encoder.sha256 asks for {expected}: not the expected weights")
+    return digest
+
+
+def conversion_command(directory: Path) -> str:
+    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
+    does not; `weights_only` keeps the pickle from running code."""
+    folder = str(directory)
+    code = (
+        f"import torch, safetensors.torch as s; d = {folder!r}; "
+        "w = torch.load(d + '/pytorch_model.bin', map_location='cpu', weights_only=True); "
+        "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, d + '/model.safetensors', {'format': 'pt'})"
+    )
+    return f"python -c {shlex.quote(code)}"
