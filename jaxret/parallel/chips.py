@@ -1,14 +1,16 @@
 """Rates of known chips, and topologies that a plan is for, such as v5e:4x4 or h100:8.
 
-Sources: Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" (cloud.google.com/tpu/docs), NVIDIA's data
-sheets "H100 Tensor Core GPU" (SXM) and "H200 Tensor Core GPU" (SXM). Rates are without sparsity.
+Sources: Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)"
+(cloud.google.com/tpu/docs), NVIDIA's data sheets "A100 Tensor Core GPU" (SXM), "L4 Tensor Core GPU", "L40S GPU", "H100
+Tensor Core GPU" (SXM), "H200 Tensor Core GPU" (SXM) and "HGX B200" (of one GPU), AMD's data sheet "Instinct MI300X
+Accelerator". Rates are without sparsity.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 GIB = 2**30
@@ -24,11 +26,14 @@ class Chip:
 
     Attributes:
         name: Name in topologies, e.g. "v5e".
-        platform: "tpu" or "cuda".
+        platform: "tpu", "cuda" or "rocm".
         memory: Bytes that a program may use.
         bandwidth: Memory bandwidth in bytes/s.
         link: Bytes/s to other chips, over all links.
         rates: Peak FLOP/s by precision (`PRECISIONS`).
+        devices: Devices that JAX sees of one chip; all numbers above are of one of them.
+        host: Most chips of one host.
+        compiled: Whether its compiler has been given its description and tried; if not, plans are without it.
     """
 
     name: str
@@ -37,6 +42,13 @@ class Chip:
     bandwidth: float
     link: float
     rates: dict[str, float]
+    devices: int = 1
+    host: int = 8
+    compiled: bool = True
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.platform in ("cuda", "rocm")
 
 
 def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_gigabits: float, int8: float = 2.0) -> Chip:
@@ -55,6 +67,21 @@ def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_giga
     return Chip(name, "tpu", int(memory * GIB), bandwidth * 1e9, link_gigabits * 1e9 / 8, rates)
 
 
+def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tuple[float, float, float, float]) -> Chip:
+    """Return a GPU for which nothing is compiled.
+
+    Args:
+        name: Name of the chip.
+        memory: GB (10^9 bytes) of the data sheet.
+        bandwidth: Memory bandwidth in GB/s.
+        link: GB/s to other GPUs of its machine, in one direction.
+        teraflops: Peak rates of int8, bfloat16, TF32 and float32.
+    """
+    rates = dict(zip(PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
+    platform = "rocm" if name.startswith("mi") else "cuda"
+    return Chip(name, platform, int(memory * 1e9 * GPU_FRACTION), bandwidth * 1e9, link * 1e9, rates, compiled=False)
+
+
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
     """Return a Hopper GPU with `memory` bytes and a memory bandwidth in GB/s.
 
@@ -68,12 +95,23 @@ def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 30.75, 275.0, 1228.0, 2400.0, int8=1.0),
+        replace(_tpu("v4", 30.75, 275.0, 1228.0, 2400.0, int8=1.0), host=4),
         _tpu("v5e", 15.75, 197.0, 819.0, 1600.0),
-        _tpu("v5p", 95.74, 459.0, 2765.0, 4800.0),
+        replace(_tpu("v5p", 95.74, 459.0, 2765.0, 4800.0), host=4),
         _tpu("v6e", 31.25, 918.0, 1640.0, 3200.0),
+        # Each of a chip's two dies is a device: half of 192 GiB, 2,307 teraflops, 7,380 GB/s, and of links 1,200 GB/s
+        # in both directions together. No rate of int8 is published.
+        replace(_tpu("v7", 96.0, 1153.5, 3690.0, 2400.0, int8=1.0), devices=2, host=4, compiled=False),
+        _gpu("a100", 80.0, 2039.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
+        _gpu("a100-40gb", 40.0, 1555.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
+        _gpu("l4", 24.0, 300.0, 32.0, (242.5, 121.0, 60.0, 30.3)),  # PCIe alone, as L40S
+        _gpu("l40s", 48.0, 864.0, 32.0, (733.0, 362.05, 183.0, 91.6)),
         _hopper("h100", 84_942_979_072, 3350.0),
         _hopper("h200", 150_109_880_320, 4800.0),
+        _gpu("b200", 180.0, 8000.0, 900.0, (4500.0, 2250.0, 1100.0, 80.0)),
+        _gpu(
+            "mi300x", 192.0, 5300.0, 448.0, (2614.9, 1307.4, 653.7, 163.4)
+        ),  # seven links of 128 GB/s in both directions
     )
 }
 
@@ -87,6 +125,13 @@ KINDS = {
     "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
+    "TPU7x": "v7",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA B200": "b200",
+    "AMD Instinct MI300X": "mi300x",
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
 }
@@ -117,14 +162,22 @@ device_description_str: "NVIDIA Hopper"
 
 @dataclass(frozen=True)
 class Topology:
-    """Connected chips; grid: e.g. (4, 4), or (8,) for GPUs."""
+    """Connected chips; grid: e.g. (4, 4) of chips, or (8,) for GPUs."""
 
     chip: Chip
     grid: tuple[int, ...]
 
     @property
     def devices(self) -> int:
-        return math.prod(self.grid)
+        return math.prod(self.grid) * self.chip.devices
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts, each with a process. Above one host, TPU hosts have four chips."""
+        chips = math.prod(self.grid)
+        if chips <= self.chip.host:
+            return 1
+        return -(-chips // (8 if self.chip.is_gpu else 4))
 
     def __str__(self) -> str:
         return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
@@ -151,15 +204,15 @@ class Topology:
 
 def parse_topology(text: str) -> Topology:
     """Return the Topology of a text such as "v5e:4x4". Raises ValueError for unknown chips and impossible grids."""
-    name, _, grid = text.partition(":")
+    name, _, grid = text.lower().partition(":")
     if name not in CHIPS:
         raise ValueError(f"--topology={text}: {name!r} is no chip that is known here; there are {', '.join(CHIPS)}")
     chip = CHIPS[name]
-    axes = {"v4": 3, "v5p": 3, "v5e": 2, "v6e": 2}.get(name, 1)
+    axes = {"v4": 3, "v5p": 3, "v7": 3, "v5e": 2, "v6e": 2}.get(name, 1)
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", grid) or grid.count("x") + 1 != axes:
         example = {1: "8", 2: "4x4", 3: "2x2x1"}[axes]
         raise ValueError(f"--topology={text}: after the colon {name} needs {axes} number(s), as in {name}:{example}")
     topology = Topology(chip, tuple(map(int, grid.split("x"))))
-    if chip.platform == "cuda" and topology.devices > 8 and topology.devices % 8:
+    if chip.is_gpu and topology.devices > 8 and topology.devices % 8:
         raise ValueError(f"--topology={text}: above 8 GPUs there must be whole machines of 8")
     return topology

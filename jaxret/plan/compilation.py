@@ -29,7 +29,8 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process that compiles ends on a lock file
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}  # modules, of which one is enough
+# Modules, of which one is enough.
+COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 SPLIT = "involuntary full rematerialization"
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
@@ -64,7 +65,9 @@ class CompileError(RuntimeError):
 
 
 def missing_compiler(topology: Topology) -> str:
-    """Return which compiler to install for these chips; "" if it is installed."""
+    """Return which compiler to install for these chips, or that there is none for them; "" if it is installed."""
+    if not topology.chip.compiled:
+        return f"{topology} was not compiled for: memory on the way of a step, and communication, are not in this plan"
     compilers = COMPILERS[topology.chip.platform]
     if any(importlib.util.find_spec(module) is not None for module in compilers):
         return ""

@@ -113,7 +113,7 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
             if kind == "temporaries" and values["verb"] == "train":
                 note = f" (activations, and gradients: {gib(memory['by_kind'].get('parameters', 0))} if all at once)"
             yield f"  {kind:<17}{gib(size)}{note}"
-    if topology.chip.platform == "cuda":
+    if topology.chip.is_gpu:
         yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"
     for tried in values.get("advice", []):
         keys = " ".join(f"--config.{key}={value}" for key, value in tried["change"].items())

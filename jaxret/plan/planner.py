@@ -19,6 +19,7 @@ from jaxret.plan.advice import advise, with_changes
 from jaxret.plan.compilation import CompiledProgram, compile_for, missing_compiler
 from jaxret.plan.estimates import arithmetic, plan_encoding, plan_searching, plan_training
 from jaxret.plan.programs import DEFAULT_SEARCH, SearchLoad
+from jaxret.plan.start_problems import start_problems
 from jaxret.plan.workload import PlanTexts, Workload, measure_workload, read_plan_texts
 
 Values = dict[str, Any]
@@ -70,7 +71,7 @@ class Planner:
         """
         head = {"verb": self.verb, "config": self.name, "encoder": self.encoder[1], "topology": str(topology or "")}
         head["attention"] = self.config.encoder.attention
-        notes = []
+        notes = list(start_problems(self.verb, self.config, topology)) if topology else []
         if self.verb != "search" and topology:
             require_kernel(self.config.encoder.attention, topology.chip.platform)
         if self.verb == "train":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from jaxret.parallel.chips import CHIPS, GIB, PRECISIONS, parse_topology
+from jaxret.parallel.chips import CHIPS, GIB, KINDS, PRECISIONS, find_chip, parse_topology
 
 
 @pytest.mark.parametrize(
-    ("text", "devices"), [("v5e:4x4", 16), ("v5e:1x1", 1), ("v5p:2x2x4", 16), ("v6e:8x16", 128), ("h100:8", 8)]
+    ("text", "devices"),
+    [
+        *[("v5e:4x4", 16), ("v5e:1x1", 1), ("v5p:2x2x4", 16), ("v6e:8x16", 128), ("h100:8", 8), ("a100:8", 8)],
+        *[("l4:1", 1), ("l40s:4", 4), ("b200:16", 16), ("mi300x:8", 8), ("v7:2x2x1", 8)],
+    ],
 )
 def test_a_topology_has_so_many_devices(text: str, devices: int) -> None:
     actual = parse_topology(text)
@@ -19,7 +23,10 @@ def test_a_topology_has_so_many_devices(text: str, devices: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v3:2x2", "'v3' is no chip that is known here; there are v4, v5e, v5p, v6e, h100, h200"),
+        (
+            "v3:2x2",
+            "'v3' is no chip that is known here; there are v4, v5e, v5p, v6e, v7, a100, a100-40gb, l4, l40s",
+        ),
         ("v5e", "after the colon v5e needs 2 number(s), as in v5e:4x4"),
         ("v5e:16", "after the colon v5e needs 2 number(s)"),
         ("v5p:4x4", "after the colon v5p needs 3 number(s), as in v5p:2x2x1"),
@@ -48,6 +55,25 @@ def test_every_chip_is_complete() -> None:
         assert set(chip.rates) == set(PRECISIONS)
         assert chip.rates["bfloat16"] >= chip.rates["float32"] > chip.rates["float32 exact"]
         assert 10 * GIB < chip.memory < 200 * GIB
+        assert chip.platform in ("tpu", "cuda", "rocm")
         assert chip.link < chip.bandwidth < chip.rates["bfloat16"]
     # Six passes of bfloat16 are an exact float32 product on a TPU.
     assert CHIPS["v5e"].rates["float32 exact"] * 6 == pytest.approx(197e12)
+    assert CHIPS["v7"].rates["bfloat16"] * CHIPS["v7"].devices == pytest.approx(2307e12)
+    assert all(map(find_chip, KINDS))
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("v5e:2x4", 1),
+        ("v5e:4x4", 4),
+        ("v5p:2x2x1", 1),
+        ("v5p:2x2x2", 2),
+        ("v7:2x2x2", 2),
+        ("a100:8", 1),
+        ("a100:16", 2),
+    ],
+)
+def test_hosts(text: str, hosts: int) -> None:
+    assert parse_topology(text).hosts == hosts

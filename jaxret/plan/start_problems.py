@@ -1,0 +1,36 @@
+"""Tell why a planned job could not be started as its config and the commands are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from jaxret.parallel.chips import Topology
+
+
+def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterator[str]:
+    """Yield a sentence for each reason.
+
+    Args:
+        verb: train, encode or search.
+        config: of the run.
+        topology: the chips that the plan is for.
+    """
+    platform = "gpu" if topology.chip.is_gpu else "tpu"
+    asked = config.mesh.platform
+    if asked and asked != platform and verb == "train":
+        yield f"cannot be started: mesh.platform is {asked!r}, and {topology} is {platform!r}"
+    if topology.hosts == 1:
+        return
+    where = f"{topology} is {topology.hosts} hosts"
+    if verb == "search":
+        yield f"cannot be started: {where}, and jaxret search runs in one process, on the chips of one host"
+    elif verb == "train" and not config.mesh.coordinator:
+        yield (
+            f"cannot be started so: {where}, and mesh.coordinator is empty; set it to auto (TPU slices, srun) or to "
+            "HOST:PORT of process 0, and start the command on each (docs/clusters.md)"
+        )
+    elif verb == "encode":
+        start = "with --coordinator=auto" if platform == "tpu" else "each as a job of its own"
+        yield f"{where}: start jaxret encode on each, {start} (docs/encoding.md)"
