@@ -8,13 +8,18 @@
 #   COORDINATOR    "auto" (TPU pods, srun), or host:port of process 0 with NUM_PROCESSES and PROCESS_ID; "": one process
 #   TIMEOUT        seconds that processes wait for each other at the start: 300 unless given
 #   CHECKPOINT_EVERY  steps between checkpoints; 0: once an epoch
-#   PYTHON         .venv/bin/python of the repository unless given
+#   PYTHON         Python of the environment; without it that of the active environment (venv or conda), else of .venv in the
+#                  repository
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage="launch/step.sh train|encode|search [flags]"
-step=${1:?"$usage"}
+if [[ $# == 0 ]]; then
+    echo "usage: $usage" >&2
+    exit 1
+fi
+step=$1
 shift
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}" "${PLATFORM:?tpu, gpu or cpu}"
 
@@ -42,7 +47,19 @@ case $step in
         echo "error: there is no step '$step': $usage" >&2
         exit 1 ;;
 esac
-command=("${PYTHON:-$repository/.venv/bin/python}" "$repository/$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
+if [[ -z ${PYTHON:-} ]]; then
+    for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "$repository/.venv"; do
+        if [[ -n $environment && -x $environment/bin/python ]]; then
+            PYTHON=$environment/bin/python
+            break
+        fi
+    done
+fi
+if [[ -z ${PYTHON:-} ]]; then
+    echo "error: no environment is active, and $repository has no .venv; activate one, or set PYTHON to its python" >&2
+    exit 1
+fi
+command=("$PYTHON" "$repository/$step.py" "--workdir=$WORKDIR" "${flags[@]}" "$@")
 if [[ -n ${DRY_RUN:-} ]]; then
     printf '%s\n' "${command[*]@Q}" # in one piece: several processes may print
 else

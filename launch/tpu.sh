@@ -8,7 +8,11 @@
 #   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
-action=${1:?"launch/tpu.sh install|train|encode|search [flags]"}
+if [[ $# == 0 ]]; then
+    echo "usage: launch/tpu.sh install|train|encode|search [flags]" >&2
+    exit 1
+fi
+action=$1
 shift
 
 on() { # on WORKERS COMMAND
@@ -22,8 +26,7 @@ on() { # on WORKERS COMMAND
 }
 
 if [[ $action == install ]]; then
-    on all "git clone ${SOURCE:?address of the repository} jaxret && cd jaxret && python3 -m venv .venv \
-&& .venv/bin/python -m pip install -r requirements-tpu.txt"
+    on all "git clone ${SOURCE:?address of the repository} jaxret && cd jaxret && launch/environment.sh requirements-tpu.txt"
     exit
 fi
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}"

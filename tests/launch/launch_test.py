@@ -186,6 +186,63 @@ def test_what_a_step_needs(arguments: tuple[str, ...], settings: dict[str, str],
     assert message in done.stderr
 
 
+def test_an_environment_of_any_name(runs: Runs, tmp_path: Path) -> None:
+    """The active one; else .venv; else a sentence. PYTHON is stronger than both."""
+    python = tmp_path / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        settings = {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", variable: str(tmp_path / "mine")}
+        done = runs(LAUNCH / "step.sh", "train", DRY_RUN="1", **{**settings, "PYTHON": ""})
+        assert shlex.split(done.stdout)[0] == str(python), done.stderr
+        done = runs(LAUNCH / "step.sh", "train", DRY_RUN="1", **{**settings, "PYTHON": "other"})
+        assert shlex.split(done.stdout)[0] == "other"
+    if not (REPOSITORY / ".venv").exists():
+        none = {"VIRTUAL_ENV": "", "CONDA_PREFIX": str(tmp_path / "gone"), "PYTHON": "", "DRY_RUN": "1"}
+        done = runs(LAUNCH / "step.sh", "train", **none)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "error: no environment is active, and" in done.stderr
+
+
+def test_srun_takes_the_cores_of_sbatch(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "cores: ${SRUN_CPUS_PER_TASK:-none}"\n')
+    (tmp_path / "srun").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for cores, given in (("32", {"SLURM_CPUS_PER_TASK": "32"}), ("none", {})):
+        done = runs(LAUNCH / "slurm.sh", PATH=path, **given)
+        assert set(done.stdout.splitlines()) == {f"cores: {cores}"}, done.stderr
+
+
+@pytest.mark.parametrize(("version", "expected"), [("3.10", "-m uv venv"), ("3.12", "-m venv .venv")])
+def test_an_old_python_is_not_taken(version: str, expected: str, tmp_path: Path) -> None:
+    """The image of TPU VMs has 3.10: programs that stand in for python say what they are asked for."""
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    (tmp_path / "requirements-tpu.txt").touch()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    installed = "mkdir -p .venv/bin && cp $0 .venv/bin/python"
+    (programs / "python3").write_text(
+        f"""#!/bin/bash
+case "$*" in
+    -c*) exit {int(version == "3.10")} ;;
+    *venv*) {installed} ;;
+esac
+echo "$*"
+"""
+    )
+    (programs / "python3").chmod(0o755)
+    for name in ("dirname", "bash", "mkdir", "cp"):
+        os.symlink(shutil.which(name) or name, programs / name)
+    done = subprocess.run(
+        [tmp_path / "launch" / "environment.sh", "requirements-tpu.txt"],
+        env={"PATH": str(programs)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert done.stdout.splitlines()[-1] == "-m pip install -r requirements-tpu.txt"
+
+
 @pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh"])
 def test_what_is_printed_can_be_pasted(name: str, runs: Runs) -> None:
     """Spaces stay inside an argument, and what can be set comes to the step."""
