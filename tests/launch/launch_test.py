@@ -209,8 +209,8 @@ def test_srun_takes_the_cores_of_sbatch(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "srun").write_text('#!/bin/sh\necho "cores: ${SRUN_CPUS_PER_TASK:-none}"\n')
     (tmp_path / "srun").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    for cores, given in (("32", {"SLURM_CPUS_PER_TASK": "32"}), ("none", {})):
-        done = runs(LAUNCH / "slurm.sh", PATH=path, **given)
+    for cores, settings in (("32", {"SLURM_CPUS_PER_TASK": "32"}), ("none", {})):
+        done = runs(LAUNCH / "slurm.sh", PATH=path, **settings)
         assert set(done.stdout.splitlines()) == {f"cores: {cores}"}, done.stderr
 
 
