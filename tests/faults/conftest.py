@@ -41,6 +41,9 @@ INJECTIONS = {
     24: "corrupt compilation cache",
     25: "kill -9 in every step of a recipe",
     26: "several jobs on one folder, killed and stopped",
+    27: "folders of any name, long paths",
+    28: "power cut while training",
+    29: "two jobs that make one folder",
 }
 
 

@@ -23,9 +23,10 @@ ONE_DEVICE = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=
 
 
 @functools.cache
-def _zygote() -> socket.socket:
+def _zygote(preload: str = "") -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own = {"OPENBLAS_NUM_THREADS": "1", "XLA_FLAGS": ONE_DEVICE}  # a process with threads must not fork
+    own |= {"LD_PRELOAD": preload} if preload else {}
     subprocess.Popen(
         [sys.executable, Path(__file__).with_name("zygote.py"), str(theirs.fileno())],
         cwd=REPOSITORY,
@@ -109,13 +110,13 @@ def _number(pipe: int) -> int:
     return int.from_bytes(os.read(pipe, 4), "little")
 
 
-def start(script: str, *arguments: str, env: dict[str, str] | None = None, **faults: Any) -> Script:
-    """Starts one of the scripts, in the folder of the repository, on one device."""
+def start(script: str, *arguments: str, env: dict[str, str] | None = None, preload: str = "", **faults: Any) -> Script:
+    """Starts one of the scripts, in the folder of the repository, on one device. `preload`: library for LD_PRELOAD."""
     stdout, stderr = Output(), Output()
     reading, writing = os.pipe()
     request = {"script": script, "arguments": arguments, "environment": env or {}, "faults": faults}
     descriptors = [stdout.writing, stderr.writing, writing]
-    socket.send_fds(_zygote(), [json.dumps(request).encode()], descriptors)
+    socket.send_fds(_zygote(preload), [json.dumps(request).encode()], descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     return Script(_number(reading), time.monotonic(), reading, stdout, stderr)

@@ -1,0 +1,77 @@
+"""Folders with names that other programs take for patterns, and paths that are nearly too long: every verb works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.scripts import run
+
+NAMES = ["run[1]", "seed=[1,2]", "a*b?", "two\nlines", "{0} %s ünï'\"", "x" * 255]
+LONGEST = 3900  # bytes of a path; Linux takes 4,095
+
+
+def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
+    """Name -> arguments of every cheap verb, in an order in which each has what it needs."""
+    workdir = folder / "run"
+    flags, search = [f"--workdir={workdir}"], [f"--queries={data}", f"--qrels={data}", "--measures=RR@10", "--k=10"]
+    (folder / "ids.txt").write_text("p1\n")
+    rankings = workdir / "runs" / "data.test.trec"
+    both = [f"--out={folder / 'both.trec'}", f"--queries={data}", f"--qrels={data}", "--measures=RR@10"]
+    return {
+        "train": tiny.training(workdir),
+        "resume": tiny.training(workdir, train__steps=5),
+        "encode": [*flags, f"--corpus={data}", "--name=data"],
+        "append": [*flags, f"--corpus={tiny.root / 'more.jsonl'}", "--name=data", "--append"],
+        "delete": [*flags, "--name=data", f"--delete={folder / 'ids.txt'}"],
+        "index": [*flags, "--factory=IVF2,Flat"],
+        "search": [*flags, *search],
+        "search the index": [*flags, *search, "--index=IVF2,Flat"],
+        "search for texts": [*flags, "--query=river stone"],
+        "bm25": [f"--workdir={folder / 'bm25'}", f"--corpus={data}", *search],
+        "mine": [f"--data={data}", f"--pool={workdir}", f"--out={folder / 'mined.jsonl'}"],
+        "explain": [*flags, "--query=river", "--passage=river stone"],
+        "fuse": [str(rankings), str(folder / "bm25" / "runs" / "data.test.trec"), *both],
+        "verify": [str(workdir)],
+        "export": [*flags, "--to=sentence-transformers", f"--out={folder / 'exported'}"],
+        "open": [str(folder / "exported"), f"--workdir={folder / 'opened'}"],
+        "data convert": [str(data), str(folder / "dpr"), "--to=dpr"],
+        "data check": [str(folder / "dpr")],
+    }
+
+
+def verb_words(name: str) -> list[str]:
+    """Return the verb of a command."""
+    words = {"resume": ["train"], "append": ["encode"], "delete": ["encode"]}.get(name, name.split())
+    return ["search"] if words[0] == "search" else words
+
+
+def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
+    folder.mkdir(parents=True)
+    data = folder / "data"
+    shutil.copytree(tiny.data, data)
+    (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
+    for name, arguments in commands(tiny, folder, data).items():
+        done = run("jaxret/__main__.py", *verb_words(name), *arguments)
+        trials.count(done.returncode == 0, f"{name} in {folder.name[:20]!r}: {done.output}")
+    steps = {path.name for path in (folder / "run" / "checkpoints").iterdir()}
+    trials.count("5" in steps and len(steps) <= 2, f"checkpoints {steps}")
+
+
+@pytest.mark.faults(27)
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    try_every_verb(tiny, tmp_path / name, trials)
+
+
+@pytest.mark.faults(27)
+def test_a_long_path(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """No longer than leaves room for the names of the files below it."""
+    folder = tmp_path
+    while (room := LONGEST - 350 - len(os.fsencode(folder))) > 1:
+        folder /= "y" * min(200, room - 1)
+    try_every_verb(tiny, folder, trials)

@@ -1,0 +1,115 @@
+"""A power cut: what was written and never flushed to the disk is empty afterwards, and the same command goes on.
+
+A library in C that is loaded before others (shim.c) logs what the whole process opens, flushes, renames and removes,
+C++ included, and can kill it at any of these operations. Names in folders are assumed to be on the disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults.conftest import Tiny, Trials
+from tests.faults.kills_test import Alone, leftovers, trained, trained_alone, training  # noqa: F401
+from tests.faults.names_test import commands, verb_words
+from tests.faults.scripts import start
+
+CUTS = 12
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of the compiled library."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc)")
+    library = tmp_path_factory.mktemp("shim") / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    flags = ["-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl", "-lpthread"]
+    done = subprocess.run([compiler, *flags], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cc cannot make the library here: {done.stderr.splitlines()[0]}")
+    return str(library)
+
+
+def operations(log: Path) -> list[list[str]]:
+    """Return the operations of a log: its letter and its paths."""
+    lines = log.read_bytes().split(b"\0\n") if log.exists() else []
+    return [[part.decode() for part in (line[:1], *line[2:].split(b"\0"))] for line in lines if line]
+
+
+def unflushed(log: Path) -> list[Path]:
+    """Return the files that are there and were opened for writing after they were last flushed."""
+    dirty: set[str] = set()
+    for kind, path, *new in operations(log):
+        if kind == "W":
+            dirty.add(path)
+        elif kind == "S":
+            dirty.discard(path)
+        else:
+            moved = {name for name in dirty if name == path or name.startswith(f"{path}/")}
+            dirty -= moved
+            if new:
+                dirty = {name for name in dirty if name != new[0] and not name.startswith(f"{new[0]}/")}
+                dirty |= {new[0] + name.removeprefix(path) for name in moved}
+    return [Path(name) for name in sorted(dirty) if Path(name).is_file()]
+
+
+def shimmed(folder: Path, log: Path, kill_at: int = 0) -> dict[str, str]:
+    """Return the environment of a process whose operations in a folder are logged."""
+    return {"SHIM_ROOT": str(folder), "SHIM_LOG": str(log), "SHIM_KILL": str(kill_at)}
+
+
+@pytest.mark.faults(28)
+def test_training(tiny: Tiny, shim: str, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:  # noqa: F811
+    """Cut anywhere, some runs twice: what comes out at the end is what comes out without a cut."""
+    arguments = training_arguments(tiny, tmp_path / "whole")
+    whole = start("train.py", *arguments, env=shimmed(tmp_path / "whole", tmp_path / "log"), preload=shim)
+    assert whole.wait() == 0, whole.output
+    count = len(operations(tmp_path / "log"))
+    assert count > 300, "the library was loaded"
+    random = np.random.default_rng(0)
+    for number in range(CUTS):
+        folder, said = tmp_path / f"cut{number}", []
+        for _ in range(1 + number % 2):
+            log = tmp_path / f"log{number}"
+            log.unlink(missing_ok=True)
+            place = int(random.integers(1, count))
+            env = shimmed(folder, log, place)
+            process = start("train.py", *training_arguments(tiny, folder), env=env, preload=shim)
+            killed = process.wait() == -signal.SIGKILL
+            emptied = unflushed(log) if killed else []
+            for path in emptied:
+                path.write_bytes(b"")
+            said.append(f"cut at {place}: {process.returncode}, emptied {[path.name for path in emptied]}")
+        last = start("train.py", *training_arguments(tiny, folder))
+        ended = last.wait() == 0
+        same = ended and trained(folder) == trained_alone.result
+        trials.count(same and not leftovers(folder), f"{said}: {last.output} {leftovers(folder)}")
+
+
+def training_arguments(tiny: Tiny, folder: Path) -> list[str]:
+    return tiny.training(folder, train__steps=8)
+
+
+# Files that are made again, or that nobody reads.
+EPHEMERAL = ("events.out.tfevents", ".lock", "owner.json", "passages.")
+
+
+@pytest.mark.faults(28)
+def test_results_are_on_the_disk(tiny: Tiny, shim: str, tmp_path: Path, trials: Trials) -> None:
+    """When a command ends, every file that it has made is flushed."""
+    (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
+    folder = tmp_path / "root"
+    folder.mkdir()
+    for name, arguments in commands(tiny, folder, tiny.data).items():
+        log = tmp_path / name.replace(" ", "-")
+        done = start("jaxret/__main__.py", *verb_words(name), *arguments, env=shimmed(folder, log), preload=shim)
+        assert done.wait() == 0, done.output
+        lost = [path.name for path in unflushed(log) if not any(part in path.name for part in EPHEMERAL)]
+        trials.count(not lost, f"{name}: {lost}")
