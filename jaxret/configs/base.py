@@ -200,6 +200,13 @@ def get_config() -> ConfigDict:
     # Squared difference of the student's and the teacher's margins of the positive over each hard negative.
     c.loss.margin_mse = ConfigDict()
     c.loss.margin_mse.weight = 0.0
+    # Distillation within the batch, from train.teacher: KL(teacher || student) of each query's scores with all documents
+    # of the batch, those of other queries and other devices too.
+    c.loss.in_batch_kl = ConfigDict()
+    c.loss.in_batch_kl.weight = 0.0
+    c.loss.in_batch_kl.temperature = 1.0  # of the student, in place of loss.temperature; about 0.05 if normalize
+    c.loss.in_batch_kl.teacher_temperature = 1.0
+    c.loss.in_batch_kl.scaled = False  # True: times the square of the student's temperature
     # Yes or no for each of a query's own documents: cross-entropy of sigmoid(score).
     c.loss.binary = ConfigDict()
     c.loss.binary.weight = 0.0
@@ -280,6 +287,14 @@ def get_config() -> ConfigDict:
     c.train.epochs = 40.0
     c.train.steps = -1  # if >= 0, used instead of epochs; 0 writes the untrained encoder as a checkpoint
     c.train.start_from = ""  # the workdir of a finished run of the same model, to begin with its best checkpoint
+    # Rounds: runs of train.steps (or train.epochs) each that make one training, on data of their own, with one schedule
+    # (docs/mining.md). Every round but the first goes on from the last checkpoint of the round before, which
+    # train.start_from names: with its optimiser, its moving average and the numbers of its steps.
+    c.train.rounds = 1
+    c.train.round = 1  # of these, from 1
+    # The workdir of a finished retriever that reads the same tokens: its best checkpoint encodes every batch too, and
+    # loss.in_batch_kl learns from its scores. Its parameters are split over devices as the model's are.
+    c.train.teacher = ""
     # Gradient caching: queries encoded at a time, over all devices, with their documents; 0: all at once. Rounded up to
     # a divisor of the batch that gives every device a part. Validation encodes in the same chunks.
     c.train.chunk_size = 0

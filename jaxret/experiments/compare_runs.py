@@ -19,7 +19,7 @@ from jaxret.evaluation.metrics import KINDS, parse_measure
 from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.experiments.evaluation_measures import is_accuracy
 from jaxret.runs.added_keys import complete_config
-from jaxret.runs.identity import trained_on, without_seeds
+from jaxret.runs.identity import RUN_KEYS, trained_on, without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_json
@@ -261,7 +261,7 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     """
     keys = without_seeds(config)
     if lineage:
-        system = [lineage["sha256"], {key: value for key, value in keys.items() if key != "train.start_from"}]
+        system = [lineage["sha256"], {key: value for key, value in keys.items() if key not in RUN_KEYS}]
     else:
         system = [keys, trained_on(record, whole=bool(config.get("data.subset")))]
     lengths = (search.get(f"{side}_length") for side in ("query", "passage"))

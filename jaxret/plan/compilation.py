@@ -164,7 +164,8 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
         if instruction.opcode == "parameter":
             match = re.search(r'op_name="([^"]*)"', instruction.rest)
             names[re.match(r"parameter\((\d+)\)", instruction.rest)[1]] = match[1] if match else ""  # type: ignore[index]
-    sizes = {"parameters": 0, "moments": 0, "moving average": 0, "inputs": 0, "results": 0, "temporaries": 0}
+    kinds = ("parameters", "moments", "moving average", "teacher", "inputs", "results", "temporaries")
+    sizes = dict.fromkeys(kinds, 0)
     for size, description in _ALLOCATION.findall(assignment):
         color = re.search(r"\bcolor (\d+)", description)
         if color and color[1] != "0":  # another memory than the main one
@@ -182,4 +183,6 @@ def _argument(name: str) -> str:
         return "moments"
     if re.search(r"\bema\b", name):
         return "moving average"
+    if re.search(r"\.teacher\b", name):
+        return "teacher"
     return "parameters" if re.search(r"\bparams\b|\[0\]\[", name.replace("\\", "")) else "inputs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,11 @@ def plan_training(
     if topology:
         values["memory"] = device_memory(planned, topology, compiled, training=True)
         traffic = 2.0 * sum(planned.state.values())  # parameters and moments are read, and written again
+        traffic -= planned.state.get("teacher", 0)
         values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
     if compiled:
         values |= compiled_values(compiled)
-    state = jax.tree.leaves(planned.arguments[0])
+    state = jax.tree.leaves(replace(planned.arguments[0], teacher=None))
     values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
     return values
 

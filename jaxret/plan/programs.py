@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,12 +148,16 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     state = jax.eval_shape(lambda key: new_state(retriever.init(key), optimizer, rule), jax.random.key(0))
     state = abstract_sharded(state, shardings(mesh, state))
     batch = abstract_batch(shapes, row_sharding(mesh, stacked=rule.accumulate > 1), rule.accumulate)
-    program = make_train_step(
-        make_retrieval_objective(config, retriever, mesh), optimizer, state, jax.random.key(0), rule
-    )
+    objective = make_retrieval_objective(config, retriever, mesh)
+    if objective.teacher:
+        params = jax.eval_shape(objective.teacher.model.init, jax.random.key(0))
+        state = replace(state, teacher=abstract_sharded(params, shardings(mesh, params)))
+    program = make_train_step(objective, optimizer, state, jax.random.key(0), rule)
     bytes_by_kind = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
     if rule.ema:
         bytes_by_kind["moving average"] = bytes_on_device(state.ema)
+    if state.teacher:
+        bytes_by_kind["teacher"] = bytes_on_device(state.teacher)
     return AbstractProgram(program, (state, batch), bytes_by_kind)
 
 

@@ -12,6 +12,12 @@ NO_RESULT = (
     r"|train\.(chunk_size|log_every)|data\.(train|dev|store|dev_negatives_run)"
 )
 
+RUN_KEYS = ("train.start_from", "train.teacher")  # keys of a config that name another run, or a stage of its recipe
+WEIGHTS = (
+    "start",
+    "teacher",
+)  # entries of data.json that are no data: of weights that a run began with, or learned from
+
 
 def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a flat config that identify the system."""
@@ -23,7 +29,7 @@ def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:
 
     With `whole`, a random part (data.subset) counts as the set that it was drawn from: another seed draws another part.
     """
-    sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name != "start"}
+    sets = {n: entry for n, entry in (record or {}).items() if isinstance(entry, Mapping) and n not in WEIGHTS}
     if whole:
         sets = {name: entry.get("subset_of") or entry for name, entry in sets.items()}
     return {name: [entry.get("sha256"), entry.get("scores")] for name, entry in sets.items()}

@@ -34,14 +34,13 @@ LEAST = {  # the least valid number of a key; heads check their own
         ),
         1,
     ),
-    **dict.fromkeys(
-        ("train.batch_size", "train.accumulate", "validation.batch_size", "optimizer.reference_processes"), 1
-    ),
+    **dict.fromkeys(("train.batch_size", "train.accumulate", "train.round", "train.rounds"), 1),
+    **dict.fromkeys(("validation.batch_size", "optimizer.reference_processes"), 1),
     **dict.fromkeys(
         ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
     ),
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
-    **dict.fromkeys(("loss.kl.weight", "loss.margin_mse.weight", "loss.binary.weight"), 0),
+    **dict.fromkeys((f"loss.{name}.weight" for name in ("kl", "in_batch_kl", "margin_mse", "binary")), 0),
     "loss.binary.positive_weight": 0,
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
@@ -111,6 +110,12 @@ def check_training_data(config: ConfigDict) -> None:
     """Raise ValueError for a run without training data or without an end, and for a store that is no folder."""
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
+    if config.train.round > config.train.rounds:
+        raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
+    if config.train.round > 1 and not config.train.start_from:
+        raise ValueError(
+            f"train.round is {config.train.round}, but train.start_from is empty: give the workdir of the round before"
+        )
     if config.data.store and Path(config.data.store).exists() and not Path(config.data.store).is_dir():
         raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
     if not config.data.train and config.train.steps != 0:
@@ -166,8 +171,9 @@ def weak_temperatures(config: ConfigDict, retriever: RetrieverModel) -> str:
     loss = config.loss
     if not config.normalize or retriever.late_interaction:
         return ""
-    weights = {"loss.temperature": loss.contrastive_weight, "loss.kl.temperature": loss.kl.weight}
-    values = {"loss.temperature": loss.temperature, "loss.kl.temperature": loss.kl.temperature}
+    groups = {f"loss.{name}.temperature": loss[name] for name in ("kl", "in_batch_kl")}
+    weights = {"loss.temperature": loss.contrastive_weight, **{key: group.weight for key, group in groups.items()}}
+    values = {"loss.temperature": loss.temperature, **{key: group.temperature for key, group in groups.items()}}
     weak = [f"{key} is {values[key]:g}" for key, weight in weights.items() if weight and values[key] >= WEAK]
     if not weak:
         return ""

@@ -46,11 +46,13 @@ def diagnose(
                 where = "the embedding layer" if layer == 0 else f"layer {layer}"
                 return f"{where} of the {encoder} is not finite"
 
-    def loss(params: Any, batch: Any, key: jax.Array, step: Any) -> Any:  # XLA would fold constants for minutes
-        terms = objective(params, batch, key, step)
+    def loss(params: Any, batch: Any, key: jax.Array, step: Any, teacher: Any) -> Any:
+        terms = objective.with_teacher(teacher)(params, batch, key, step)
         return terms.loss, terms
 
-    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, key, step)
+    # As arguments: XLA would fold constants for minutes.
+    arguments = params, batch, key, step, objective.teacher_params
+    (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments)
     if bad := not_finite(terms):
         return f"loss term {bad[0]} is not finite, though every hidden state is"
     if bad := not_finite(gradients):

@@ -8,7 +8,8 @@ The parts, in the order in which `train` uses them:
     devices or the run in the folder are errors here, before weights or data are read.
 3.  `examples.py`: files -> tokenised examples, from their store (`Task.read_data` -> TrainingData).
 4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
-5.  The state (`train_state.py`): a new run's from `starting_weights.py`, a resumed one's from its last checkpoint.
+5.  The state (`train_state.py`): a new run's from `starting_weights.py`, a resumed one's from its last checkpoint; the
+    parameters of train.teacher from that run (`teacher.py`).
     A folder becomes a run (`runs/`) only after its data and its weights could be read.
 6.  `make_trainer` puts together
     - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
@@ -36,7 +37,7 @@ import math
 import signal
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from jaxret.data.tokens.batches import Examples, stack_batches
 from jaxret.parallel.mesh import Program, shard_batch
 from jaxret.parallel.processes import any_process
 from jaxret.parallel.progress import Progress
+from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import create_run, open_checkpoints
@@ -61,10 +63,11 @@ from jaxret.training.prefetch import Prefetcher
 from jaxret.training.prepare import log_changes, prepare_job
 from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite_parameters
 from jaxret.training.signals import stop_on_sigterm
-from jaxret.training.starting_weights import first_state
+from jaxret.training.starting_weights import first_state, first_step
 from jaxret.training.step import make_train_step
 from jaxret.training.task import AnyData, AnyJob, Task, TrainingPlan
 from jaxret.training.tasks import get_task
+from jaxret.training.teacher import load_teacher
 from jaxret.training.throughput import ThroughputMeter, countable_step, ideal_seconds
 from jaxret.training.train_state import TrainState, make_update_rule, restore_state
 from jaxret.types import TrainingBatch
@@ -75,8 +78,8 @@ class TrainResult:
     """Outcome of a call of `train`.
 
     Attributes:
-        step: updates made since the run began.
-        total_steps: of the run.
+        step: updates made, those of earlier rounds included.
+        total_steps: at the end of the run, counted so too.
         resumed_from: step of the checkpoint; None: the run is new.
         programs: compiled for the training step.
         metrics: of the last validation.
@@ -132,22 +135,24 @@ def train(
 
 
 def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
-    config, data = job.config, job.task.read_data(job)
-    optimization = make_optimization(config, data.train)
+    config, first = job.config, first_step(job)
+    data = job.task.read_data(job)
+    optimization = make_optimization(config, data.train, first)
     total = optimization.length.total
+    teacher, teacher_record = load_teacher(job, data.contract)
     state = None
     if not job.has_begun:  # a folder becomes a run only after its data and its weights could be read
         state, start_record = first_state(job, data, optimization.optimizer)
         require_finite_parameters(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
-            create_run(
-                job.workdir, config, job.encoder, data.contract, data.record | start_record, job.encoder_settings
-            )
+            record = data.record | start_record | teacher_record
+            create_run(job.workdir, config, job.encoder, data.contract, record, job.encoder_settings)
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
-        with closing(MetricsLog(job.workdir, start or 0, callback)) as metrics_log:
+        state = replace(state, teacher=teacher)
+        with closing(MetricsLog(job.workdir, first if start is None else start, callback)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()
@@ -161,20 +166,36 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, in steps; a step is an update from one or more batches."""
+    """How long a run is, in steps; a step is an update from one or more batches.
+
+    Attributes:
+        total: number of the last step.
+        checkpoint_every: steps between checkpoints.
+        epochs_per_batch: batch size / number of examples.
+        first: steps of earlier rounds, which `total` includes.
+        planned: steps that warm-up and decay are made for: those of all rounds.
+    """
 
     total: int
     checkpoint_every: int
     epochs_per_batch: float
+    first: int
+    planned: int
 
 
-def schedule_steps(config: ConfigDict, data: Examples | None) -> RunLength:
-    """Return the length of a run whose config counts steps or epochs."""
+def schedule_steps(config: ConfigDict, data: Examples | None, first: int = 0) -> RunLength:
+    """Return the length of a run whose config counts steps or epochs.
+
+    Rounds that have not begun count as long as this one.
+
+    first: steps of earlier rounds.
+    """
     batches_per_epoch = len(data) / config.train.batch_size if data else math.inf
     steps_per_epoch = batches_per_epoch / config.train.accumulate
-    total = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * steps_per_epoch)
+    steps = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * steps_per_epoch)
     every = config.train.checkpoint_every or (max(math.ceil(steps_per_epoch), 1) if data else 1)
-    return RunLength(total, every, 1 / batches_per_epoch)
+    rounds = config.train.rounds - config.train.round + 1
+    return RunLength(first + steps, every, 1 / batches_per_epoch, first, first + rounds * steps)
 
 
 @dataclass(frozen=True)
@@ -186,10 +207,11 @@ class Optimization:
     learning_rate: optax.Schedule
 
 
-def make_optimization(config: ConfigDict, data: Examples | None) -> Optimization:
-    """Return the optimizer of a config for the steps that it makes with these examples."""
-    length = schedule_steps(config, data)
-    return Optimization(length, *make_optimizer(config.optimizer, length.total))
+def make_optimization(config: ConfigDict, data: Examples | None, first: int) -> Optimization:
+    """Return the optimizer of a config for the steps that it makes with these examples, after `first` of earlier
+    rounds."""
+    length = schedule_steps(config, data, first)
+    return Optimization(length, *make_optimizer(config.optimizer, length.planned))
 
 
 def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
@@ -205,18 +227,20 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         ValueError: the run has made more steps than the config wants.
         NotFiniteError: the checkpoint holds a NaN or an infinity.
     """
-    total = optimization.length.total
-    start_record = {key: value for key, value in job.data_record.items() if key == "start"}
+    length = optimization.length
+    weights_record = {key: value for key, value in job.data_record.items() if key in WEIGHTS}
     if checkpoints.last() is None:
         state, start_record = first_state(job, data, optimization.optimizer)
-    elif (newest := max(checkpoints.last() or 0, *checkpoints.damaged, 0)) > total:
+        weights_record |= start_record
+    elif (newest := max(checkpoints.last() or 0, *checkpoints.damaged, 0)) > length.total:
         raise ValueError(
-            f"the config asks for {total} steps, but the run in {job.workdir} has made {newest}; "
+            f"the config asks for {length.total} steps, but the run in {job.workdir} has made {newest}; "
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
         )
     else:
         state = restore_newest(job, optimization, checkpoints)
     start = checkpoints.last()
+    step = length.first if start is None else start
     name = f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights"
     require_finite_parameters(state, name)
     if checkpoints.half_written:
@@ -225,11 +249,11 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
     log_changes(job)
     if any(key in job.changes for key in SCHEDULE):
-        rate = float(optimization.learning_rate((start or 0) - int(state.skipped or 0)))
-        job.log(f"the learning rate is planned anew over {total} steps: it goes on with {rate:.3g}")
+        rate = float(optimization.learning_rate(step - int(state.skipped or 0)))
+        job.log(f"the learning rate is planned anew over {length.planned} steps: it goes on with {rate:.3g}")
     any_process(False)  # a barrier: no process reads the old config any more
     if jax.process_index() == 0:
-        record_changes(job.workdir, job.config, data.contract, data.record | start_record, job.changes, start or 0)
+        record_changes(job.workdir, job.config, data.contract, data.record | weights_record, job.changes, step)
     return state
 
 
@@ -290,8 +314,8 @@ class Trainer:
             start: step of the checkpoint that it is of; None: the run is new.
         """
         length, log_every = self.optimization.length, self.job.config.train.log_every
-        step, total, recorder = start or 0, length.total, self.recorder
-        if start is None and total == 0:
+        step, total, recorder = length.first if start is None else start, length.total, self.recorder
+        if start is None and step == total:
             recorder.save(state, step, validate=True)
         stopping, single_process = False, jax.process_count() == 1
         self.meter.restart()

@@ -19,6 +19,7 @@ from jaxret.training.losses.in_batch import LossTerms
 from jaxret.types import BatchT, HiddenStates, Tokens
 
 ModelT = TypeVar("ModelT", bound=Model)
+ObjectiveT = TypeVar("ObjectiveT", bound="Objective[Any, Any]")
 Inputs = TypeVar("Inputs")
 Result = TypeVar("Result")
 
@@ -33,6 +34,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         chunk_size: rows encoded at a time, a query with its documents; 0: all.
         reduce_dtype: in which gradients are added up over devices.
         from_copies: whether parameters are those that `copies` returns.
+        teacher_params: parameters of a teacher, which the loss reads and no gradient is taken of; None: it reads none.
     """
 
     model: ModelT
@@ -40,6 +42,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
     chunk_size: int = 0
     reduce_dtype: Any = jnp.float32
     from_copies: bool = False
+    teacher_params: Params | None = None
 
     @abstractmethod
     def __call__(
@@ -58,6 +61,10 @@ class Objective(ABC, Generic[ModelT, BatchT]):
     @abstractmethod
     def hidden_states(self, params: Params, batch: BatchT) -> Iterator[tuple[str, HiddenStates]]:
         """Yield the name and the states of each encoder, to find the layer where one breaks."""
+
+    def with_teacher(self: ObjectiveT, params: Params | None) -> ObjectiveT:
+        """Return the objective with the parameters of its teacher."""
+        return replace(self, teacher_params=params)
 
     def chunks(self, rows: int) -> int:
         """Return in how many passes `rows` are encoded."""

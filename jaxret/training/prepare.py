@@ -16,6 +16,7 @@ from jaxret.parallel.processes import any_process, require_platform
 from jaxret.parallel.progress import job_log
 from jaxret.runs.contract import make_contract
 from jaxret.runs.from_sentence_transformers import apply_settings
+from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.resume import require_same_run
 from jaxret.runs.run import load_tokenizer, recorded_settings, require_stored_contract
@@ -89,7 +90,7 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
     """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json."""
-    if job.has_begun and (recorded := {key: value for key, value in job.data_record.items() if key != "start"}):
+    if job.has_begun and (recorded := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
         remedy = "A run can only be resumed on the data it began with."
         sources = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
         require_equal(recorded, record, str(job.workdir.data), sources or "no data", remedy)

@@ -57,7 +57,7 @@ class Inspector:
         for number in range(step * count, (step + 1) * count):  # until the first batch that breaks
             batch = shard_whole_batch(self.objective.mesh, self.plan.training_batch(self.data, number))
             key = jax.random.fold_in(self.dropout_key, number)
-            cause = diagnose(self.objective, state.params, batch, key, number)
+            cause = diagnose(self.objective.with_teacher(state.teacher), state.params, batch, key, number)
             if cause != SOUND:
                 break
         last = self.checkpoints.last()

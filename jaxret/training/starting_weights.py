@@ -23,10 +23,14 @@ from jaxret.models.model import Model
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
 from jaxret.runs.mismatch import require_equal
-from jaxret.runs.run import open_model
+from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_model
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
 from jaxret.storage.checkpoint import tree_digest
 from jaxret.training.task import AnyData, AnyJob
-from jaxret.training.train_state import TrainState, make_update_rule, place_state
+from jaxret.training.train_state import TrainState, make_update_rule, place_state, restore_state
+
+_SAME_MODEL = "train.start_from must name a run with the same encoder, head, pooling and lengths."
 
 
 def first_state(
@@ -41,6 +45,8 @@ def first_state(
         ValueError: the weights do not fit.
     """
     config, source = job.config, job.config.train.start_from
+    if config.train.round > 1:
+        return continued_state(job, data, optimizer)
     if not source:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
         head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
@@ -50,11 +56,37 @@ def first_state(
         weights = load_encoder_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
     other = open_model(source, job.task.name, job.task.build)
-    remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
-    require_equal(other.contract, data.contract, f"{source}/contract.json", "this run", remedy)
+    require_equal(other.contract, data.contract, f"{source}/contract.json", "this run", _SAME_MODEL)
     require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
     state = place_state(job.mesh, jax.device_get(other.params), optimizer, make_update_rule(config))
     return state, {"start": other.checkpoint}
+
+
+def first_step(job: AnyJob) -> int:
+    """Return the number of steps before the first one of a run: those of the rounds before it."""
+    if job.config.train.round == 1:
+        return 0
+    if job.has_begun:
+        return job.data_record["start"]["step"]
+    folder = Workdir(job.config.train.start_from)
+    with open_checkpoints(folder, config_of_task(folder, job.task.name)) as checkpoints:
+        return choose_checkpoint(checkpoints, "last", folder)
+
+
+def continued_state(
+    job: AnyJob, data: AnyData, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, dict[str, dict[str, Any]]]:
+    """Return the state of the last checkpoint of the round before, and its record, as `first_state` does: parameters,
+    optimizer, moving average and step."""
+    folder = Workdir(job.config.train.start_from)
+    config = config_of_task(folder, job.task.name)
+    require_equal(read_json(folder.contract), data.contract, str(folder.contract), "this run", _SAME_MODEL)
+    with open_checkpoints(folder, config) as checkpoints:
+        step = choose_checkpoint(checkpoints, "last", folder)
+        state = restore_state(checkpoints, step, job.mesh, job.model, optimizer, make_update_rule(job.config))
+    start = {"step": step, "digest": tree_digest(state.weights)}
+    require_same_weights(job, start, f"the last checkpoint of {folder}")
+    return state, {"start": start}
 
 
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:

@@ -81,7 +81,8 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: BatchT) -> tuple[TrainState, dict[str, jax.Array]]:
-        terms, gradients = loss_and_gradients(objective, state.params, batch, dropout_key, state.step, rule.accumulate)
+        taught = objective.with_teacher(state.teacher)
+        terms, gradients = loss_and_gradients(taught, state.params, batch, dropout_key, state.step, rule.accumulate)
         norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))

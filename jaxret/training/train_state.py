@@ -20,7 +20,7 @@ from jaxret.storage.checkpoint import Checkpoints
 
 @struct.dataclass
 class TrainState:
-    """Everything that a training step changes.
+    """Everything that a training step changes, and the parameters of a teacher, which it reads.
 
     Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and nothing changes any more:
     params and step stay those before the bad step, so that it can be examined.
@@ -32,6 +32,7 @@ class TrainState:
         healthy: bool [].
         ema: the moving average of params; None: there is none.
         skipped: int32 [], updates skipped; None: none may be, and none was.
+        teacher: parameters of another run, in no checkpoint of this one; None: the loss reads none.
     """
 
     params: Any
@@ -40,6 +41,7 @@ class TrainState:
     healthy: jax.Array
     ema: Params | None = None
     skipped: jax.Array | None = None
+    teacher: Params | None = None
 
     @property
     def weights(self) -> Params:

@@ -1,4 +1,4 @@
-"""kill -9 in every step of a recipe of two stages: the same command goes on, and with the same table."""
+"""kill -9 in every step of a recipe, of two stages and of rounds: the same command goes on, and with the same table."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import leftovers
 from tests.faults.scripts import Script, start
 
-CONFIG = """from jaxret.configs.base import get_config, two_stages
+STEPS = ("mine", "score", "train", "encode", "search")
+TWO_STAGES = """from jaxret.configs.base import get_config, two_stages
 
 
 def stages():
     first, second = two_stages(depth=20, keep=4)
     return first, second | {"teacher": "stage1", "config": {"loss.kl.weight": 1.0}}
 """
-STEPS = [f"stage{number}.{step}" for number in (1, 2) for step in ("mine", "score", "train", "encode", "search")]
-STEPS.remove("stage1.score")
+ROUNDS = """from jaxret.configs.base import get_config
 
 
-def begin(tiny: Tiny, folder: Path) -> Script:
-    config = tiny.root / "two_stages.py"
-    config.write_text(CONFIG)
+def stages():
+    return ({"name": "stage", "rounds": 3, "mine": {"pools": ["bm25"], "depth": 20, "keep": 4}},)
+"""
+RECIPES = {
+    "two_stages": (TWO_STAGES, [f"stage{n}.{step}" for n in (1, 2) for step in STEPS if (n, step) != (1, "score")]),
+    "rounds": (ROUNDS, [f"stage-{n}.{step}" for n in (1, 2, 3) for step in STEPS if step != "score"]),
+}
+
+
+def begin(tiny: Tiny, folder: Path, recipe: str) -> Script:
+    config = tiny.root / f"{recipe}.py"
+    config.write_text(RECIPES[recipe][0])
     flags = [flag for flag in tiny.training(folder) if not flag.startswith("--config=")]
     more = [f"--config={config}", "--measures=RR@10", "--k=10", "--config.encode.tokens_per_batch=384"]
     return start("jaxret/__main__.py", "recipe", *more, *flags)
@@ -38,22 +47,23 @@ def made(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.faults(25)
-def test_every_step(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    alone = begin(tiny, tmp_path / "alone")
+@pytest.mark.parametrize(("recipe", "files"), [("two_stages", 6), ("rounds", 7)])
+def test_every_step(recipe: str, files: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    alone = begin(tiny, tmp_path / "alone", recipe)
     assert alone.wait() == 0, alone.output
     expected = made(tmp_path / "alone")
-    assert len(expected) == 6
-    random, folder = np.random.default_rng(0), tmp_path / "killed"
-    for step in STEPS:
-        process = begin(tiny, folder)
+    assert len(expected) == files
+    random, folder, steps = np.random.default_rng(0), tmp_path / "killed", RECIPES[recipe][1]
+    for step in steps:
+        process = begin(tiny, folder, recipe)
         while f"== {step}" not in process.stdout and process.poll(0.005) is None:
             pass
         process.poll(random.uniform(0, 0.3))
         process.kill()
         killed = process.wait() == -signal.SIGKILL
         done = [path.stem for path in (folder / "done").glob("*.json")]
-        before = STEPS[: STEPS.index(step)]
+        before = steps[: steps.index(step)]
         trials.count(killed and set(before) <= set(done), f"{step}: {process.output}")
-    last = begin(tiny, folder)
+    last = begin(tiny, folder, recipe)
     ended = last.wait() == 0
     trials.count(ended and made(folder) == expected and not leftovers(folder), f"{last.output} {leftovers(folder)}")

@@ -24,6 +24,7 @@ from jaxret.types import Ragged
 PUBLISHED = {
     "bert-base-uncased": 108_891_648,
     "distilbert-base-uncased": 66_362_880,
+    "FacebookAI/roberta-base": 124_055_040,
     "FacebookAI/xlm-roberta-base": 277_453_056,
     "answerdotai/ModernBERT-base": 149_014_272,
     "t5-base": 109_628_544,

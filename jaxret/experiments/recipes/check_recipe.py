@@ -35,6 +35,7 @@ from jaxret.training.examples import TRAINING_PASSAGES, example_source
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.prepare import prepare_job
 from jaxret.training.tasks import get_task
+from jaxret.training.teacher import require_run, require_same_tokens
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
             contracts[stage.name] = _contract(stage, folder)
             if stage.config.train.start_from:
                 _check_start(stage, contracts)
+            if stage.config.train.teacher:
+                _check_in_batch_teacher(stage, stages, contracts)
 
 
 def _check_evaluation(evaluation: EvaluationSetup) -> None:
@@ -174,6 +177,19 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
         encoded, passed = ({"sha256": corpus.scan().sha256} for corpus in corpora)
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
         require_equal(encoded, passed, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
+
+
+def _check_in_batch_teacher(
+    stage: Stage, stages: Mapping[str, Stage], contracts: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raise FileNotFoundError, ValueError or ContractError if the run in train.teacher cannot teach the stage."""
+    teacher = stage.config.train.teacher
+    if teacher not in stages:
+        require_run(teacher, contracts[stage.name])
+        return
+    if stages[teacher].is_reranker:
+        raise ValueError(f"train.teacher is {teacher!r}, which is {USES['reranking']}; a retriever is needed")
+    require_same_tokens(contracts[teacher], contracts[stage.name], f"stage {teacher!r}")
 
 
 def _check_scores(stage: Stage) -> None:

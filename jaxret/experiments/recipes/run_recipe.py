@@ -38,7 +38,7 @@ from jaxret.index.shards import ShardError
 from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
 from jaxret.mining.pools import BM25_NAME
 from jaxret.runs.from_sentence_transformers import UNSET
-from jaxret.runs.identity import without_seeds
+from jaxret.runs.identity import RUN_KEYS, without_seeds
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError, flatten
 from jaxret.runs.run import config_json, open_checkpoints, open_run
@@ -254,20 +254,19 @@ class _Recipe:
         step_digests = (self._training_file_digests(f"{stage.name}.{step}") for step in ("score", "mine"))
         train: Any = next(filter(None, step_digests), None)
         train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
-        start = config.train.start_from
         return {
             "config": {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"},
             "train": train,
             "dev": self._digest(dev),
-            "start_from": self._outputs.get(f"{start}.train", {}) if start in self.stages else {},
-            "referenced": self._digest(referenced_files(config, start not in self.stages)),
+            "runs": {key: self._outputs.get(f"{stage.run_of(key)}.train", {}) for key in RUN_KEYS},
+            "referenced": self._digest(referenced_files(config, self.stages)),
             "explicit_keys": sorted(UNSET.keys() & stage.explicit_keys),
         }
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
-        if config.train.start_from in self.stages:
-            config = change_config(config, {"train.start_from": str(self.folder / config.train.start_from)}, stage.name)
+        folders = {key: str(self.folder / stage.run_of(key)) for key in RUN_KEYS if stage.run_of(key) in self.stages}
+        config = change_config(config, folders, stage.name)
         try:
             train(config, workdir.path, self.progress, stage.explicit_keys).require_finished()
         except ContractError as error:  # the stage was started with other settings or data
@@ -281,13 +280,13 @@ class _Recipe:
 
         Each seed of a stage mines other data; `jaxret compare` recognises seeds of one system by their lineage.
         """
-        keys, data, start = flatten(config_json(stage.config)), stage.config.data, stage.config.train.start_from
+        keys, data = flatten(config_json(stage.config)), stage.config.data
         inputs: dict[str, Any] = {
-            "config": {key: value for key, value in without_seeds(keys).items() if key != "train.start_from"},
+            "config": {key: value for key, value in without_seeds(keys).items() if key not in RUN_KEYS},
             "data": self._digest(stage.query_files()),
             "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
-            "start_from": self._lineage.get(start, start),
-            "referenced": self._digest(referenced_files(stage.config, start not in self.stages)),
+            "runs": {key: self._lineage.get(run := stage.run_of(key), run) for key in RUN_KEYS},
+            "referenced": self._digest(referenced_files(stage.config, self.stages)),
         }
         if stage.teacher:
             inputs["teacher"] = self._lineage.get(stage.teacher) or self._external_teacher(stage.teacher)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.mining.training_queries import training_query_files
 from jaxret.models.encoders.pretrained import model_files
+from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
 from jaxret.training.losses.group_losses import distillation_keys
 
-_KEYS = ("name", "suffix", "base", "mine", "teacher", "config")
+_KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
 TRAINING_DATA = "data"  # in concat: the records of data.train itself
 _MINING = ("pools", "concat")  # keys of a stage's "mine" besides those of MiningSettings
 _SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys of the command line that stages of another config take, too
@@ -51,6 +52,10 @@ class Stage:
     def is_reranker(self) -> bool:
         """Return whether the stage trains a cross-encoder, which is neither encoded nor searched with."""
         return self.config.task == "reranking"
+
+    def run_of(self, key: str) -> str:
+        """Return the earlier stage or the run that a key of RUN_KEYS names; "" for none."""
+        return self.config.train[key.removeprefix("train.")]
 
     def query_files(self) -> list[Path]:
         """Return the files with the training queries. Raises DataError for a missing file."""
@@ -91,16 +96,18 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
         ValueError: a stage is not as docs/mining.md describes.
     """
     stages: list[Stage] = []
-    for number, entry in enumerate(load_stages(config), 1):
+    for number, written in enumerate(load_stages(config), 1):
         where = f"{config}: stage {number}"
-        stage = _with_config(_parse_stage(entry, where, stages), entry, config, overrides)
-        if stage.mining and match:
-            stage = replace(stage, mining=replace(stage.mining, match=match))
-        _check_scores_have_use(stage, where)
-        stages.append(stage)
+        for entry, round_keys in _rounds(written, where):
+            stage = _with_config(_parse_stage(entry, where, stages), entry, config, overrides, round_keys)
+            if stage.mining and match:
+                stage = replace(stage, mining=replace(stage.mining, match=match))
+            _check_scores_have_use(stage, where)
+            stages.append(stage)
     names = [stage.name for stage in stages]
     for index, stage in enumerate(stages):
-        for role, other in (("teacher", stage.teacher), ("train.start_from", stage.config.train.start_from)):
+        others = {"teacher": stage.teacher, **{key: stage.run_of(key) for key in RUN_KEYS}}
+        for role, other in others.items():
             if other in names[index:]:
                 raise ValueError(f"{config}: {role} of stage {stage.name!r} is {other!r}, which is no earlier stage")
     if all(stage.is_reranker for stage in stages):
@@ -108,8 +115,52 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
     return stages
 
 
-def _with_config(stage: Stage, entry: Mapping[str, Any], config: str, overrides: Mapping[str, Any]) -> Stage:
-    """Return the stage with its config: that of the recipe, or of `base`, with the keys of the entry and overrides."""
+def _rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the entry of each round of a stage, and the keys that make its config one of a round; a stage without
+    rounds is returned as it is.
+
+    Round 1 mines as written. Every later round mines with the round before alone, draws others among its candidates,
+    and goes on with its training.
+
+    Raises ValueError for rounds that refresh nothing.
+    """
+    if not isinstance(entry, Mapping) or "rounds" not in entry:
+        return [(entry, {})]
+    rest = {key: value for key, value in entry.items() if key != "rounds"}
+    rounds, name, mine = entry["rounds"], entry.get("name", ""), entry.get("mine")
+    if type(rounds) is not int or rounds < 2:
+        raise ValueError(f"{where}: rounds is {rounds!r}; it must be a whole number from 2 on")
+    if not name or not isinstance(mine, Mapping):
+        raise ValueError(f"{where} has rounds, each of which mines: it needs a name, and mine as a dict")
+    parts: list[tuple[Any, dict[str, Any]]] = []
+    for number in range(1, rounds + 1):
+        keys = {"train.round": number, "train.rounds": rounds, "validation.best": "last"}
+        settings, seed = dict(mine), mine.get("seed", MiningSettings().seed)
+        if type(seed) is int:  # anything else is an error of mining
+            settings["seed"] = seed + number - 1
+        if number > 1:
+            before = f"{name}-{number - 1}"
+            keys["train.start_from"], settings["pools"] = before, (before,)
+        parts.append(({**rest, "name": f"{name}-{number}", "mine": settings}, keys))
+    return parts
+
+
+def _with_config(
+    stage: Stage,
+    entry: Mapping[str, Any],
+    config: str,
+    overrides: Mapping[str, Any],
+    round_keys: Mapping[str, Any],
+) -> Stage:
+    """Return the stage with its config: that of the recipe, or of `base`, with the keys of the entry and overrides.
+
+    Args:
+        stage: without its config.
+        entry: of the stage.
+        config: of the recipe.
+        overrides: keys of the command line.
+        round_keys: keys of a round, which nothing changes.
+    """
     name, _, recipe_suffix = config.partition(":")
     entry_keys = entry.get("config") or {}
     if base := entry.get("base"):
@@ -120,6 +171,12 @@ def _with_config(stage: Stage, entry: Mapping[str, Any], config: str, overrides:
         base = f"{name}:{suffix}" if suffix else name
         keys = {**entry_keys, **overrides}
         source = config
+    if round_keys and keys.get("validation.best", "last") != "last":
+        raise ValueError(
+            f"{config}: validation.best is {keys['validation.best']!r}, but stage {stage.name!r} is a round, and its "
+            "last checkpoint is the one that goes on: leave it out"
+        )
+    keys |= round_keys
     return replace(stage, config=change_config(load_config(base), keys, source), explicit_keys=tuple(sorted(keys)))
 
 
@@ -181,10 +238,10 @@ def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Se
         raise ValueError(f"{where}: mine: {error}") from error
 
 
-def referenced_files(config: ConfigDict, start: bool) -> list[Path]:
+def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[Path]:
     """Return the files on this machine that training reads besides its data, such as the encoder's.
 
-    start: whether to include the checkpoints of the run in train.start_from.
+    stages: values of RUN_KEYS whose checkpoints are left out: names of stages.
     """
     data, paths = config.data, []
     for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
@@ -193,6 +250,7 @@ def referenced_files(config: ConfigDict, start: bool) -> list[Path]:
     if config.validation.corpus:
         paths += Corpus.open(config.validation.corpus).files
     paths += model_files(config.encoder.checkpoint)
-    if start and config.train.start_from:
-        paths += sorted(Workdir(config.train.start_from).checkpoints.glob("*/_CHECKPOINT_METADATA"))
+    for run in (config.train.start_from, config.train.teacher):
+        if run and run not in stages:
+            paths += sorted(Workdir(run).checkpoints.glob("*/_CHECKPOINT_METADATA"))
     return paths

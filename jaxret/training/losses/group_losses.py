@@ -1,4 +1,4 @@
-"""Losses of a query and the documents of its own group: distillation of a teacher's scores, and yes or no."""
+"""Losses of a query and a group of documents, most often its own: distillation of a teacher's scores, and yes or no."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ml_collections import ConfigDict
 from jaxret.models.scoring import MASKED_SCORE
 from jaxret.training.losses.sparsity import SparsitySettings
 
-Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, the positive first
+Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, its own positive first
 GroupMask = Bool[jax.Array, "B G"]  # masked documents count for nothing
 Scalar = Float[jax.Array, ""]
 
 
 @dataclass(frozen=True)
 class KlSettings:
-    """KL(teacher || student) over the documents of each query that a teacher scored (Hinton et al. 2015, section 2).
+    """KL(teacher || student) over the documents that a teacher scored for each query (Hinton et al. 2015, section 2).
 
     Attributes:
         weight: of the term; 0: off.
@@ -83,14 +83,21 @@ def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySetting
 
 
 # Groups of keys in config.loss.
-GROUPS = {"kl": KlSettings, "margin_mse": MarginMseSettings, "binary": BinarySettings, "sparsity": SparsitySettings}
+GROUPS = {
+    "kl": KlSettings,
+    "in_batch_kl": KlSettings,
+    "margin_mse": MarginMseSettings,
+    "binary": BinarySettings,
+    "sparsity": SparsitySettings,
+}
 
 
 def loss_fields(config: ConfigDict) -> dict[str, Any]:
     """Return the keys of `config.loss` as fields of LossSettings. Raises ValueError for temperatures of 0 or below."""
     loss = config.loss
     positive = {key: loss[key] for key in ("temperature", "local_temperature", "annealing_floor")}
-    positive |= {f"kl.{key}": loss.kl[key] for key in ("temperature", "teacher_temperature")}
+    for group in ("kl", "in_batch_kl"):
+        positive |= {f"{group}.{key}": loss[group][key] for key in ("temperature", "teacher_temperature")}
     if min(positive.values()) <= 0:
         values = [f"loss.{key} {value}" for key, value in positive.items()]
         raise ValueError(f"{', '.join(values[:-1])} and {values[-1]} must be positive")
@@ -98,20 +105,27 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
 
 
 def distillation_keys(config: ConfigDict) -> list[str]:
-    """Return the keys of a config that turn on losses of a teacher's scores."""
+    """Return the keys of a config that turn on losses of a teacher's scores in the training data."""
     return [f"loss.{name}.weight" for name in ("kl", "margin_mse") if config.loss[name].weight]
 
 
 def check_losses(config: ConfigDict) -> None:
     """Raise ValueError for losses that have nothing to learn from, and for data that no loss reads."""
     distillation, binary = distillation_keys(config), config.loss.binary.weight
-    contrastive_only = not distillation and not binary
+    in_batch = config.loss.in_batch_kl.weight
+    contrastive_only = not distillation and not binary and not in_batch
     if config.loss.contrastive_weight == 0 and not config.data.pseudo_queries and contrastive_only:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.data.teacher_run and not distillation:
         raise ValueError(
             "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: nobody reads it"
         )
+    if in_batch and not config.train.teacher:
+        raise ValueError(
+            "loss.in_batch_kl.weight is set, but train.teacher is empty: give the workdir of a retriever to learn from"
+        )
+    if config.train.teacher and not in_batch:
+        raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: nobody reads its scores")
     if not config.loss.in_batch_negatives and config.data.negatives == 0:
         raise ValueError(
             "loss.in_batch_negatives is False and data.negatives is 0: a positive has nothing to compete with"

@@ -50,6 +50,7 @@ class LossSettings:
         auxiliary_decay: factor of that weight, per epoch.
         epochs_per_step: batch size / number of examples.
         kl: distillation by Kullback-Leibler divergence.
+        in_batch_kl: the same, of the scores of all documents of the batch.
         margin_mse: distillation of margins.
         binary: cross-entropy of yes and no.
         sparsity: penalties on the weights of words; its steps are counted in batches.
@@ -71,6 +72,7 @@ class LossSettings:
     auxiliary_decay: float = 1.0
     epochs_per_step: float = 0.0
     kl: KlSettings = field(default_factory=KlSettings)
+    in_batch_kl: KlSettings = field(default_factory=KlSettings)
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)
     binary: BinarySettings = field(default_factory=BinarySettings)
     sparsity: SparsitySettings = field(default_factory=SparsitySettings)
@@ -139,6 +141,8 @@ class Scores:
         parts: S of each of `settings.parts` alone.
         group_size: documents of a query, which stand together; 0: N / B.
         sparsity: of the batch's vectors; None: these are no weights of words.
+        document_exists: False for empty slots.
+        in_batch_teacher: a teacher's scores of every query with every document; None: there is no such teacher.
     """
 
     similarities: Float[jax.Array, "B N V"]
@@ -152,6 +156,8 @@ class Scores:
     parts: tuple[Float[jax.Array, "B N V"], ...] = ()
     group_size: int = 0
     sparsity: Sparsity | None = None
+    document_exists: Bool[jax.Array, " N"] | None = None
+    in_batch_teacher: Float[jax.Array, "B N"] | None = None
 
     @cached_property
     def query_exists(self) -> Bool[jax.Array, " B"]:
@@ -171,15 +177,21 @@ class Scores:
         """Return S[i,i+,:], the similarities of each query with the vectors of its positive."""
         return jnp.take_along_axis(similarities, self.positive_columns[:, None, None], axis=1)[:, 0]
 
-    def compete(
+    def of_documents(
         self, similarities: Float[jax.Array, "B N V"]
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """Return the score of each query's positive, and the scores of all documents, MASKED_SCORE where one does not
-        compete. A document scores by its best vector; the positive as `settings.positive` says."""
+        """Return the score of each query's positive, and the scores of all documents. A document scores by its best
+        vector; the positive as `settings.positive` says."""
         vectors = self.positive_vectors(similarities)
         positive = vectors[:, 0] if self.settings.positive == "first" else jnp.max(vectors, axis=-1)
         is_positive = jnp.arange(similarities.shape[1])[None] == self.positive_columns[:, None]
-        scores = jnp.where(is_positive, positive[:, None], jnp.max(similarities, axis=-1))
+        return positive, jnp.where(is_positive, positive[:, None], jnp.max(similarities, axis=-1))
+
+    def compete(
+        self, similarities: Float[jax.Array, "B N V"]
+    ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
+        """Return `of_documents`, with MASKED_SCORE for documents that do not compete."""
+        positive, scores = self.of_documents(similarities)
         return positive, jnp.where(self.competing, scores, MASKED_SCORE)
 
     @cached_property
@@ -267,6 +279,21 @@ def kl_term(scores: Scores) -> Term | None:
     return Term(settings.weight, kl_divergence(*scores.teacher_group(), settings))
 
 
+def in_batch_kl_term(scores: Scores) -> Term | None:
+    """Return the divergence of a teacher's scores of every query with all documents of the batch (Lin et al. 2021,
+    section 3); None without a teacher, as in validation.
+
+    Scores are labels here, so known positives and second copies of a positive count as the teacher scores them.
+    """
+    settings = scores.settings.in_batch_kl
+    if not settings.weight or scores.in_batch_teacher is None:
+        return None
+    assert scores.document_exists is not None
+    mask = scores.document_exists[None] & scores.query_exists[:, None]
+    student = scores.of_documents(scores.similarities)[1]
+    return Term(settings.weight, kl_divergence(student, scores.in_batch_teacher, mask, settings))
+
+
 def margin_mse_term(scores: Scores) -> Term | None:
     """Return the error of the teacher's margins; None for a batch without its scores."""
     weight = scores.settings.margin_mse.weight
@@ -304,6 +331,7 @@ TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "parts": parts_term,
     "reconstruction": reconstruction_term,
     "kl": kl_term,
+    "in_batch_kl": in_batch_kl_term,
     "margin_mse": margin_mse_term,
     "binary": binary_term,
     "query_sparsity": query_sparsity_term,

@@ -80,7 +80,8 @@ def check_pretraining_config(config: ConfigDict) -> None:
         raise ValueError(f"pretraining.length is {c.length}; it must be 3 or more")
     if c.shortest > c.length - 2:
         raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
-    for key, empty in (("data.dev", ""), ("data.subset", 0), ("tokens.packing", False), ("train.start_from", "")):
+    unused = {"data.dev": "", "data.subset": 0, "tokens.packing": False, "train.start_from": "", "train.rounds": 1}
+    for key, empty in unused.items():
         group, name = key.split(".")
         if config[group][name] != empty:
             raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")

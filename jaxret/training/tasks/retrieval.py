@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -18,7 +18,8 @@ from jaxret.models.model import Params
 from jaxret.models.retriever import DTYPES, RetrieverModel, build_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_sharding
-from jaxret.runs.run import make_embedder
+from jaxret.runs.contract import make_contract
+from jaxret.runs.run import load_tokenizer, make_embedder
 from jaxret.training.config_check import check_retrieval, weak_temperatures
 from jaxret.training.examples import TRAINING_PASSAGES, make_batch_plan
 from jaxret.training.losses.grad_cache import encode_in_chunks
@@ -36,6 +37,7 @@ from jaxret.training.prepare import read_training_data
 from jaxret.training.ranking import Ranker
 from jaxret.training.step import make_eval_step
 from jaxret.training.task import Task, TrainingData, TrainingJob
+from jaxret.training.teacher import require_teacher, teacher_model
 from jaxret.training.validation import RetrievalValidation, make_collection
 from jaxret.types import Batch, Embeddings, HiddenStates, Tokens
 
@@ -47,9 +49,15 @@ RetrievalData: TypeAlias = TrainingData[TrainingSet]
 @dataclass(frozen=True, kw_only=True)
 class RetrievalObjective(Objective[RetrieverModel, Batch]):
     """The loss of a batch whose queries compete for all its documents, those of other devices too; or each for its own
-    documents alone (loss.in_batch_negatives)."""
+    documents alone (loss.in_batch_negatives).
+
+    Attributes:
+        settings: of the loss.
+        teacher: scores batches with `teacher_params`; None: there is none.
+    """
 
     settings: LossSettings = field(default_factory=LossSettings)
+    teacher: RetrievalObjective | None = None
 
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
@@ -70,8 +78,19 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 teacher_scores=batch.teacher_scores,
                 parts=tuple(self.similarities(q, d, slice(start, stop)) for start, stop in settings.parts),
                 sparsity=self.sparsity(q, d, batch, step) if settings.count_words else None,
+                document_exists=batch.document_ids >= 0,
+                in_batch_teacher=self.teach(batch, key) if train else None,
             )
         )
+
+    def teach(self, batch: Batch, key: jax.Array) -> jax.Array | None:
+        """Return the teacher's scores [B,N], of vectors as at inference; None: there is no teacher."""
+        if self.teacher is None or self.teacher_params is None:
+            return None
+        texts = replace(batch, pseudo_queries=None)  # the model's own head may learn from them
+        q, d = self.teacher.encode(self.teacher_params, texts, key, train=False)
+        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))
+        return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(q, d), axis=-1))
 
     def sparsity(self, q: Embeddings, d: Embeddings, batch: Batch, step: jax.Array | int | None) -> Sparsity:
         """Return the penalties on the weights of words, over all texts of the batch.
@@ -148,7 +167,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 def make_retrieval_objective(
     config: ConfigDict, retriever: RetrieverModel, mesh: Mesh, epochs_per_step: float = 0.0
 ) -> RetrievalObjective:
-    """Return the loss of a config.
+    """Return the loss of a config. Raises ValueError if train.teacher cannot teach it.
 
     Args:
         config: of the run.
@@ -156,13 +175,15 @@ def make_retrieval_objective(
         mesh: the devices.
         epochs_per_step: batch size / number of examples.
     """
-    return RetrievalObjective(
+    teacher = teacher_model(config, retriever)
+    objective = RetrievalObjective(
         model=retriever,
         mesh=mesh,
         chunk_size=config.train.chunk_size,
         reduce_dtype=DTYPES[config.mesh.reduce_dtype],
         settings=loss_settings(config, retriever, epochs_per_step),
     )
+    return objective if teacher is None else replace(objective, teacher=replace(objective, model=teacher))
 
 
 def make_retrieval_plan(config: ConfigDict, retriever: RetrieverModel, batch_size: int, devices: int) -> BatchPlan:
@@ -215,6 +236,13 @@ def make_validation(
     return RetrievalValidation(data.dev, collection, plan, make_eval_step(objective, params), ranker, progress)
 
 
+def _read_data(job: RetrievalJob) -> RetrievalData:
+    if job.config.train.teacher:  # before any text is tokenised
+        contract = make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
+        require_teacher(job.config, job.model, contract)
+    return read_training_data(job)
+
+
 def _make_validator(
     job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch], params: Params
 ) -> RetrievalValidation | None:
@@ -235,7 +263,7 @@ RETRIEVAL: Task[RetrieverModel, TrainingSet, Batch] = Task(
     encoder_settings=read_model_keys,
     build=build_retriever_model,
     check=check_retrieval,
-    read_data=read_training_data,
+    read_data=_read_data,
     make_objective=make_retrieval_objective,
     make_plan=_make_plan,
     make_validator=_make_validator,

@@ -1,0 +1,54 @@
+"""ANCE on MS MARCO passages: a warm-up on BM25's negatives, then ten rounds on the model's own, refreshed in between.
+
+Constants are those of the published code (commands/run_train.sh, run_train_warmup.sh): one RoBERTa-base for both sides,
+queries of 64 tokens and passages of 512; 64 queries a step, each with one negative and no other (8 on each of 4 GPUs,
+2 batches accumulated); LAMB at 1e-6; 20 of the first 200 candidates drawn for each query; a refresh every 10,000 steps.
+
+Ours: the warm-up's 60,000 steps and the ten rounds, for neither of which the code has a number (it stops at 1,000,000
+steps, over which the rate falls: here it stays); 512 tokens in the warm-up too (128 there), because a run can go on with
+its own lengths only; no linear layer with a norm on top of [CLS]; and training waits for a refresh, which runs beside it
+there.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+
+
+def stages() -> tuple[dict[str, Any], ...]:
+    warm_up = {
+        "optimizer.learning_rate": 2e-4,
+        "optimizer.warmup_steps": 1000,
+        "train.batch_size": 32,
+        "train.steps": 60_000,
+    }
+    return (
+        {"name": "warm_up", "mine": {"pools": ("bm25",), "depth": 1000, "keep": 100}, "config": warm_up},
+        {
+            "name": "ance",
+            "rounds": 10,
+            "mine": {"pools": ("warm_up",), "depth": 200, "keep": 20},
+            "config": {"train.start_from": "warm_up"},
+        },
+    )
+
+
+def get_config() -> ConfigDict:
+    c = base()
+    c.encoder.checkpoint = "FacebookAI/roberta-base"
+    c.encoder.tied = True
+    c.encoder.dtype = "bfloat16"
+    c.tokens.query_length, c.tokens.passage_length = 64, 512
+    c.data.negatives = 1
+    c.loss.in_batch_negatives = False
+    c.optimizer.name = "lamb"
+    c.optimizer.learning_rate = 1e-6
+    c.optimizer.warmup_steps = 5000
+    c.optimizer.decay = "none"
+    c.optimizer.clip_norm = 1.0
+    c.train.batch_size = 64
+    c.train.steps = 10_000
+    c.validation.best = "last"
+    return c

@@ -1,0 +1,107 @@
+"""The teacher of distillation within the batch: another run, whose parameters training reads and does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxret.models.model import Params
+from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
+from jaxret.parallel.mesh import shardings
+from jaxret.runs.contract import LENGTHS
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_run
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+from jaxret.training.task import AnyJob
+from jaxret.training.train_state import place_leaf
+
+_VECTORS = ("encoder", "head", "pooling", "normalize")  # parts of a contract in which a teacher may differ
+_REMEDY = "train.teacher must name a retriever with the same tokenizer, markers and prompts: it reads the same tokens."
+
+
+def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel | None:
+    """Return the model of train.teacher, without parameters and with plain attention; None if there is none.
+
+    Raises:
+        FileNotFoundError: it is no run.
+        ValueError: it is no retriever, or it cannot read the texts as they are packed for the student.
+    """
+    if not config.train.teacher:
+        return None
+    folder = Workdir(config.train.teacher)
+    stored = config_of_task(folder, "retrieval")
+    model = build_retriever_model(stored, encoder_config(stored, folder.encoder)).plain
+    heads = student.module.head, model.module.head
+    slots = [[head.prefix_length(side) for side in ("query", "passage")] for head in heads]
+    if config.tokens.packing and (model.module.head.unattended() or slots[0] != slots[1]):
+        raise ValueError(
+            f"tokens.packing is True, but the head of train.teacher={folder} puts other tokens around a text than that "
+            "of this run: set tokens.packing=False"
+        )
+    return model
+
+
+def require_teacher(config: ConfigDict, student: RetrieverModel, contract: Mapping[str, Any]) -> None:
+    """Raise FileNotFoundError, ValueError or ContractError if train.teacher cannot teach a run. No weights are read.
+
+    Args:
+        config: of the run.
+        student: its model.
+        contract: of the run.
+    """
+    if teacher_model(config, student):
+        require_run(config.train.teacher, contract)
+
+
+def require_run(workdir: str, contract: Mapping[str, Any]) -> None:
+    """Raise FileNotFoundError, ValueError or ContractError unless `workdir` holds a retriever with a checkpoint that
+    reads the tokens of a run with this contract."""
+    folder = Workdir(workdir)
+    with open_checkpoints(folder, config_of_task(folder, "retrieval")) as checkpoints:
+        choose_checkpoint(checkpoints, "best", folder)
+    require_same_tokens(read_json(folder.contract), contract, str(folder.contract))
+
+
+def require_same_tokens(teacher: Mapping[str, Any], student: Mapping[str, Any], name: str) -> None:
+    """Raise ContractError unless two contracts give a text the same tokens, but for its length.
+
+    Args:
+        teacher: contract of the teacher.
+        student: contract of the run that learns from it.
+        name: of the teacher's contract, for the error.
+    """
+    left_out = (*_VECTORS, *LENGTHS)
+    theirs, ours = ({key: value for key, value in one.items() if key not in left_out} for one in (teacher, student))
+    require_equal(theirs, ours, name, "this run", _REMEDY)
+
+
+def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | None, dict[str, Any]]:
+    """Return the parameters of train.teacher on the mesh, and {"teacher": step and digest of its checkpoint} for
+    data.json; None and {} if there is none.
+
+    Args:
+        job: the run that learns from it.
+        contract: of that run.
+
+    Raises:
+        ContractError: its texts have other tokens; or, in a run that has begun, its checkpoint is another one.
+        ValueError: its encoder has too few positions for the run's texts.
+    """
+    source, tokens = job.config.train.teacher, job.config.tokens
+    if not source:
+        return None, {}
+    teacher = open_run(
+        source, query_length=tokens.query_length, passage_length=tokens.passage_length, attention="plain"
+    )
+    require_same_tokens(teacher.contract, contract, f"{source}/contract.json")
+    record = {"teacher": teacher.checkpoint}
+    if job.has_begun:
+        recorded = {key: value for key, value in job.data_record.items() if key == "teacher"}
+        remedy = "Restore the checkpoint that the run learns from, or choose another --workdir."
+        require_equal(recorded, record, str(job.workdir.data), f"the best checkpoint of {source}", remedy)
+    params = jax.device_get(teacher.params)
+    return jax.tree.map(place_leaf, params, shardings(job.mesh, params)), record

@@ -1,0 +1,130 @@
+"""Rounds: runs that go on with the training of the one before. On the same data they are one run, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxret.data.formats import read_examples
+from jaxret.data.tokens.batches import tokenize_examples
+from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import open_run
+from jaxret.storage.atomic import read_json
+from jaxret.storage.checkpoint import CheckpointError
+from jaxret.training.loop import schedule_steps, train
+from tests.pipeline import tiny_config, write_data, write_encoder
+from tests.training.loop_test import final_state, interrupt, lines
+
+# Two checkpoints a round, and a round that is no whole number of epochs; of 48 examples.
+SETTINGS: dict[str, Any] = {
+    "train__checkpoint_every": 2,
+    "optimizer__ema": 0.9,
+    "optimizer__warmup_fraction": 0.25,
+    "data__dev": "",
+    "validation__best": "last",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds encoder/ and data/; one/: 8 steps; round-1/ and round-2/: 4 steps each."""
+    folder = tmp_path_factory.mktemp("rounds")
+    write_encoder(folder / "encoder")
+    write_data(folder / "data")
+    train(config_of(folder, train__steps=8), folder / "one", progress=False)
+    for number in (1, 2):
+        train(round_config(folder, number), folder / f"round-{number}", progress=False)
+    return folder
+
+
+def config_of(root: Path, **overrides: Any) -> ConfigDict:
+    return tiny_config(root / "encoder", root / "data", **{**SETTINGS, **overrides})
+
+
+def round_config(root: Path, number: int, **overrides: Any) -> ConfigDict:
+    start = {"train__start_from": str(root / f"round-{number - 1}")} if number > 1 else {}
+    return config_of(root, train__steps=4, train__round=number, train__rounds=2, **start, **overrides)
+
+
+def test_two_rounds_are_one_run(root: Path) -> None:
+    """Parameters, optimiser, moving average and step; order of the data, dropout and learning rate in between."""
+    one = final_state(root / "one", config_of(root), 8)
+    assert final_state(root / "round-2", round_config(root, 2), 8) == one
+    assert final_state(root / "round-1", round_config(root, 1), 4) != one, "control"
+    assert lines(root / "round-1") + lines(root / "round-2") == lines(root / "one")
+    rates = [line["learning_rate"] for line in lines(root / "one")]
+    assert rates[4] > rates[5] > rates[7] > 0, "one schedule"
+
+
+def test_a_run_that_starts_from_parameters_alone_is_another(root: Path, tmp_path: Path) -> None:
+    """Control: without rounds the optimiser begins anew, and steps count from 0."""
+    config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
+    train(config, tmp_path / "run", progress=False)
+    assert lines(tmp_path / "run")[0]["step"] == 1
+    other, one = final_state(tmp_path / "run", config, 4), final_state(root / "one", config_of(root), 8)
+    assert not any(other[name] == one[name] for name in one if name.startswith("ema/") and "kernel" in name)
+
+
+def test_the_record_of_a_round(root: Path) -> None:
+    start = read_json(root / "round-2" / "data.json")["start"]
+    assert start == open_run(root / "round-1").checkpoint
+    assert start["step"] == 4
+    assert open_run(root / "round-2").checkpoint["step"] == 8
+
+
+@pytest.mark.parametrize("at", [5, 7])
+def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first checkpoint, and after."""
+    config = round_config(root, 2)
+    with monkeypatch.context() as patch:
+        interrupt(patch, at, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", progress=False)
+    result = train(config, tmp_path / "run", progress=False)
+    assert (result.resumed_from, result.step) == (None if at == 5 else 6, 8)
+    assert final_state(tmp_path / "run", config, 8) == final_state(root / "round-2", config, 8)
+    assert lines(tmp_path / "run") == lines(root / "round-2")
+    assert train(config, tmp_path / "run", progress=False).resumed_from == 8, "nothing is left to do"
+
+
+def test_a_round_of_no_steps_hands_the_state_on(root: Path, tmp_path: Path) -> None:
+    config = config_of(root, train__steps=0, train__round=3, train__rounds=3)
+    config.train.start_from = str(root / "round-2")
+    train(config, tmp_path / "run", progress=False)
+    assert final_state(tmp_path / "run", config, 8) == final_state(root / "round-2", round_config(root, 2), 8)
+
+
+def test_the_steps_of_rounds(root: Path) -> None:
+    """Epochs are those of a round's own data; rounds to come are planned to be as long."""
+    examples = tokenize_examples(read_examples(root / "data", "train"), TextTokenizer.load(root / "encoder", 12, 24))
+    assert len(examples) == 48
+    epochs = config_of(root, train__steps=-1, train__epochs=1.5, train__rounds=4)
+    lengths = []
+    for number, first in ((1, 0), (2, 9), (4, 30)):
+        epochs.train.round = number
+        length = schedule_steps(epochs, examples, first)
+        lengths.append((length.first, length.total, length.planned))
+    assert lengths == [(0, 9, 36), (9, 18, 36), (30, 39, 39)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        ({"train__start_from": ""}, ValueError, "train.round is 2, but train.start_from is empty"),
+        ({"train__rounds": 1}, ValueError, "train.round is 2; it must be at most train.rounds, 1"),
+        ({"train__round": 0}, ValueError, "train.round is 0; it must be at least 1"),
+        ({"train__start_from": "nowhere"}, FileNotFoundError, "nowhere is no run"),
+        ({"normalize": True}, ContractError, "(?s)normalize: .*train.start_from must name a run with the same encoder"),
+        ({"optimizer__ema": 0.0}, CheckpointError, "round-1.*does not fit the config"),
+    ],
+)
+def test_rounds_that_cannot_be(overrides: Any, error: Any, message: str, root: Path, tmp_path: Path) -> None:
+    config = round_config(root, 2)
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in overrides.items()})
+    with pytest.raises(error, match=message):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "config.json").exists()
