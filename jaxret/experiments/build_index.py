@@ -14,22 +14,20 @@ from jaxret.index.shards import ShardError
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.approximate.faiss_build import (
-    RecallQueries,
-    build_faiss_index,
-    measure_recall,
-    passages_as_queries,
-)
+from jaxret.search.approximate.faiss_build import build_faiss_index, measure_recall, passages_as_queries
 from jaxret.search.approximate.faiss_factory import make_index, parse_parameters
-from jaxret.search.approximate.faiss_index import (
-    check_index_file,
-    identity_of,
-    index_folder,
-    read_index_manifest,
-    require_one_query_vector,
+from jaxret.search.approximate.faiss_index import require_one_query_vector
+from jaxret.search.approximate.index_files import check_index_file, identity_of, index_folder, read_index_manifest
+from jaxret.search.approximate.recall import RecallQueries
+from jaxret.search.approximate.seismic_build import (
+    build_seismic_index,
+    measure_seismic_recall,
+    sparse_passages_as_queries,
 )
+from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, build_settings, parse_settings
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.searcher import corpus_folder, open_corpus
+from jaxret.types import SparseRows
 
 
 def index_corpus(
@@ -47,25 +45,39 @@ def index_corpus(
     folder = corpus_folder(workdir, corpus)
     place = index_folder(folder, options.name or options.factory)
     encoded = open_corpus(run, folder) if run else open_encoded(folder)
-    require_one_query_vector(encoded)
-    empty = make_index(options.factory, encoded.dimension)  # wrong options are an error before anything is built
+    check_options_of_index(encoded, options)  # wrong options are an error before anything is built
     if encoded.total_rows < 2:
         raise ValueError(f"{folder} has {encoded.total_rows} of its passages left: an index needs two at least")
-    for text in options.parameters:
-        try:
-            parse_parameters(empty, text)
-        except ValueError as error:
-            raise ValueError(f"--parameters={error}") from error
     queries = _encoded_queries(run, options) if run and options.queries else None
+    build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
+    if encoded.sparse:
+        build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries
     with hold_folder(place, "indexing"):
         if not _is_built(place, encoded, options):
-            build_faiss_index(encoded, place, options, print, progress)
-        queries = queries or passages_as_queries(encoded, options.sample, options.seed)
+            build(encoded, place, options, print, progress)
+        queries = queries or as_queries(encoded, options.sample, options.seed)
         print(f"recall of exact search, with {len(queries.vectors):,} {queries.source}:")
-        recall = measure_recall(encoded, place, queries, options.parameters, progress)
+        recall = measure(encoded, place, queries, options.parameters, progress)
     print("\n".join(recall_table(recall)))
     print(f"{place}: search it with --index={place.name} (without, search is exact)")
     return place
+
+
+def check_options_of_index(corpus: EncodedCorpus, options: IndexOptions) -> None:
+    """Raise ValueError for a factory or for search parameters that do not fit the vectors of a corpus."""
+    if corpus.sparse:
+        build_settings(options.factory)
+    else:
+        require_one_query_vector(corpus)
+        empty = make_index(options.factory, corpus.dimension)
+    for text in options.parameters:
+        try:
+            if corpus.sparse:
+                parse_settings(text, SEARCH_SETTINGS)
+            else:
+                parse_parameters(empty, text)
+        except ValueError as error:
+            raise ValueError(f"--parameters={error}") from error
 
 
 def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool:
@@ -93,8 +105,9 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
     tokens = run.tokenizer.queries([queries[number].text for number in numbers])
-    vectors = run.embedder()(tokens, "query").stacked()[:, 0]
-    return RecallQueries(np.ascontiguousarray(vectors, np.float32), f"questions of {options.queries}")
+    encoded = run.embedder()(tokens, "query")
+    vectors = encoded if isinstance(encoded, SparseRows) else np.ascontiguousarray(encoded.stacked()[:, 0], np.float32)
+    return RecallQueries(vectors, f"questions of {options.queries}")
 
 
 def recall_table(recall: dict[str, Any]) -> list[str]:

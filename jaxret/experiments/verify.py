@@ -26,7 +26,7 @@ from jaxret.index.shards import (
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
-from jaxret.search.approximate.faiss_index import check_index_file, identity_of, read_index_manifest
+from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.checkpoint import CheckpointError
 

@@ -201,7 +201,7 @@ def score_exactly(
 
 
 def score_candidates(
-    queries: QueryVectors, rows: np.ndarray, corpus: VectorCorpus, k: int, largest_norm: float
+    queries: ScoredQueries, rows: np.ndarray, corpus: ShardedRows, k: int, largest_norm: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best candidates by exact scores and the tie rule: scores [Q,k], rows [Q,k].
 

@@ -70,7 +70,11 @@ class SearchOptions:
 class IndexOptions:
     """How an approximate index is built, and its recall is measured. Raises ValueError for what makes no sense."""
 
-    factory: str = option("", "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...")
+    factory: str = option(
+        "",
+        "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...; of sparse vectors seismic, or "
+        "seismic,n_postings=2000,...",
+    )
     name: str = option("", "name of the index; default: the factory string")
     queries: str = option("", "folder or file with queries to measure recall with; default: passages' own vectors")
     qrels: str = option("", "folder or file with judgements: of --queries, those that are judged")

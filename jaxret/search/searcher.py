@@ -36,6 +36,7 @@ from jaxret.storage.atomic import read_json
 from jaxret.types import SparseRows, TextVectors
 
 if TYPE_CHECKING:
+    from jaxret.search.approximate.seismic_index import SeismicIndex
     from jaxret.search.inverted_lists import InvertedLists
 
 
@@ -167,24 +168,30 @@ class Searcher:
             raise ValueError(f"{folder} has no passage to search: {why}")
         self.lists: InvertedLists | None = None
         self.generator: CandidateGenerator | None = None
-        self.index: FaissIndex | None = None
+        self.index: FaissIndex | SeismicIndex | None = None
         self._corpus: Any = self.shards
         if self.shards.sparse:
-            reason = f"the vectors in {folder} are weights of words, which inverted lists search"
-            replace(options, backend="auto").require_plain(reason)
-            from jaxret.search.inverted_lists import (  # scipy: a second that dense vectors need not wait
-                InvertedLists,
-                check_sparse,
-                sparse_backend,
-            )
-
-            lists = sparse_backend(options.backend)
-            check_sparse(lists)
-            self.lists = InvertedLists(self.shards, many, lists)
+            self._open_sparse(options, many)
         else:
             self._open_dense(options, spec, many)
         self.embedder = run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
+
+    def _open_sparse(self, options: SearchOptions, many: bool) -> None:
+        """Load the lists, or the index, of a corpus of sparse vectors; see `__init__`."""
+        # scipy takes a second, which dense vectors need not wait.
+        from jaxret.search.approximate.seismic_index import open_seismic_index
+        from jaxret.search.inverted_lists import InvertedLists, check_sparse, sparse_backend
+
+        reason = f"the vectors in {self.folder} are weights of words, which inverted lists search"
+        replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
+        if options.index:
+            self.index = open_seismic_index(self.shards, options.index, options.index_parameters)
+            self._corpus = MappedCorpus(self.shards)
+            return
+        backend = sparse_backend(options.backend)
+        check_sparse(backend)
+        self.lists = InvertedLists(self.shards, many, backend)
 
     def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
         """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
@@ -256,8 +263,8 @@ class Searcher:
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """Return the best passages for the vectors of each query, and their ids."""
-        if isinstance(vectors, SparseRows):
-            assert self.lists is not None
+        if self.lists:
+            assert isinstance(vectors, SparseRows)
             result = self.lists.search(vectors, k, progress)
         elif self.generator:
             result = self.generator(vectors, self._corpus, k, progress)

@@ -10,7 +10,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +28,18 @@ from jaxret.search.approximate.faiss_factory import (
     innermost,
     make_index,
 )
-from jaxret.search.approximate.faiss_index import (
-    MappedCorpus,
-    identity_of,
-    load_faiss_index,
-    read_index_manifest,
-    require_one_query_vector,
-)
+from jaxret.search.approximate.faiss_index import MappedCorpus, load_faiss_index, require_one_query_vector
+from jaxret.search.approximate.index_files import identity_of, index_entry, read_index_manifest
+from jaxret.search.approximate.recall import RecallQueries, record_recall
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.in_memory import require_finite_vectors
-from jaxret.search.proof import recall_at
 from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.single_vector import BLOCK_ROWS
-from jaxret.storage.atomic import StorageError, atomic_write, sha256_bytes, sha256_file, with_digest, write_json
+from jaxret.storage.atomic import StorageError, atomic_write, with_digest, write_json
 
-DEPTHS = (1, 10, 100)  # k at which recall is measured
-GOOD = 0.95  # recall@10 from which parameters are good enough to be the default
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RecallQueries:
-    """Vectors to measure recall with."""
-
-    vectors: np.ndarray  # [Q,D] float32
-    source: str
-    # Where passages stand for queries, the row that each is of: it is left out of the results of both searches.
-    rows: np.ndarray | None = None
 
 
 def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Log, progress: bool) -> None:
@@ -99,7 +83,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
         "vectors_per_passage": width,
         "largest_norm": largest,
         "made": made | {"peak_memory_bytes": peak_memory()},
-        "index": {"bytes": path.stat().st_size, "sha256": sha256_file(path)},
+        "index": index_entry(path),
     }
     write_json(folder / "manifest.json", with_digest(manifest))
     log(
@@ -174,53 +158,26 @@ def passages_as_queries(corpus: EncodedCorpus, count: int, seed: int) -> RecallQ
 def measure_recall(
     corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
 ) -> dict[str, Any]:
-    """Measure recall of exact search at DEPTHS, and milliseconds a query of the deepest; return them, and write them
-    into the manifest.
-
-    Recall@k is the share of exact search's k best that a search for k finds; of equal scores it does not matter which.
-    The first parameters with recall@10 of GOOD or more become the default, else the last.
+    """Measure the recall of an index of FAISS, write it into the manifest, and return it (`recall.py`).
 
     Args:
         corpus: the vectors.
         folder: folder of the index.
-        queries: vectors to search for.
+        queries: vectors to search for, float32 [Q,D].
         parameters: FAISS's search parameters to measure with; empty for a range from few lists or nodes to many.
         progress: show a bar of the exact search.
     """
-    manifest = read_index_manifest(folder)
-    index = load_faiss_index(folder, manifest)
-    depths = [depth for depth in DEPTHS if depth < corpus.total_rows] or [1]
-    more = int(queries.rows is not None)
-    exact = search(queries.vectors, corpus, max(depths) + more, select_backend("faiss-cpu"), progress)
-    best = _without_own_row(exact.scores, exact.rows, queries.rows)
-    measured, mapped = list[dict[str, Any]](), MappedCorpus(corpus)
-    for text in parameters or default_parameters(index.index):
-        trial, recall = replace(index, parameters=text), dict[str, float]()
-        for depth in depths:  # each of a search for so many: for more, an index may look harder
-            begun = time.perf_counter()
-            result = trial.search(queries.vectors, mapped, depth + more)
-            milliseconds = 1000 * (time.perf_counter() - begun) / len(queries.vectors)
-            scores = _without_own_row(result.scores, result.rows, queries.rows)
-            recall[str(depth)] = round(recall_at(scores, best, depth), 4)
-        measured.append({"parameters": text, "recall": recall, "ms": round(milliseconds, 3)})
-    deciding = "10" if 10 in depths else "1"
-    good = next((row for row in measured if row["recall"][deciding] >= GOOD), measured[-1])
-    digest = sha256_bytes(queries.vectors.tobytes())
-    recalls = {
-        "questions": {"count": len(queries.vectors), "source": queries.source, "sha256": digest},
-        "measured": measured,
-        "parameters": good["parameters"],
-    }
-    write_json(folder / "manifest.json", with_digest(manifest | {"recall": recalls}))
-    return recalls
-
-
-def _without_own_row(scores: np.ndarray, rows: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-    """Scores [Q,k] without those of each query's own row; of a query that has not found it, without the last."""
-    if own is None:
-        return scores
-    last = np.argsort(rows == own[:, None], axis=1, kind="stable")[:, :-1]
-    return np.take_along_axis(scores, last, axis=1)
+    index = load_faiss_index(folder, read_index_manifest(folder))
+    texts, mapped = parameters or default_parameters(index.index), MappedCorpus(corpus)
+    vectors = queries.vectors
+    trials = {text: partial(replace(index, parameters=text).search, vectors, mapped) for text in texts}
+    return record_recall(
+        folder,
+        queries,
+        corpus.total_rows,
+        lambda k: search(vectors, corpus, k, select_backend("faiss-cpu"), progress),
+        trials,
+    )
 
 
 def default_parameters(index: Any) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxret.search.approximate.measured_index import FACTOR
 from jaxret.search.backends.faiss_backend import FaissCpu
 
 EXAMPLES = '"IVF4096,PQ64", "HNSW32", "SQ8"'
@@ -13,7 +14,6 @@ MOST_LISTS = 2**24  # of an IVF: FAISS allocates them before it sees a vector
 MOST_LINKS = 512  # of a node of HNSW
 LEAST_SAMPLE = 65_536  # vectors to train on: a product quantizer of 8 bits uses no more
 POINTS = 64  # vectors to train on for each list of an IVF; FAISS advises 39 to 256
-FACTOR = "k_factor_rf"  # FAISS's name, of IndexRefine: this times k vectors of an index are scored exactly
 _SUPPORTED = ("IndexFlatIP", "IndexFlat", "IndexScalarQuantizer", "IndexPQ", "IndexPQFastScan", "IndexHNSW", "IndexIVF")
 
 

@@ -17,9 +17,10 @@ from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.parts_list import CorpusPart, part_name, write_parts
 from jaxret.index.shards import ShardError, ShardWriter
 from jaxret.runs.workdir import Workdir
-from jaxret.search.approximate.faiss_build import RecallQueries, measure_recall, take_rows
+from jaxret.search.approximate.faiss_build import measure_recall, take_rows
 from jaxret.search.approximate.faiss_factory import effort_of, make_index, parse_parameters
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
+from jaxret.search.approximate.recall import RecallQueries
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
 from jaxret.search.proof import SearchResult, recall_at

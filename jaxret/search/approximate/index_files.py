@@ -1,0 +1,89 @@
+"""The folder of an approximate index, which is of one state of an encoded corpus:
+
+<corpus>/indexes/<name>/index.faiss    the index, in FAISS's format; or index.seismic, in that of Seismic
+                        manifest.json  written last: how it was built, of which vectors, its digest, its recall
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.shards import ShardError
+from jaxret.runs.workdir import require_plain_name
+from jaxret.storage import atomic
+from jaxret.storage.atomic import sha256_file, sha256_json
+
+KEYS = {"factory", "training", "corpus", "vectors", "dimension", "largest_norm", "made", "index"}
+BUILD = "build it again with jaxret index"
+
+
+def index_folder(corpus: Path, name: str) -> Path:
+    """Return the folder of an index of an encoded corpus. Raises ValueError for a name that is no plain name."""
+    return corpus / "indexes" / require_plain_name("the name of an index", name)
+
+
+def identity_of(corpus: EncodedCorpus) -> dict[str, Any]:
+    """Return what identifies the vectors of an index: the corpus, and a digest of all vectors."""
+    files = ("words", "weights", "offsets") if corpus.sparse else ("vectors",)
+    digests = [[entry[file]["sha256"] for entry in part.manifest.shards for file in files] for part in corpus.shards]
+    return {**corpus.corpus, "vectors": sha256_json(digests)}
+
+
+def read_index_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of an index. Raises FileNotFoundError, and ShardError if it is damaged."""
+    path = folder / "manifest.json"
+    try:
+        manifest = atomic.read_with_digest(path)
+    except FileNotFoundError:
+        raise
+    except ValueError as error:
+        raise ShardError(f"{error}; {BUILD}") from error
+    if not manifest.keys() >= KEYS:
+        raise ShardError(f"{path}: not a manifest of this version; {BUILD}")
+    return manifest
+
+
+def check_index_file(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise ShardError if the file of an index is not the one that was written."""
+    written = manifest["index"]
+    path = folder / written["file"]
+    if not path.is_file():
+        raise ShardError(f"{path} does not exist; {BUILD}")
+    if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+        raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); {BUILD}")
+
+
+def indexes(corpus: Path) -> Sequence[str]:
+    """Return the names of the indexes of an encoded corpus, sorted."""
+    return sorted(path.parent.name for path in corpus.glob("indexes/*/manifest.json"))
+
+
+def index_entry(path: Path) -> dict[str, Any]:
+    """Return the entry `index` of a manifest: the name, the size and the digest of the file of an index."""
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def open_index_manifest(corpus: EncodedCorpus, name: str) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the manifest of an index of a corpus.
+
+    Raises FileNotFoundError if there is none of that name, ShardError if the manifest is damaged, ValueError if it is
+    of other vectors than the corpus has now, or its recall was not measured.
+    """
+    folder, names = index_folder(corpus.folder, name), indexes(corpus.folder)
+    if name not in names:
+        has = f"it has {', '.join(names)}" if names else "jaxret index --workdir=... --factory=... builds one"
+        raise FileNotFoundError(f"{corpus.folder} has no index {name!r}; {has}")
+    manifest = read_index_manifest(folder)
+    if manifest["corpus"] != identity_of(corpus):
+        was, now = manifest["corpus"]["passages"], corpus.corpus["passages"]
+        raise ValueError(
+            f"{folder} is an index of other vectors ({was:,} passages) than the corpus has now ({now:,}; appended, "
+            f"deleted or encoded again): {BUILD} --factory={manifest['factory']} --name={name}, or search "
+            "exactly, without --index"
+        )
+    if manifest.get("recall") is None:
+        raise ValueError(f"{folder} was built, but its recall was not measured: run the same jaxret index again")
+    return folder, manifest

@@ -1,0 +1,139 @@
+"""Build an index of Seismic from the words of an encoded corpus, and measure its recall.
+
+Seismic holds all passages while it builds, about 12 bytes for each word of each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.parallel.progress import Progress
+from jaxret.search.approximate.faiss_index import MappedCorpus
+from jaxret.search.approximate.index_files import identity_of, index_entry, read_index_manifest
+from jaxret.search.approximate.recall import RecallQueries, record_recall
+from jaxret.search.approximate.seismic_index import build_settings, load_seismic_index, seismic_library
+from jaxret.search.in_memory import require_finite_vectors
+from jaxret.search.inverted_lists import InvertedLists, sparse_norms
+from jaxret.search.search_options import IndexOptions
+from jaxret.storage.atomic import sync, with_digest, write_json
+from jaxret.types import SparseRows
+
+# What recall is measured with by default: from few words of a query and blocks of a list to all of them.
+PARAMETERS = (
+    "query_cut=5,heap_factor=0.7",
+    "query_cut=10,heap_factor=0.7",
+    "query_cut=10,heap_factor=0.9",
+    "query_cut=30,heap_factor=1.0",
+)
+FILE = "index.seismic"
+ENDING = ".index.seismic"  # that Seismic adds to a name
+
+
+def build_seismic_index(
+    corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Callable[[str], None], progress: bool
+) -> None:
+    """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
+
+    Args:
+        corpus: the passages.
+        folder: folder of the index.
+        options: the factory.
+        log: prints a line.
+        progress: show a bar.
+
+    Raises ValueError for a factory of another kind, and for weights that are no numbers.
+    """
+    settings, library, begun = build_settings(options.factory), seismic_library(), time.perf_counter()
+    passages, largest = library.SeismicDataset(dim=corpus.dimension), 0.0
+    with Progress("index", corpus.total_rows, "passage", shown=progress) as bar:
+        for first, shard in corpus:
+            norms = sparse_norms(shard)
+            require_finite_vectors(corpus, first + np.arange(len(shard)), norms)
+            offsets = np.asarray(shard.offsets, np.int64)
+            passages.add_documents_by_id(
+                [str(first + row) for row in range(len(shard))],
+                np.asarray(shard.words).astype(np.int64),
+                np.asarray(shard.weights).astype(np.float32),
+                offsets - offsets[0],
+            )
+            largest = max(largest, float(norms.max()))
+            bar.update(len(shard))
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the index that was there before
+    path = folder / FILE
+    with quiet_output():
+        index = library.SeismicIndex.build_from_dataset(passages, **settings)
+        index.save(str(folder / "building"))
+    building = folder / f"building{ENDING}"
+    sync(building)
+    os.replace(building, path)
+    manifest = {
+        "factory": options.factory,
+        "training": {"vectors": 0, "sample": options.train_vectors, "seed": options.seed},
+        "corpus": identity_of(corpus),
+        "vectors": corpus.total_rows,
+        "dimension": corpus.dimension,
+        "largest_norm": largest,
+        "made": {"seismic": version("pyseismic-lsr"), "seconds": round(time.perf_counter() - begun, 2)},
+        "index": index_entry(path),
+    }
+    write_json(folder / "manifest.json", with_digest(manifest))
+    log(f"built in {manifest['made']['seconds']:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
+
+
+@contextmanager
+def quiet_output() -> Iterator[None]:
+    """Discard what a library writes to standard output past Python."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def measure_seismic_recall(
+    corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
+) -> dict[str, Any]:
+    """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
+
+    Args:
+        corpus: the passages.
+        folder: folder of the index.
+        queries: weights of words to search for.
+        parameters: search parameters to measure with; empty for PARAMETERS.
+        progress: show a bar of the exact search.
+    """
+    index, mapped = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(corpus)
+    texts = parameters or PARAMETERS
+    trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped) for text in texts}
+    lists = InvertedLists(corpus)
+    exact = partial(lists.search, queries.vectors, progress=progress)
+    return record_recall(folder, queries, corpus.total_rows, exact, trials)
+
+
+def sparse_passages_as_queries(corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
+    """Return the words of `count` passages, drawn from a seed."""
+    random = np.random.default_rng([seed, 1])
+    rows = np.sort(random.choice(corpus.total_rows, min(count, corpus.total_rows), replace=False, shuffle=False))
+    parts: list[SparseRows] = []
+    for first, shard in corpus:
+        begin, end = np.searchsorted(rows, [first, first + len(shard)])
+        if begin < end:
+            parts.append(shard.take(rows[begin:end] - first))
+    source = "passages' own words in place of questions, each without itself"
+    return RecallQueries(SparseRows.joined(parts).astype(np.float32), source, rows)
