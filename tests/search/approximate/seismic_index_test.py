@@ -61,8 +61,8 @@ def test_what_looks_at_everything_finds_what_exact_search_finds(run: Run) -> Non
     other = few.search(queries, MappedCorpus(searcher.shards), 10)
     assert (other.rows != exact.rows).any(), "control"
     products = queries.flat.astype(float) @ np.concatenate([s.flat for _, s in searcher.shards]).astype(float).T
-    found = np.take_along_axis(products, other.rows, axis=1).astype(np.float32)
-    np.testing.assert_array_equal(other.scores, found)
+    own = np.take_along_axis(products, other.rows, axis=1).astype(np.float32)
+    np.testing.assert_array_equal(other.scores, own)
     assert (np.diff(other.scores, axis=1) <= 0).all()
 
 
