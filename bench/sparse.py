@@ -89,7 +89,8 @@ def main() -> None:
     queries = random_rows(arguments.queries, QUERY_WORDS, random)
     for count in map(int, arguments.rows.split(",")):
         passages = random_rows(count, PASSAGE_WORDS, random)
-        corpus, bare, index = Passages([passages]), peer(passages), seismic(passages)
+        corpus: Any = Passages([passages])
+        bare, index = peer(passages), seismic(passages)
         systems: dict[str, Callable[[], Any]] = {"scipy's product": partial(bare, queries, k)}
         for name in arguments.backends.split(","):
             lists = InvertedLists(corpus, True, sparse_backend(name))

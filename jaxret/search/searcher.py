@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import read_json
-from jaxret.types import SparseRows, TextVectors
+from jaxret.types import Ragged, SparseRows, TextVectors
 
 if TYPE_CHECKING:
     from jaxret.search.approximate.seismic_index import SeismicIndex
@@ -267,9 +267,11 @@ class Searcher:
             assert isinstance(vectors, SparseRows)
             result = self.lists.search(vectors, k, progress)
         elif self.generator:
+            assert isinstance(vectors, Ragged)
             result = self.generator(vectors, self._corpus, k, progress)
         elif self.index:
-            result = self.index.search(vectors, self._corpus, k)
+            search_index: Callable[..., SearchResult] = self.index.search
+            result = search_index(vectors, self._corpus, k)
         else:
             result = search(vectors, self._corpus, k, self.backend, progress)
         ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]

@@ -78,6 +78,7 @@ def build_seismic_index(
     building = folder / f"building{ENDING}"
     sync(building)
     os.replace(building, path)
+    seconds = round(time.perf_counter() - begun, 2)
     manifest = {
         "factory": options.factory,
         "training": {"vectors": 0, "sample": options.train_vectors, "seed": options.seed},
@@ -85,11 +86,11 @@ def build_seismic_index(
         "vectors": corpus.total_rows,
         "dimension": corpus.dimension,
         "largest_norm": largest,
-        "made": {"seismic": version("pyseismic-lsr"), "seconds": round(time.perf_counter() - begun, 2)},
+        "made": {"seismic": version("pyseismic-lsr"), "seconds": seconds},
         "index": index_entry(path),
     }
     write_json(folder / "manifest.json", with_digest(manifest))
-    log(f"built in {manifest['made']['seconds']:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
+    log(f"built in {seconds:,.1f} s; {path.stat().st_size / 2**20:,.1f} MiB on disk")
 
 
 @contextmanager
