@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.search.query_vectors import QueryVectors
+from jaxret.search.query_vectors import ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
-from jaxret.search.vector_corpus import VectorCorpus
+from jaxret.search.vector_corpus import ShardedRows
+from jaxret.types import SparseRows
 
 NUMBERS = 2**22  # of passages that are multiplied at a time, as float64: 32 MiB
-QUERIES = 512  # multiplied at a time
+QUERIES, ROWS = 512, 16_384  # multiplied at a time, at most: their scores are 64 MiB
 
 
 def scan_all(
-    queries: QueryVectors, corpus: VectorCorpus, scores: np.ndarray, rows: np.ndarray, largest_norm: float
+    queries: ScoredQueries, corpus: ShardedRows, scores: np.ndarray, rows: np.ndarray, largest_norm: float
 ) -> int:
     """Replace good passages of each query by the best of the corpus, in place; return how many pairs were scored.
 
@@ -35,7 +36,7 @@ def scan_all(
     parts = [np.arange(start, min(start + QUERIES, len(queries))) for start in range(0, len(queries), QUERIES)]
     several = [(part, queries.take(part)) for part in parts]
     for first_row, shard in corpus:
-        for start, stop in _steps(shard, corpus):
+        for start, stop in _steps(shard, queries[0].shape[1]):
             block = np.arange(first_row + start, first_row + stop)
             for part, some in several:
                 sums = some.every_score(shard, start, stop)
@@ -53,10 +54,10 @@ def scan_all(
     return len(queries) * corpus.total_rows
 
 
-def _steps(shard: Any, corpus: VectorCorpus) -> list[tuple[int, int]]:
+def _steps(shard: Any, dimension: int) -> list[tuple[int, int]]:
     """Return the bounds of so many rows of a shard as are multiplied at a time."""
-    vectors = -(-int(shard.lengths.sum()) // len(shard)) if corpus.ragged else shard.shape[1]
-    step = max(1, NUMBERS // (vectors * corpus.dimension))
+    vectors = shard.shape[1] if hasattr(shard, "shape") else -(-int(shard.lengths.sum()) // len(shard))
+    step = ROWS if isinstance(shard, SparseRows) else min(ROWS, max(1, NUMBERS // (vectors * dimension)))
     return [(start, min(start + step, len(shard))) for start in range(0, len(shard), step)]
 
 

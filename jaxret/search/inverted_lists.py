@@ -18,6 +18,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.search.backends.sparse_scipy import ScipyLists, as_csr
 from jaxret.search.backends.sparse_xla import XlaLists
 from jaxret.search.exact import score_exactly
+from jaxret.search.full_scan import scan_all
 from jaxret.search.in_memory import MEMORY_BYTES, require_finite_vectors
 from jaxret.search.proof import (
     MARGIN,
@@ -134,6 +135,11 @@ class SparseQueries:
             result[start:stop] = as_csr(shard.take(rows[start:stop])) @ self[queries[start]][0]
         return result
 
+    def every_score(self, shard: SparseRows, start: int, stop: int) -> np.ndarray:
+        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
+        scores: np.ndarray = (as_csr(self.rows) @ as_csr(shard.part(start, stop)).T).toarray()
+        return scores
+
 
 class SearchableBlock(NamedTuple):
     """A block of a corpus, ready for searches."""
@@ -182,15 +188,22 @@ class InvertedLists:
             query = int(np.argmin(np.isfinite(every.norms)))
             raise ValueError(f"query {query} has a weight that is negative, no number, infinite or too large")
 
+        norm = 0.0  # of any passage
+
         def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
+            nonlocal norm
             chosen = every.take(part)
-            candidates, largest_norm = self._candidates(chosen, depth, progress)
-            error = chosen.errors(largest_norm, UNIT)
-            scored = score_exactly(candidates, chosen, largest_norm, self.corpus, k, error)
+            candidates, norm = self._candidates(chosen, depth, progress)
+            error = chosen.errors(norm, UNIT)
+            scored = score_exactly(candidates, chosen, norm, self.corpus, k, error)
             fill_with_zeros(candidates, width)
             return candidates, error, scored
 
-        return search_until_proven(look, len(queries), total, k, self.description, first_depth(k, 0.0, MARGIN))
+        def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
+            return scan_all(every.take(part), self.corpus, scores, rows, norm)
+
+        depth = first_depth(k, 0.0, MARGIN)
+        return search_until_proven(look, len(queries), total, k, self.description, depth, settle)
 
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
