@@ -30,6 +30,7 @@ VERBS = {
     "data split": "split judgements by whether relevant passages have training queries",
     "cache": "show and empty the cache of tokenised texts and compiled programs",
     "plan": "plan memory, time and storage of a config on chips, without the chips",
+    "doctor": "check packages, devices, search backends, memory and disks of this machine",
     "demo": "train, encode, search and evaluate on documentation of Python",
     "probe": "measure retrieval by every layer of an encoder, without training",
     "diversity": "measure how different the vectors of a passage are",

@@ -1,0 +1,256 @@
+"""Check whether this machine can do jaxret's work: packages, devices, backends, disks (`jaxret doctor`).
+
+Every check is a function of what it looks at; `checks_of_machine` gives them this machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxret.models.encoders.attention import attend
+from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
+from jaxret.models.encoders.layers import Compute, Dropout
+from jaxret.models.encoders.layout import TokenLayout
+from jaxret.parallel.chips import find_chip
+from jaxret.search.backends.select import BACKENDS, select_backend
+from jaxret.search.self_check import self_check
+from jaxret.storage.atomic import cache_folder, temporary_path
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy")
+FAISS = ("faiss-cpu", "faiss-gpu")
+GPU_FILES, TPU_FILES = ("/dev/nvidia0", "/dev/kfd"), ("/dev/accel0", "/dev/vfio/0")
+SPACE = 10 * 10**9  # bytes that a disk should have free: a corpus of a million passages has 3 GB of vectors
+MEMORY = 4 * 10**9  # bytes that should be available: training BERT-base takes 2 GB for parameters and moments
+SECONDS = 0.5  # that a product is repeated for
+ATTENTION_ERROR = 0.02  # between attention kernels in bfloat16
+NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        value: What was seen.
+        problem: Why work fails or is slow, with the remedy; "" if nothing is wrong.
+        fatal: Whether work fails.
+    """
+
+    name: str
+    value: str
+    problem: str = ""
+    fatal: bool = False
+
+    @property
+    def mark(self) -> str:
+        """Return "ok", "note" or "FAIL"."""
+        return "FAIL" if self.fatal else "note" if self.problem else "ok"
+
+
+def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Yield checks of installed versions, by name of the distribution."""
+    yield Check("Python", f"{platform.python_version()} on {platform.platform()}")
+    missing = [name for name in PACKAGES if name not in versions]
+    value = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
+    problem = f"{', '.join(missing)} missing; pip install -r requirements.txt" if missing else ""
+    yield Check("packages", value, problem, bool(missing))
+    if "jax" in versions and versions["jax"] != versions.get("jaxlib", versions["jax"]):
+        problem = f"jax and jaxlib must be of one version; pip install --upgrade jaxlib=={versions['jax']}"
+        yield Check("jaxlib", f"jax {versions['jax']}, jaxlib {versions['jaxlib']}", problem)
+    builds = [name for name in FAISS if name in versions]
+    value = ", ".join(f"{name} {versions[name]}" for name in builds) or "not installed"
+    if len(builds) > 1:
+        problem = "the two overwrite each other; pip uninstall faiss-cpu faiss-gpu, then install one of them"
+        yield Check("FAISS", value, problem, fatal=True)
+    elif not builds:
+        yield Check("FAISS", value, "XLA searches, and there are no approximate indexes; pip install faiss-cpu")
+    else:
+        yield Check("FAISS", value)
+
+
+def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] = os.path.exists) -> Check:
+    """Return a check of JAX's devices: the backend's name, the kinds of its devices, and whether files of accelerators
+    exist."""
+    value = f"{len(kinds)} x {kinds[0]} ({backend})"
+    if backend == "cpu":
+        for files, name, remedy in (
+            (GPU_FILES, "GPU", "pip install -r requirements-gpu.txt in a fresh environment, or unset JAX_PLATFORMS"),
+            (TPU_FILES, "TPU", "pip install -r requirements-tpu.txt, or unset JAX_PLATFORMS"),
+        ):
+            if any(exists(file) for file in files):
+                return Check("devices", value, f"there is a {name} that JAX does not use; {remedy}", fatal=True)
+    if backend != "cpu" and find_chip(kinds[0]) is None:
+        return Check("devices", value, "mfu is not printed: jaxret/parallel/chips.py has no rates of this chip")
+    return Check("devices", value)
+
+
+def check_load(cores: int, load: float) -> Check:
+    """Return a check of the cores of this process and the machine's load."""
+    value = f"{cores} cores, load {load:.1f}"
+    if load > cores / 2:
+        return Check("CPU", value, "other processes run: times that are measured now mean little")
+    return Check("CPU", value)
+
+
+def check_memory(available: int | None) -> Check:
+    """Return a check of the memory that is available, in bytes; None: not known."""
+    if available is None:
+        return Check("memory", "not known on this system")
+    value = f"{available / 1e9:.1f} GB available"
+    small = "little for training; smaller train.batch_size, or train.chunk_size, need less"
+    return Check("memory", value, small if available < MEMORY else "")
+
+
+def check_product(seconds: float = SECONDS) -> Check:
+    """Multiply matrices for a while, and compare with float64."""
+    size = 512
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((2, size, size), dtype=np.float32)
+    multiply = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = float(np.abs(np.asarray(multiply(a, b)) - exact).max() / np.abs(exact).max())
+    count, begun = 0, time.perf_counter()
+    x, y = jnp.asarray(a), jnp.asarray(b)
+    while time.perf_counter() - begun < seconds:
+        multiply(x, y).block_until_ready()
+        count += 1
+    rate = 2 * size**3 * count / (time.perf_counter() - begun) / 1e9
+    value = f"{rate:,.0f} GFLOP/s of float32, largest error {error:.0e}"
+    if not error < 1e-5:
+        problem = "products are less exact than float32; unset NVIDIA_TF32_OVERRIDE and JAX_DEFAULT_MATMUL_PRECISION"
+        return Check("product", value, problem, fatal=True)
+    return Check("product", value)
+
+
+def check_backends() -> Iterator[Check]:
+    """Yield a check of every search backend that is installed: it is compared with float64."""
+    for name, kind in BACKENDS.items():
+        if (problem := kind.available()) is not None:
+            yield Check(f"search by {name}", f"not here: {problem}")
+            continue
+        backend = select_backend(name)
+        try:
+            self_check(backend)
+        except RuntimeError as error:
+            yield Check(f"search by {name}", backend.description, str(error), fatal=True)
+        else:
+            yield Check(f"search by {name}", f"{backend.description}: agrees with float64")
+
+
+def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
+    """Yield a check of the fused attention kernel of a platform, against plain attention.
+
+    interpret: XLA runs the kernel, which any device can.
+    """
+    names = [name for name, needed in ATTENTION_PLATFORMS.items() if needed == backend]
+    for name in names:
+        query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 128, 4, 64), jnp.bfloat16)
+        query = query / 8
+        mask = jnp.arange(128) < jnp.array([[128], [77]])
+        drop = Dropout(0.0, TokenLayout(mask)).bind({})
+        compute = Compute(jnp.bfloat16, attention=name, interpret=interpret)
+        try:
+            fused = attend(query, key, value, mask, drop, compute=compute)
+        except Exception as error:
+            yield Check(f"attention {name}", "cannot be computed", f"{error}; use encoder.attention=plain", fatal=True)
+            continue
+        plain = attend(query, key, value, mask, drop)
+        error = float(jnp.abs(jnp.where(mask[..., None], fused - plain, 0)).max())
+        problem = "" if error <= ATTENTION_ERROR else "it differs from plain attention; use encoder.attention=plain"
+        yield Check(f"attention {name}", f"differs from plain by {error:.1e}", problem, bool(problem))
+
+
+def check_folder(name: str, folder: Path) -> Check:
+    """Return a check of a folder that jobs write: room, rights, locks, and renames of directories."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    probe = temporary_path(existing / "doctor")
+    try:
+        free = shutil.disk_usage(existing).free
+        probe.mkdir()
+        with open(probe / "file", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write("x")
+            file.flush()
+            os.fsync(file.fileno())
+        moved = temporary_path(existing / "doctor")
+        os.rename(probe, moved)
+        probe = moved
+    except OSError as error:
+        return Check(name, str(folder), f"{error.strerror} ({existing}); choose another folder", fatal=True)
+    finally:
+        shutil.rmtree(probe, ignore_errors=True)
+    value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(existing)}"
+    return Check(name, value, "little room for checkpoints and vectors" if free < SPACE else "")
+
+
+def _file_system(folder: Path) -> str:
+    """Return ", on a file system of kind X" for those of networks, "" for others and where it is not known."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    parents = {str(parent) for parent in [folder.resolve(), *folder.resolve().parents]}
+    inside = [mount for mount in mounts if len(mount) > 2 and mount[1] in parents]
+    kind = max(inside, key=lambda mount: len(mount[1]))[2] if inside else ""
+    return f", {kind}" if kind.startswith(NETWORK_SYSTEMS) else ""
+
+
+def check_coordinator(address: str) -> Check:
+    """Return a check of a coordinator's address, HOST:PORT: its host is known. Nothing is sent."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return Check("coordinator", address, "it must be HOST:PORT, as in 10.0.0.2:1234", fatal=True)
+    try:
+        numeric = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        return Check("coordinator", address, f"the host is not known here ({error.strerror})", fatal=True)
+    return Check("coordinator", f"{address} is {numeric}")
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that a new process can have; None where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def checks_of_machine(workdir: str = "", coordinator: str = "") -> Iterator[Check]:
+    """Yield every check of this machine, of a run's folder, and of a coordinator's address if they are given."""
+    yield from check_packages({name: each.version for each in metadata.distributions() if (name := each.name.lower())})
+    backend = jax.default_backend()
+    yield check_devices(backend, [device.device_kind for device in jax.local_devices()])
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    yield check_load(cores, os.getloadavg()[0])
+    yield check_memory(available_memory())
+    yield check_product()
+    yield from check_backends()
+    yield from check_attention(backend)
+    yield check_folder("caches", cache_folder(""))
+    yield check_folder("workdir", Path(workdir or "."))
+    if coordinator:
+        yield check_coordinator(coordinator)
+
+
+def checks_to_json(checks: list[Check]) -> list[dict[str, Any]]:
+    """Return the checks as JSON, with their marks."""
+    return [asdict(check) | {"mark": check.mark} for check in checks]

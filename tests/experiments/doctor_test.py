@@ -1,0 +1,104 @@
+"""The checks of a machine: what is wrong is told with its remedy, and the exit status says whether work fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from jaxret.experiments import doctor
+from jaxret.experiments.doctor import (
+    PACKAGES,
+    check_attention,
+    check_coordinator,
+    check_devices,
+    check_folder,
+    check_load,
+    check_memory,
+    check_packages,
+    check_product,
+)
+from tests.pipeline import REPOSITORY, environment
+
+INSTALLED = dict.fromkeys(PACKAGES, "1.0") | {"faiss-cpu": "1.15"}
+
+
+def jaxret_doctor(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jaxret", "doctor", *flags]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def test_this_machine_as_a_process(tmp_path: Path) -> None:
+    result = jaxret_doctor(f"--workdir={tmp_path}", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    checks = {check["name"]: check for check in json.loads(result.stdout)}
+    assert checks["product"]["mark"] == "ok"
+    assert "agrees with float64" in checks["search by xla"]["value"]
+    assert checks["workdir"]["value"].startswith(f"{tmp_path}: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fails_is_the_exit_status() -> None:
+    result = jaxret_doctor("--coordinator=no.such.host.invalid:1234")
+    assert result.returncode == 1
+    assert "FAIL  coordinator: no.such.host.invalid:1234\n      the host is not known here" in result.stdout
+
+
+def test_packages_that_do_not_fit_are_named() -> None:
+    assert [check.mark for check in check_packages(INSTALLED)] == ["ok", "ok", "ok"]
+    both = list(check_packages(INSTALLED | {"faiss-gpu": "1.15"}))[-1]
+    assert (both.fatal, "pip uninstall faiss-cpu faiss-gpu" in both.problem) == (True, True)
+    other = next(check for check in check_packages(INSTALLED | {"jaxlib": "0.9"}) if check.name == "jaxlib")
+    assert "must be of one version" in other.problem
+    without = {name: version for name, version in INSTALLED.items() if name not in ("optax", "faiss-cpu")}
+    marks = {check.name: check.mark for check in check_packages(without)}
+    assert (marks["packages"], marks["FAISS"]) == ("FAIL", "note")
+
+
+def test_an_accelerator_that_is_not_used_is_named() -> None:
+    assert check_devices("cpu", ["cpu"], lambda _: False).mark == "ok"
+    unused = check_devices("cpu", ["cpu"], lambda file: file == "/dev/nvidia0")
+    assert (unused.mark, "requirements-gpu.txt" in unused.problem) == ("FAIL", True)
+    assert "requirements-tpu.txt" in check_devices("cpu", ["cpu"], lambda file: file == "/dev/accel0").problem
+    assert check_devices("gpu", ["NVIDIA H100 80GB HBM3"]).mark == "ok"
+    assert check_devices("gpu", ["NVIDIA of tomorrow"]).mark == "note"
+
+
+def test_a_busy_or_small_machine_is_noted() -> None:
+    assert [check_load(4, 0.5).mark, check_load(4, 3.0).mark] == ["ok", "note"]
+    assert [check_memory(10**11).mark, check_memory(10**9).mark, check_memory(None).mark] == ["ok", "note", "ok"]
+
+
+def test_products_in_fewer_bits_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_product(0.01).mark == "ok"
+    matmul = jnp.matmul
+    rounded = lambda x, y, precision: matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).astype(jnp.float32)  # noqa: E731
+    monkeypatch.setattr(doctor.jnp, "matmul", rounded)
+    assert check_product(0.01).mark == "FAIL"
+
+
+def test_a_kernel_is_compared_with_plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = check_attention("tpu", interpret=True)
+    assert (check.name, check.mark) == ("attention flash", "ok")
+    assert not list(check_attention("cpu"))
+    monkeypatch.setattr(doctor, "ATTENTION_ERROR", 0.0)
+    (check,) = check_attention("tpu", interpret=True)
+    assert check.mark == "FAIL"
+    (check,) = check_attention("tpu")  # not interpreted: no TPU is here
+    assert (check.mark, check.value) == ("FAIL", "cannot be computed")
+
+
+def test_folders_are_tried(tmp_path: Path) -> None:
+    assert check_folder("workdir", tmp_path / "not/yet/there").mark in ("ok", "note")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    assert check_folder("workdir", tmp_path / "file").mark == "FAIL"
+
+
+def test_addresses_are_checked() -> None:
+    assert check_coordinator("127.0.0.1:1234").mark == "ok"
+    assert check_coordinator("localhost").problem == "it must be HOST:PORT, as in 10.0.0.2:1234"
