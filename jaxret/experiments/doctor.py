@@ -171,9 +171,9 @@ def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
             yield Check(f"attention {name}", "cannot be computed", f"{error}; use encoder.attention=plain", fatal=True)
             continue
         plain = attend(query, key, value, mask, drop)
-        error = float(jnp.abs(jnp.where(mask[..., None], fused - plain, 0)).max())
-        problem = "" if error <= ATTENTION_ERROR else "it differs from plain attention; use encoder.attention=plain"
-        yield Check(f"attention {name}", f"differs from plain by {error:.1e}", problem, bool(problem))
+        difference = float(jnp.abs(jnp.where(mask[..., None], fused - plain, 0)).max())
+        problem = "" if difference <= ATTENTION_ERROR else "it differs from plain attention; use encoder.attention=plain"
+        yield Check(f"attention {name}", f"differs from plain by {difference:.1e}", problem, bool(problem))
 
 
 def check_folder(name: str, folder: Path) -> Check:
