@@ -172,7 +172,7 @@ def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
             continue
         plain = attend(query, key, value, mask, drop)
         difference = float(jnp.abs(jnp.where(mask[..., None], fused - plain, 0)).max())
-        problem = "" if difference <= ATTENTION_ERROR else "it differs from plain attention; use encoder.attention=plain"
+        problem = "" if difference <= ATTENTION_ERROR else "it differs too much; use encoder.attention=plain"
         yield Check(f"attention {name}", f"differs from plain by {difference:.1e}", problem, bool(problem))
 
 
