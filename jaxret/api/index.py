@@ -52,7 +52,8 @@ class Index:
         require_kind("retriever", retriever, Retriever, "a Retriever")
         require_path("corpus", corpus, "the name or the path of a corpus")
         require_kind("options", options, SearchOptions, "a SearchOptions")
-        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus))
+        # Absolute: texts and shards are read later, where the working directory may be another.
+        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus)).absolute()
         self.retriever, self._options = retriever, options
         self._searcher = Searcher(retriever.run, folder, options, many=True)
 
