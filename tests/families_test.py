@@ -66,8 +66,10 @@ ERRORS = {
 def message(family: str, pooling: str, encoder: str) -> str | None:
     """Why a combination means nothing, or None."""
     if encoder in ("t5", "llama") and family == "i3":
-        return r"head.token is 'mean'; the interactor's output is read at \[CLS\]"
-    if encoder == "llama" and family in ("me_bert", "mvr", "aggretriever", "splade"):
+        return r"head.token is '\w+'; the interactor's output is read at \[CLS\]"
+    if encoder == "llama" and family in ("me_bert", "aggretriever", "aggretriever_without_mlm"):
+        return r"head.token is 'last'; it must be one of cls, mean"
+    if encoder == "llama" and family in ("mvr", "splade"):
         return r"which llama cannot have"
     if encoder == "t5" and family in ("mvr", "aggretriever", "splade"):
         return r"which t5 cannot have"
@@ -83,7 +85,7 @@ MEANINGFUL = [case for case in CASES if message(*case) is None]
 def overrides(family: str, pooling: str, encoder: str, tied: bool = True) -> dict[str, Any]:
     keys = FAMILIES[family] | {"pooling": pooling, "encoder.tied": tied}
     if encoder in ("t5", "llama"):
-        keys["head.token"] = "mean"
+        keys["head.token"] = "mean" if encoder == "t5" or family == "colbert" else "last"
     if pooling == "self_contrastive":
         keys["loss.local_weight"] = 0.1
     return keys

@@ -90,6 +90,25 @@ def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
     return folder
 
 
+def write_language_model(folder: Path, name: str = "tiny_qwen3", template: str = "$A <|end|>") -> Path:
+    """The weights of a golden language model (vocabulary 99) with a byte-pair tokenizer whose post-processor appends
+    another token than its `eos_token`, as that of Qwen3-Embedding does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copyfile(GOLDENS / name / file, folder / file)
+    special = ["<|end|>", "<|turn|>", "<|begin|>"]
+    vocabulary = {piece: i for i, piece in enumerate([*special, "Ġ", *CHARACTERS])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.add_special_tokens(special)
+    ids = [(piece, vocabulary[piece]) for piece in special]
+    tokenizer.post_processor = processors.TemplateProcessing(template, special_tokens=ids)  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"eos_token": "<|turn|>", "pad_token": "<|end|>"}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    return folder
+
+
 def words(random: np.random.Generator, count: int) -> str:
     return " ".join(random.choice(WORDS, count))
 

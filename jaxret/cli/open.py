@@ -9,7 +9,12 @@ from jaxret.cli import shared_flags
 
 ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
 _WORKDIR = shared_flags.workdir("new folder of the run")
-_TOKEN = flags.DEFINE_enum("token", "", ["", "cls", "mean"], "vector of a plain encoder: cls (the default) or mean")
+_TOKEN = flags.DEFINE_enum(
+    "token",
+    "",
+    ["", "cls", "mean", "last", "mean_without_first"],
+    "vector of a plain encoder: cls (the default) mean; language models: last or mean_without_first",
+)
 _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale vectors to length 1, for cosines")
 _TITLE_SEPARATOR = flags.DEFINE_string(
     "title_separator", "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"

@@ -79,7 +79,10 @@ def get_config() -> ConfigDict:
     # The family, which makes vectors of hidden states. It reads `token` and the keys of its own group, no others.
     c.head = ConfigDict()
     c.head.name = "dual_encoder"  # dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
-    c.head.token = "cls"  # cls: the first token represents the text; mean: the mean over its tokens (needed for T5)
+    # What represents the text: cls, its first token; mean, the mean over its tokens (needed for T5); last, its last
+    # token; mean_without_first, the mean over the tokens after the first (language models, whose first state is huge).
+    # ME-BERT and Aggretriever: cls or mean.
+    c.head.token = "cls"
     # MLR: V = number of layers
     c.head.mlr = ConfigDict()
     c.head.mlr.chosen = ()  # layer numbers, with the last one; 0 is the output of the embeddings

@@ -104,14 +104,21 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
         return model.encode(texts, prompt=prompt, normalize_embeddings=run.config.normalize, show_progress_bar=False)
     tokenizer, model = _transformers(encoder_folder(directory))
-    length, mean = run.config.tokens[f"{side}_length"], run.config.head.token == "mean"
+    length, token = run.config.tokens[f"{side}_length"], run.config.head.token
     vectors = []
     for text in texts:  # one at a time: nothing is padded
         tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
         states = model(**tokens).last_hidden_state[0].numpy()
-        vectors.append(states.mean(0) if mean else states[0])
+        vectors.append(_pooled(states, token))
     stacked = np.stack(vectors)
     return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if run.config.normalize else stacked
+
+
+def _pooled(states: np.ndarray, token: str) -> np.ndarray:
+    """Return the vector of a text's states [T,H]."""
+    if token in ("cls", "last"):
+        return states[0 if token == "cls" else -1]
+    return states[1 if token == "mean_without_first" and len(states) > 1 else 0 :].mean(0)
 
 
 def pylate_vectors(directory: Path, texts: list[str], side: Side) -> list[np.ndarray]:

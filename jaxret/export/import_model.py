@@ -49,7 +49,13 @@ def import_model(
 def _describe(run: Run, directory: Path) -> str:
     read = run.tokenizer.passage_as_read(_EXAMPLE)
     key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
-    return f"a passage with a title is read as {read!r} ({key})\n{compare_with_original(run, directory)}"
+    words = {id: run.tokenizer.backend.id_to_token(id) for id in run.tokenizer.marker_ids}
+    markers = " and ".join(f"{word!r} (id {id})" for id, word in words.items())
+    return (
+        f"a passage with a title is read as {read!r} ({key})\n"
+        f"around every text: {markers}; its vector: head.token={run.config.head.token!r}\n"
+        f"{compare_with_original(run, directory)}"
+    )
 
 
 def make_run(
@@ -66,8 +72,8 @@ def make_run(
     Args:
         model: see `encoder.checkpoint`.
         workdir: folder of the run.
-        token: vector of a plain encoder, "cls" (the default) or "mean". The modules of a sentence-transformers or
-            PyLate directory determine it otherwise.
+        token: vector of a plain encoder, a value of head.token; default: "cls". The modules of a sentence-transformers
+            or PyLate directory determine it otherwise.
         download: whether to download a model that is not on this machine.
         normalize: whether a plain encoder's vectors have length 1; default: no.
         title_separator: see `tokens.title_separator`.

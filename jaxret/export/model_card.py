@@ -86,6 +86,14 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         file.write("\n".join(lines))
 
 
+_TOKENS = {
+    "cls": "first token",
+    "mean": "mean over tokens",
+    "last": "last token",
+    "mean_without_first": "mean over tokens without the first",
+}
+
+
 def _vector(run: Run) -> str:
     """Return a sentence on the vectors of a text and on the score of a passage."""
     config, head, length = run.config, run.model.module.head, ", of length 1" if run.config.normalize else ""
@@ -96,7 +104,7 @@ def _vector(run: Run) -> str:
         return f"A passage has several vectors{length}; its score is the largest dot product with the query's."
     if not head.layers_of("passage"):
         return f"The vector of a text{length} is what head `{config.head.name}` computes; scores are dot products."
-    token = "mean over tokens" if head.token_of("passage", config.pooling) == "mean" else "first token"
+    token = _TOKENS[head.token_of("passage", config.pooling)]
     return f"The vector of a text is of its {token}{length}; the score of a passage is the dot product."
 
 

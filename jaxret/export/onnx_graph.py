@@ -180,10 +180,18 @@ def mixed_layers(graph: Graph, states: Sequence[str], weights: Mapping[int, floa
 
 
 def pooled_state(graph: Graph, states: str, token: str) -> str:
-    """Add the state [batch,H] of the first token ("cls"), or the mean over real tokens ("mean")."""
+    """Add the state [batch,H] that a value of head.token stands for."""
     if token == "cls":
         return graph("Gather", states, graph.weight("int_0d", np.int64(0)), axis=1)
     real = graph("Cast", graph("Unsqueeze", "attention_mask", graph.whole(2)), to=graph.onnx.TensorProto.FLOAT)
+    if token != "mean":
+        number = graph("CumSum", real, graph.weight("int_1d", np.int64(1)))  # of real tokens up to each
+        count = graph("ReduceSum", real, graph.whole(1), keepdims=1)
+        chosen = graph("Equal", number, count)
+        if token == "mean_without_first":
+            later, alone = (graph("Greater", number, graph.number(1.0)), graph("Equal", count, graph.number(1.0)))
+            chosen = graph("Or", later, alone)
+        real = graph("Mul", real, graph("Cast", chosen, to=graph.onnx.TensorProto.FLOAT))
     is_real = graph("Greater", real, graph.number(0.0))
     total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.whole(1), keepdims=0)
     return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.whole(1), keepdims=0), graph.number(1.0)))

@@ -26,6 +26,12 @@ from jaxret.storage.atomic import read_json, write_json
 from jaxret.types import Ragged, Tokens
 
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
+# head.token -> key of a Pooling.
+POOLINGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
 _TYPES = "sentence_transformers.models."
 _WEIGHTS, _AS_TORCH = "model.safetensors", {"format": "pt"}
 
@@ -34,7 +40,7 @@ class VectorForm(NamedTuple):
     """A vector that stock modules compute from the encoder's states."""
 
     weights: Mapping[int, float]  # layer -> weight
-    token: str  # "cls", "mean" or head.EVERY_TOKEN
+    token: str  # one of head.TOKENS, or head.EVERY_TOKEN
     projection: np.ndarray | None  # [H,D], applied last
 
     def same_modules(self, other: VectorForm) -> bool:
@@ -71,6 +77,8 @@ def stock_problem(run: Run) -> str:
         if form is None or form.token == EVERY_TOKEN:
             several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
             return f"head.name {several} has no form in stock modules of sentence-transformers"
+        if form.token not in POOLINGS:
+            return f"head.token {form.token!r} is no pooling of sentence-transformers"
         if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
             return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
     return ""
@@ -159,8 +167,7 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
         start = min(weights)
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
         add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
-    mean = form.token == "mean"
-    add("Pooling", {**size, "pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean})
+    add("Pooling", {**size, **{key: token == form.token for token, key in POOLINGS.items()}})
     if form.projection is not None:
         add("Dense", dense_config(form.projection), **{"linear.weight": form.projection.T})
     if run.config.normalize:
@@ -188,10 +195,14 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
             start = read_json(out / path / "config.json")["layer_start"]
             factors = load_file(out / path / _WEIGHTS)["layer_weights"]
             values = np.tensordot(factors / factors.sum(), states[start:], 1)
-        elif kind == f"{_TYPES}Pooling" and read_json(out / path / "config.json")["pooling_mode_mean_tokens"]:
-            values = (values * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         elif kind == f"{_TYPES}Pooling":
-            values = values[:, 0]
+            settings = read_json(out / path / "config.json")
+            if settings[POOLINGS["mean"]]:
+                values = (values * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+            elif settings[POOLINGS["last"]]:
+                values = values[np.arange(len(values)), mask.sum(1) - 1]
+            else:
+                values = values[:, 0]
         elif kind == f"{_TYPES}Dense":
             values = values @ load_file(out / path / _WEIGHTS)["linear.weight"].T
         else:

@@ -20,6 +20,7 @@ from tests.training.device_invariance_test import CANCELLING, FAMILIES, LEAF_TOL
 QUERIES = 16
 LEAF = CANCELLING | {"mvr_roberta": 3e-5}  # the same sums, with positions that follow ids
 MEAN = {"head.token": "mean"}
+LAST = {"head.token": "last"}
 MODERNBERT_DROPPING = dataclasses.replace(
     tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
 )
@@ -41,7 +42,8 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mvr_modernbert": (FAMILIES["mvr"], tiny.MODERNBERT),
     "aggretriever_modernbert": (FAMILIES["aggretriever"], tiny.MODERNBERT),
     "late_interaction_modernbert": (FAMILIES["late_interaction"], tiny.MODERNBERT),
-    "dual_encoder_llama": (tiny.DUAL_ENCODER | MEAN, tiny.LLAMA),
+    "dual_encoder_llama": (tiny.DUAL_ENCODER | LAST, tiny.LLAMA),
+    "mlr_llama": (tiny.SELF_CONTRASTIVE | {"head.token": "mean_without_first"}, tiny.LLAMA),
     "mlr_gemma": (tiny.SELF_CONTRASTIVE | MEAN, tiny.GEMMA),
     "late_interaction_llama": (FAMILIES["late_interaction"], tiny.LLAMA),
     "mlr_roberta": (tiny.SELF_CONTRASTIVE, tiny.XLM_ROBERTA),

@@ -92,7 +92,8 @@ class TextTokenizer:
 
     A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], without title and first [SEP] if the title
     is empty. Longer texts are cut on the right and still end in [SEP]. RoBERTa's <s> and </s> serve as [CLS] and [SEP];
-    T5 has no [CLS], and its [SEP] is </s>.
+    T5 has no [CLS], and its [SEP] is </s>. In place of [CLS] and [SEP], language models have what the post-processor of
+    tokenizer.json puts around a text; if it appends nothing, a text ends with the tokenizer's end of text.
 
     `dataclasses.replace` makes a copy with other lengths; ValueError if a length leaves no token for a text.
 
@@ -155,17 +156,19 @@ class TextTokenizer:
                 token for a text.
         """
         backend, special = load_backend(Path(directory))
-        end = special["sep"] if special["sep"] is not None else special["eos"]
-        if end is None or special["pad"] is None:
-            special_ids = {"cls": special["cls"], "sep": end, "pad": special["pad"]}
+        start, end, pad = special["cls"], special["sep"], special["pad"]
+        if end is None:  # a text ends with what the post-processor appends, whatever eos_token says
+            start, end = _added_ids(backend, directory)
+            end = special["eos"] if end is None else end
+            pad = end if pad is None else pad  # masks say what is padding, ids do not
+        if end is None or pad is None:
+            special_ids = {"cls": start, "sep": end, "pad": pad}
             raise ValueError(
                 f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special_ids}"
             )
         backend.no_padding()  # tokenizer.json may enable both
         backend.no_truncation()
-        return cls(
-            backend, special["cls"], end, special["pad"], query_length, passage_length, special["mask"], **options
-        )
+        return cls(backend, start, end, pad, query_length, passage_length, special["mask"], **options)
 
     @staticmethod
     def digests(directory: str | Path) -> dict[str, str]:
@@ -312,6 +315,21 @@ class TextTokenizer:
             rest = [i for i in rest if len(encoded[i][0]) < limit and encoded[i][1] < len(texts[i])]
             reach *= 8
         return encoded
+
+
+def _added_ids(backend: Any, directory: str | Path) -> tuple[int | None, int | None]:
+    """Return the ids that the post-processor of tokenizer.json puts in front of a text and after it; None: none. Raises
+    ValueError if it puts several there."""
+    whole, text = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
+    before = next((i for i in range(len(whole)) if text and whole[i : i + len(text)] == text), 0)
+    sides = whole[:before], whole[before + len(text) :] if text else []
+    if max(map(len, sides)) > 1:
+        raise ValueError(
+            f"{directory}/tokenizer.json: the post_processor puts the ids {sides[0]} in front of a text and {sides[1]} "
+            "after it; at most one on each side is implemented"
+        )
+    start, end = (side[0] if side else None for side in sides)
+    return start, end
 
 
 def _beginning(text: str, reach: int) -> str:

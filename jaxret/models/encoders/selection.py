@@ -19,6 +19,8 @@ class Selection:
 
     tokens: int | None = None  # this many positions from the first one, [CLS], on; None: all
     mean: bool = False  # whether the mean over real tokens comes before them
+    # Tokens of the mean: all, those after the first (of a text of one token, it), or the last.
+    over: Literal["all", "later", "last"] = "all"
     layers: Literal["all", "last"] = "all"  # all: L+1, from the embeddings to the last layer
 
     def last_layer_positions(self, length: int) -> int | None:
@@ -42,11 +44,19 @@ class Selection:
             parts.append(jnp.zeros((hidden.shape[0], missing, hidden.shape[2]), hidden.dtype))
             masks.append(jnp.zeros((hidden.shape[0], missing), bool))
         if self.mean:
-            total = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1, dtype=jnp.float32)
-            mean = total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+            counts = self._tokens_of_mean(mask)
+            total = jnp.sum(jnp.where(counts[..., None], hidden, 0), axis=1, dtype=jnp.float32)
+            mean = total / jnp.maximum(jnp.sum(counts, axis=1, keepdims=True), 1)
             parts.insert(0, mean.astype(hidden.dtype)[:, None])
             masks.insert(0, jnp.any(mask, axis=1, keepdims=True))
         return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
+
+    def _tokens_of_mean(self, mask: Bool[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
+        number = jnp.cumsum(mask, axis=1)  # of real tokens up to each
+        count = number[:, -1:]
+        if self.over == "last":
+            return mask & (number == count)
+        return mask & ((number > 1) | (count == 1)) if self.over == "later" else mask
 
     def collect(
         self,

@@ -142,15 +142,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _token(path: Path, prompted: bool) -> str:
-    """Return the mode of the Pooling: "cls" or "mean"."""
+    """Return the head.token of the Pooling."""
     raw = _read(path)
     chosen = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
     modes = [chosen] if isinstance(chosen, str) else list(chosen)
-    if len(modes) != 1 or modes[0] not in ("cls", "mean"):
-        raise ValueError(f"{path}: the pooling is {' and '.join(map(str, modes))}; 'cls' or 'mean' is implemented")
+    tokens = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+    if len(modes) != 1 or modes[0] not in tokens:
+        names = "'cls', 'mean' or 'lasttoken'"
+        raise ValueError(f"{path}: the pooling is {' and '.join(map(str, modes))}; {names} is implemented")
     if prompted and raw.get("include_prompt", True) is not True:
         raise ValueError(f"{path}: include_prompt is {raw['include_prompt']!r}; a prompt's tokens always count here")
-    return modes[0]
+    return tokens[modes[0]]
 
 
 def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:

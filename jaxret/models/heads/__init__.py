@@ -52,7 +52,9 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
         assert need in ABILITIES, need
         if need in shapes.lacks:
             advice = (
-                "; set head.token='mean'" if set(head.needs()) <= {"cls", "leading_tokens"} and need == "cls" else ""
+                "; set head.token='mean' or 'last'"
+                if set(head.needs()) <= {"cls", "leading_tokens"} and need == "cls"
+                else ""
             )
             raise ValueError(
                 f"head.name is {name!r}, which {shapes.model_type} cannot have: {shapes.lacks[need]}{advice}"

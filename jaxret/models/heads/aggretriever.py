@@ -60,6 +60,7 @@ class AggretrieverHead(VectorHead):
     chunk: int = 16
     parts_weight: float = 0.5
 
+    TOKENS: ClassVar[tuple[str, ...]] = ("cls", "mean")
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
     FREE: ClassVar[tuple[str, ...]] = ("chunk",)
 

@@ -76,7 +76,11 @@ class ColbertHead(VectorHead):
             raise ValueError(f"head.colbert.mask_id is {self.mask_id}, but [MASK] has the id {tokenizer.mask_id}")
 
     def pooling_problem(self, pooling: str) -> str:
-        return "needs every token's vector under late interaction" if self.late else super().pooling_problem(pooling)
+        if self.late:
+            return "needs every token's vector under late interaction"
+        if pooling == "self_contrastive" and self.token not in ("cls", "mean"):
+            return f"has no vector of head.token {self.token!r} in front of the others"
+        return super().pooling_problem(pooling)
 
     def vectors_per_passage(self) -> None:
         return None
@@ -97,7 +101,7 @@ class ColbertHead(VectorHead):
             return self.token
         if pooling == "average":  # of tokens and of their mean alike
             return "mean"
-        return EVERY_TOKEN if self.token == "cls" else ""
+        return "" if self.token == "mean" else EVERY_TOKEN
 
     def contract(self) -> dict[str, Any]:
         keys = super().contract()

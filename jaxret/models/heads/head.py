@@ -17,7 +17,7 @@ from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 Side = Literal["query", "passage"]
 Params = dict[str, Any]
-TOKENS = ("cls", "mean")
+TOKENS = ("cls", "mean", "last", "mean_without_first")
 EVERY_TOKEN = "each"  # instead of one of TOKENS: every token's state is a vector
 NOT_KEYS = ("num_layers", "hidden_size", "vocab_size", "parent", "name")  # fields that are not from the config
 
@@ -35,7 +35,10 @@ class HeadInput:
 
 def one_token_selection(token: str, layers: Literal["all", "last"]) -> Selection:
     """Return the selection of the one position that represents the text."""
-    return Selection(0, mean=True, layers=layers) if token == "mean" else Selection(1, layers=layers)
+    if token == "cls":
+        return Selection(1, layers=layers)
+    over: dict[str, Literal["all", "later", "last"]] = {"mean": "all", "mean_without_first": "later", "last": "last"}
+    return Selection(0, mean=True, over=over[token], layers=layers)
 
 
 class VectorHead(nn.Module):
@@ -49,12 +52,15 @@ class VectorHead(nn.Module):
     num_layers: int
     hidden_size: int
     vocab_size: int
-    token: str = "cls"  # "cls": the first token represents the text; "mean": the masked mean
+    # What represents the text: "cls": its first token; "mean": the masked mean; "last": its last token;
+    # "mean_without_first": the mean over the tokens after the first.
+    token: str = "cls"
 
     # Fields that change no vector, such as weights of losses; and fields that change no result of a run that has begun:
     # memory, initialisation.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
     FREE: ClassVar[tuple[str, ...]] = ()
+    TOKENS: ClassVar[tuple[str, ...]] = TOKENS  # values of `token` that mean something
     # Whether sentence-transformers' own modules compute its vector: a directory of theirs then sets its keys.
     STOCK: ClassVar[bool] = False
     # Fields that the directory of another library's model of this family sets.
@@ -64,8 +70,8 @@ class VectorHead(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.token not in TOKENS:
-            raise ValueError(f"head.token is {self.token!r}; it must be one of {', '.join(TOKENS)}")
+        if self.token not in self.TOKENS:
+            raise ValueError(f"head.token is {self.token!r}; it must be one of {', '.join(self.TOKENS)}")
         self.check()
 
     # Requirements
@@ -80,7 +86,7 @@ class VectorHead(nn.Module):
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Raise ValueError for a tokenizer that does not fit."""
         if "cls" in self.needs() and tokenizer.cls_id is None:
-            raise ValueError("head.token is 'cls', but the tokenizer has no [CLS]; set head.token='mean'")
+            raise ValueError("head.token is 'cls', but the tokenizer has no [CLS]; set head.token='mean' or 'last'")
 
     def pooling_problem(self, pooling: str) -> str:
         """Return the reason why its vectors cannot be pooled this way; "" if they can."""

@@ -75,7 +75,7 @@ class I3Head(VectorHead):
         if self.variant not in VARIANTS:
             raise ValueError(f"head.i3.variant is {self.variant!r}; it must be one of {', '.join(VARIANTS)}")
         if self.token != "cls":
-            raise ValueError("head.token is 'mean'; the interactor's output is read at [CLS]: use 'cls'")
+            raise ValueError(f"head.token is {self.token!r}; the interactor's output is read at [CLS]: use 'cls'")
         if min(self.reconstructor_layers, self.interactor_layers) < 1 or self.pseudo_length < 3:
             raise ValueError(
                 "head.i3.reconstructor_layers and head.i3.interactor_layers are at least 1, head.i3.pseudo_length 3"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import Side, VectorHead, one_token_selection
 
@@ -12,6 +14,8 @@ class MeBertHead(VectorHead):
 
     count: int = 8
     mean_vector: bool = True
+
+    TOKENS: ClassVar[tuple[str, ...]] = ("cls", "mean")
 
     def check(self) -> None:
         if self.count < 1:

@@ -1,0 +1,48 @@
+"""A language model is opened as it is, exported, and opened again: its last token, its end token, its prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxret.export.export import export
+from jaxret.export.import_model import import_model
+from jaxret.runs.run import open_run
+from jaxret.storage.atomic import read_json, write_json
+from tests.pipeline import write_language_model
+
+INSTRUCTION = "Instruct: find a river\nQuery:"
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_qwen3", pytest.param("tiny_embeddinggemma", marks=pytest.mark.exhaustive)]
+)  # one causal, one bidirectional
+def test_there_and_back(tmp_path: Path, name: str) -> None:
+    """Both times it is compared with transformers, where PyTorch is installed."""
+    model = write_language_model(tmp_path / "model", name)
+    said = import_model(str(model), tmp_path / "run", token="last", normalize=True, title_separator=" ")
+    assert "around every text: '<|end|>' (id 0); its vector: head.token='last'" in said
+    assert "read back, vectors of 64 texts differ by" in export(
+        tmp_path / "run", "sentence-transformers", tmp_path / "out"
+    )
+    assert "last token" in (tmp_path / "out" / "README.md").read_text()
+    pooling = read_json(tmp_path / "out" / "1_Pooling" / "config.json")
+    assert [key for key, value in pooling.items() if value is True] == ["pooling_mode_lasttoken"]
+
+    settings = tmp_path / "out" / "config_sentence_transformers.json"
+    prompts = {"query": INSTRUCTION, "document": ""}
+    write_json(settings, read_json(settings) | {"prompts": prompts})
+    for length in ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"):
+        path = tmp_path / "out" / length[0]
+        write_json(path, read_json(path) | {length[1]: 40})  # room for the instruction
+    import_model(str(tmp_path / "out"), tmp_path / "again")
+    run = open_run(tmp_path / "again")
+    keys = run.config.tokens.query_prompt, run.config.head.token, run.config.normalize
+    assert keys == (INSTRUCTION, "last", True)
+    assert run.tokenizer.sep_id == 0
+    assert run.model.module.config == open_run(tmp_path / "run").model.module.config
+    export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
+    assert read_json(tmp_path / "twice" / settings.name)["prompts"] == prompts
+    for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json"):
+        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()
