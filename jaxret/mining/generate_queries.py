@@ -144,12 +144,7 @@ class GenerationJob:
     def begin(self) -> None:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
         path = self.folder / BEGUN
-        while not path.exists():
-            if lease := self.leases.claim("begun"):
-                lease.publishes(partial(write_json, path, with_digest(self.made_from), lease.work))
-                self.leases.release(lease)
-            else:
-                time.sleep(PAUSE)
+        self.leases.publish_once(path, with_digest(self.made_from))
         if difference := first_difference(read_with_digest(path), self.made_from):
             name, stored, current = difference
             raise ValueError(

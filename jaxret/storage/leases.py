@@ -26,14 +26,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxret.storage.atomic import storage_errors
+from jaxret.storage.atomic import storage_errors, write_json
 
 BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
 _BEATS = 10  # touches during that time
 _OWNER = "owner.json"
+_PAUSE = 0.1  # seconds between two looks at a file that another job publishes
 _GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
 
 
@@ -140,6 +142,19 @@ class Leases:
         with contextlib.suppress(OSError):
             self._bury(lease.work)
             lease.work.parent.rmdir()  # fails if another job has claimed it meanwhile
+
+    def publish_once(self, path: Path, value: Any) -> None:
+        """Write `value` to `path` in the folder as JSON unless a job has done so; return when the file is there."""
+        while not path.exists():
+            lease = self.claim(path.stem)
+            if lease is None:
+                time.sleep(_PAUSE)
+                continue
+            try:
+                if not path.exists():  # another job may have published it before this one had the lease
+                    lease.publishes(partial(write_json, path, value, lease.work))
+            finally:
+                self.release(lease)
 
     def is_free(self, name: str) -> bool:
         """Return whether no living job has the lease. Another job may still claim it first."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.storage.atomic import StorageError, atomic_write
+from jaxret.storage.atomic import StorageError, atomic_write, read_json
 from jaxret.storage.leases import Lease, Leases
 from tests.pipeline import REPOSITORY, environment
 
@@ -95,6 +95,25 @@ def test_of_many_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(turn for turn, lease in actual if lease) == list(range(20))
+
+
+def test_of_many_that_publish_one_file_the_first_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a job that looked before the file was there, and had the lease after that."""
+    claim = Leases.claim
+    seen: list[Leases] = []
+
+    def late(self: Leases, name: str) -> Lease | None:
+        if not seen:
+            seen.append(self)
+            with Leases(tmp_path) as faster:
+                faster.publish_once(tmp_path / "begun.json", {"by": "the faster"})
+        return claim(self, name)
+
+    monkeypatch.setattr(Leases, "claim", late)
+    with Leases(tmp_path) as slower:
+        slower.publish_once(tmp_path / "begun.json", {"by": "the slower"})
+    assert read_json(tmp_path / "begun.json") == {"by": "the faster"}
+    assert [path.name for path in tmp_path.iterdir()] == ["begun.json"]
 
 
 @pytest.mark.parametrize("ahead", [-1, 1])

@@ -31,7 +31,8 @@ from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.atomic import read_json
+from jaxret.storage.leases import Leases
 from jaxret.storage.lockfile import LockedError
 
 STAGE = "run"  # name of the only stage of a config that is trained as it is
@@ -192,12 +193,10 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
         "stages": setup.stages,
         "evaluation": {**asdict(evaluation), "measures": list(evaluation.measures or ())},
     }
-    if path.exists():
-        remedy = "Give another --workdir for a sweep with other settings."
-        require_equal(read_json(path), shared, str(path), "this sweep", remedy)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, shared)
+    with Leases(folder) as leases:  # jobs of one sweep may begin together
+        leases.publish_once(path, shared)
+    remedy = "Give another --workdir for a sweep with other settings."
+    require_equal(read_json(path), shared, str(path), "this sweep", remedy)
 
 
 def _base_config(setup: SweepSetup) -> ConfigDict:
