@@ -70,6 +70,7 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     missing = [line for case in cases for line in missing_files(case, places)]
     if missing:
         raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing)))
+    places.workdir.mkdir(parents=True, exist_ok=True)  # --out of a command is in a folder that exists
     for case in cases:
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):

@@ -17,12 +17,14 @@ from jaxret.cli.verbs import VERBS
 from jaxret.configs import load_config, require_keys
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce import papers
+from jaxret.experiments.reproduce import run_row as run_row_module
 from jaxret.experiments.reproduce.commands import Places, case_commands, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
 from jaxret.experiments.reproduce.run_row import Measured, measure_case, run_row, scaled
 from jaxret.search.bm25_settings import BM25Settings
+from jaxret.storage.atomic import require_parent
 from jaxret.training.config_check import check_config
 from tests.pipeline import REPOSITORY, environment, write_data, write_encoder
 
@@ -153,6 +155,22 @@ def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None
     assert {"--k1=0.9", "--b=0.4", "--k=1000"} <= set(other)
     changed = replace(PLACES, overrides={"k1": 0.82})
     assert "--k1=0.82" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
+
+
+def test_the_folder_of_runs_is_made_for_the_first_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def refused(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        out = next(word for word in command if word.startswith("--out=")).removeprefix("--out=")
+        require_parent(out, "--out")
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(run_row_module, "missing_files", lambda *_: [])
+    monkeypatch.setattr(run_row_module.subprocess, "run", refused)
+    with pytest.raises(RuntimeError, match="jaxret data ended with status 1"):
+        run_row(find_rows("i3/4/bm25")[0], Places(tmp_path / "data", tmp_path / "new" / "runs"))
+    assert len(started) == 1
 
 
 def test_a_row_of_bm25_runs(small_squad: Path) -> None:
