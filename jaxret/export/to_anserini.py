@@ -48,7 +48,7 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
         queries: folder or file with queries; "" for none.
 
     Raises:
-        ValueError: the vectors are not weights of words.
+        ValueError: the vectors are not weights of words, or there is no passage.
         FileNotFoundError: no corpus is encoded.
     """
     folder = corpus_folder(run.workdir, corpus)
@@ -58,6 +58,8 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
             "use --to=pyserini, or a run with a sparse head"
         )
     encoded = open_corpus(run, folder)
+    if not encoded.total_rows:
+        raise ValueError(f"{folder} has no passage to export: all were deleted")
     words = vocabulary(run, encoded.dimension)
     empty = write_corpus(encoded, words, out / "corpus")
     difference = compare_weights(encoded, words, out / "corpus")

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from jaxret.export.compare_original import pylate_vectors, sample_texts
 from jaxret.export.round_trip import check_round_trip, padded_inputs, run_vectors
 from jaxret.export.stock_modules import ROUTES, read_states, vector_form, write_encoder
-from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
+from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS, TITLE_SEPARATOR
 from jaxret.models.heads import pylate
 from jaxret.models.heads.head import Side
 from jaxret.runs.mismatch import flatten
@@ -88,6 +88,7 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
         tokens: token ids.
     """
     stated = pylate.read_pylate_keys(out)
+    del stated[TITLE_SEPARATOR]  # no file of PyLate has it
     meant = flatten(config_json(run.config))
     for key, value in stated.items():
         expected = tuple(sorted(set(meant[key]))) if isinstance(value, tuple) else meant[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxret.export.export import KINDS, export
+from jaxret.export.export import KINDS, OF_CORPORA, export
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
@@ -51,14 +52,25 @@ RUNS: dict[str, dict[str, Any]] = {
         "head__colbert__projection": 6,
         "normalize": True,
     },
+    "weights of words": {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)},
 }
 REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
     ("one vector", "pylate"): "PyLate scores every token of a query",
     ("several vectors", "pylate"): "PyLate scores every token of a query",
     ("several vectors", "pyserini"): "a passage has 2 vectors in",
     ("late", "pyserini"): "a passage has a vector for each token in",
+    ("weights of words", "pyserini"): "are weights of words, and Pyserini's dense search has others",
+    ("weights of words", "pylate"): "PyLate scores every token of a query",
+    **dict.fromkeys(
+        ((kind, "anserini") for kind in ("one vector", "several vectors", "late")), "are dense, and Anserini"
+    ),
 }
-DAILY = [("one vector", "pyserini", "appended, deleted"), ("one vector", "pyserini", "none left")]
+DAILY = [
+    ("late", "pylate", "appended, deleted"),
+    ("weights of words", "anserini", "appended, deleted"),
+    ("one vector", "pyserini", "appended, deleted"),
+    ("one vector", "pyserini", "none left"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +110,15 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
         for kind in RUNS
         for to in KINDS
         for name in STATES
-        if to == "pyserini" or name == "appended, deleted"  # the others read no corpus
+        if to in OF_CORPORA or name == "appended, deleted"  # the others read no corpus
     ],
 )
 def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, tmp_path: Path) -> None:
     workdir, corpus = make_state(root, kind, STATES[name], tmp_path / "run")
     out = tmp_path / "out"
     problem = REFUSED.get((kind, to))
-    if to == "pyserini" and name == "none left":
-        problem = "has no passage to search: all were deleted"
+    if name == "none left" and (to == "pyserini" or (not problem and to in OF_CORPORA)):
+        problem = r"has no passage to (search|export): all were deleted"
     if problem:
         with pytest.raises(ValueError, match=problem):
             export(workdir, to, out)
@@ -114,19 +126,22 @@ def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, 
         return
     report = export(workdir, to, out)
     assert "read back" in report
+    ids = [key for _, block in corpus.id_blocks() for key in block]
     if to == "pyserini":
-        assert_same_corpus(corpus, out)
+        assert (out / "docid").read_text().splitlines() == ids
+        assert_same_vectors(corpus, out)
+    if to == "anserini":
+        files = sorted((out / "corpus").iterdir())
+        assert [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()] == ids
     for weights in out.rglob("model.safetensors"):
         if "embeddings.word_embeddings.weight" in (tensors := load_file(weights)):  # not a Dense
             for key, value in POOLER.items():
                 np.testing.assert_array_equal(tensors[key], value)
 
 
-def assert_same_corpus(corpus: EncodedCorpus, out: Path) -> None:
-    """Assert that ids and vectors of an index are those of the passages that are left, in their order."""
+def assert_same_vectors(corpus: EncodedCorpus, out: Path) -> None:
+    """Assert that the vectors of an index are those of the passages that are left, in their order."""
     index = faiss.read_index(str(out / "index"))
-    ids = [key for _, block in corpus.id_blocks() for key in block]
-    assert (out / "docid").read_text().splitlines() == ids
     vectors = np.concatenate([np.asarray(shard[:], np.float32)[:, 0] for _, shard in corpus])
     np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), vectors)
 
