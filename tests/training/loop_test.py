@@ -517,7 +517,7 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
         ("tokens__passage_length", 41, r"tokens\.passage_length is 41; the encoder has 40 positions"),
         ("mesh__fsdp", 3, r"mesh\.fsdp is 3"),
         ("pooling", "average", r"pooling is 'average'"),
-        ("loss__temperature", 0.0, r"loss\.temperature 0\.0"),
+        ("loss__temperature", 0.0, r"loss\.temperature is 0\.0"),
         ("loss__local_weight", 0.1, r"loss\.local_weight is 0\.1, but pooling 'none'"),
         ("optimizer__name", "adam", r"optimizer\.name is 'adam'"),
         ("optimizer__frozen", "nothing/", r"optimizer\.frozen is 'nothing/', which matches none"),

@@ -275,7 +275,7 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(
             {"loss__in_batch_kl__weight": 0.0, "loss__contrastive_weight": 1.0},
             "train.teacher is set, but loss.in_batch",
         ),
-        ({"loss__in_batch_kl__teacher_temperature": 0.0}, "and loss.in_batch_kl.teacher_temperature 0.0 must be posi"),
+        ({"loss__in_batch_kl__teacher_temperature": 0.0}, "loss.in_batch_kl.teacher_temperature is 0.0; it must be"),
         ({"loss__in_batch_kl__weight": -1.0}, "loss.in_batch_kl.weight is -1.0; it must be at least 0"),
         ({"tokens__query_prompt": "ask: "}, r"(?s)teacher/contract\.json:\n  \S*prompt\S*: .*it reads the same tokens"),
     ],

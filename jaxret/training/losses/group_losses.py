@@ -98,9 +98,9 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
     positive = {key: loss[key] for key in ("temperature", "local_temperature", "annealing_floor")}
     for group in ("kl", "in_batch_kl"):
         positive |= {f"{group}.{key}": loss[group][key] for key in ("temperature", "teacher_temperature")}
-    if min(positive.values()) <= 0:
-        values = [f"loss.{key} {value}" for key, value in positive.items()]
-        raise ValueError(f"{', '.join(values[:-1])} and {values[-1]} must be positive")
+    for key, value in positive.items():
+        if value <= 0:
+            raise ValueError(f"loss.{key} is {value}; it must be positive")
     return {key: GROUPS[key](**value) if key in GROUPS else value for key, value in loss.items()}
 
 

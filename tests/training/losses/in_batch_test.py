@@ -318,7 +318,7 @@ def test_a_local_weight_without_a_local_term_is_an_error() -> None:
 @pytest.mark.parametrize("key", ["loss.temperature", "loss.local_temperature", "loss.annealing_floor"])
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_temperature_must_be_positive(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"{key} {value}.* must be positive"):
+    with pytest.raises(ValueError, match=rf"{key} is {value}; it must be positive"):
         settings_of({key: value})
 
 

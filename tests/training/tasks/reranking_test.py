@@ -427,7 +427,7 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
         ({"tokens__query_length": 39}, r"--query_length\) is 39, which leaves no token for a passage of the 40"),
         ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
         ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
-        ({"loss__kl__temperature": 0.0}, r"loss.kl.temperature 0.0 .*must be positive"),
+        ({"loss__kl__temperature": 0.0}, "loss.kl.temperature is 0.0; it must be positive"),
         ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
     ],
 )
