@@ -19,7 +19,7 @@ from jaxret.storage.atomic import read_json
 
 MOST_SETTINGS = 8 * 2**20  # bytes of a JSON file; the largest that are known have some kilobytes
 MOST_VOCABULARY = 48 * 2**20  # bytes of a tokenizer's file; Gemma's have 34 MB
-_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+_TYPES = ("F64", "F32", "F16", "BF16", "BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)))
 
 
 def require_size(path: Path, most: int = MOST_SETTINGS) -> None:
