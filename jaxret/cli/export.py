@@ -17,7 +17,7 @@ _TO = flags.DEFINE_enum(
 )
 _OUT = shared_flags.out("new folder to write")
 _CORPUS = shared_flags.encoded_corpus()
-_QUERIES = flags.DEFINE_string("queries", "", "with --to=anserini: folder or file with queries to export, too")
+_QUERIES = shared_flags.queries("none; they are exported by --to=anserini")
 _CHECKPOINT = shared_flags.checkpoint()
 
 

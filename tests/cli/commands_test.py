@@ -24,7 +24,13 @@ from tests.pipeline import REPOSITORY, command, environment, write_encoder
 
 COMMANDS = REPOSITORY / "jaxret" / "cli"
 # Flags that have another type, default or meaning in one verb.
-OWN_MEANING = {("demo", "workdir"), ("reproduce", "workdir"), ("compare", "measures"), ("compare", "seed")}
+OWN_MEANING = {
+    ("demo", "workdir"),
+    ("doctor", "workdir"),
+    ("reproduce", "workdir"),
+    ("compare", "measures"),
+    ("compare", "seed"),
+}
 OWN_MEANING |= {
     ("plan", "queries"),
     ("data_split", "qrels"),
