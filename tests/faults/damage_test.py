@@ -3,6 +3,7 @@ that names it, or nothing that anybody reads depends on what changed."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,19 +66,23 @@ class Victim:
             return actual.checkpoint, checkpoints.last(), leaf_digests(actual.params)
 
     def resume(self) -> Any:
-        """Resume training and return its parameters; no step is left to do."""
-        states: list[Any] = []
+        """Resume training, and return its last step, and the leaves of the state that it began with that are not those
+        that were saved: no step is left to do, but where a damaged checkpoint was set aside."""
+        states: list[dict[str, str]] = []
         restore = loop.restore_state
 
         def noted(*arguments: Any) -> Any:
-            states.append(restore(*arguments))
-            return states[-1]
+            state = restore(*arguments)
+            states.append(leaf_digests({"params": state.params, "opt_state": state.opt_state, "step": state.step}))
+            return state
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "restore_state", noted)
             done = loop.train(self.tiny.config(**self.overrides), self.workdir, progress=False)
-        (state,) = states
-        return done.step, leaf_digests({"params": state.params, "opt_state": state.opt_state, "step": state.step})
+        (restored,) = states
+        saved = json.loads(self.whole[Path(f"checkpoints/{done.resumed_from}/_CHECKPOINT_METADATA")])["custom_metadata"]
+        digests = {name.removeprefix("progress/"): digest for name, digest in saved["digests"].items()}
+        return done.step, [name for name, digest in restored.items() if digests[name] != digest]
 
     def search(self) -> Any:
         """The rankings and scores of all test queries."""
