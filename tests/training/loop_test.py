@@ -525,11 +525,13 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
-    """They are told before weights, tokenizer and data are read: there are none here."""
+    """They are told before weights, tokenizer and data are read: there are none here, but a list of zeros."""
     encoder = tmp_path / "encoder"
     encoder.mkdir()
     shutil.copyfile(root / "encoder" / "config.json", encoder / "config.json")
-    (encoder / "model.safetensors").write_text("no weights")
+    weights = (root / "encoder" / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(weights[:8], "little")
+    (encoder / "model.safetensors").write_bytes(weights[:header] + bytes(len(weights) - header))
     overrides = {"data__train": "nowhere", "data__dev": "nowhere"} | {key: value}
     with pytest.raises(ValueError, match=message):
         train(tiny_config(encoder, "nowhere", **overrides), tmp_path / "run", progress=False)

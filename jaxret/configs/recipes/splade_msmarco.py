@@ -5,6 +5,7 @@
 
 from ml_collections import ConfigDict
 
+from jaxret.configs.base import one_stage as stages  # noqa: F401
 from jaxret.configs.splade import get_config as splade
 
 
