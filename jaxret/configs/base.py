@@ -83,6 +83,10 @@ def get_config() -> ConfigDict:
     # token; mean_without_first, the mean over the tokens after the first (language models, whose first state is huge).
     # ME-BERT and Aggretriever: cls or mean.
     c.head.token = "cls"
+    # Dual encoder: sizes of linear layers after it, as in EmbeddingGemma's Dense modules; a sentence-transformers
+    # directory sets them.
+    c.head.dual_encoder = ConfigDict()
+    c.head.dual_encoder.dense = ()
     # MLR: V = number of layers
     c.head.mlr = ConfigDict()
     c.head.mlr.chosen = ()  # layer numbers, with the last one; 0 is the output of the embeddings

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxret.data.records import Passage
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
+from jaxret.models.encoders.dense_modules import read_dense_modules
 from jaxret.models.encoders.sentence_transformers import MODULES, encoder_folder, is_pylate
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run
@@ -111,6 +112,8 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         states = model(**tokens).last_hidden_state[0].numpy()
         vectors.append(_pooled(states, token))
     stacked = np.stack(vectors)
+    for matrix in read_dense_modules(directory):
+        stacked = stacked @ matrix
     return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if run.config.normalize else stacked
 
 

@@ -41,7 +41,7 @@ class VectorForm(NamedTuple):
 
     weights: Mapping[int, float]  # layer -> weight
     token: str  # one of head.TOKENS, or head.EVERY_TOKEN
-    projection: np.ndarray | None  # [H,D], applied last
+    projections: tuple[np.ndarray, ...]  # matrices [H,D], applied last, in order
 
     def same_modules(self, other: VectorForm) -> bool:
         """Return whether one chain of modules computes both, given equal encoders and projections."""
@@ -65,8 +65,9 @@ def vector_form(run: Run, side: Side) -> VectorForm | None:
             return None
         weights = type(module.pooling).weights(len(layers), run.params.get("pooling", {}))
     layer_weights = {layer: float(weight) for layer, weight in zip(layers, weights, strict=True) if weight}
-    own = run.params.get(name, {}).get(module.head.PROJECTION, {})
-    return VectorForm(layer_weights, token, np.asarray(own["kernel"]) if own else None)
+    own = run.params.get(name, {})
+    projections = tuple(np.asarray(own[layer]["kernel"]) for layer in module.head.projections())
+    return VectorForm(layer_weights, token, projections)
 
 
 def stock_problem(run: Run) -> str:
@@ -168,8 +169,8 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
         add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
     add("Pooling", {**size, **{key: token == form.token for token, key in POOLINGS.items()}})
-    if form.projection is not None:
-        add("Dense", dense_config(form.projection), **{"linear.weight": form.projection.T})
+    for matrix in form.projections:
+        add("Dense", dense_config(matrix), **{"linear.weight": matrix.T})
     if run.config.normalize:
         add("Normalize")
     return chain

@@ -77,8 +77,8 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
         x = onnx_graph.mixed_layers(graph, hidden, form.weights)
         if form.token != EVERY_TOKEN:
             x = onnx_graph.pooled_state(graph, x, form.token)
-        if form.projection is not None:
-            x = graph.dense(x, "projection", {"kernel": form.projection})
+        for number, matrix in enumerate(form.projections):
+            x = graph.dense(x, f"projection{number or ''}", {"kernel": matrix})
         x = onnx_graph.normalized(graph, x) if run.config.normalize else x
         name, size = (TOKENS if form.token == EVERY_TOKEN else VECTOR), run.model.dimension
         graph("Identity", x, name=name)

@@ -34,7 +34,7 @@ def write_pylate(run: Run, out: Path) -> list[str]:
     require_pylate_form(run)
     form = vector_form(run, "passage")
     assert form is not None  # under late interaction every token's state is a vector
-    kernel = np.eye(head.hidden_size, dtype=np.float32) if form.projection is None else form.projection
+    kernel = form.projections[0] if form.projections else np.eye(head.hidden_size, dtype=np.float32)
     write_encoder(run, "passage", out)
     kind, dense = pylate.dense_module(kernel)
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", kind)]

@@ -50,7 +50,7 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     sentence = compare_search(searcher, out)
     form = vector_form(run, "query")
     pooled = form is not None and form.token in ("cls", "mean")
-    if form is None or not pooled or len(form.weights) > 1 or form.projection is not None:
+    if form is None or not pooled or len(form.weights) > 1 or form.projections:
         return [sentence, "Pyserini's encoders do not compute this model's query vectors: give it stored ones."]
     write_encoder(run, "query", out / "query-encoder")
     notes = [sentence, "The query encoder is beside it; Pyserini cuts queries at its model_max_length."]

@@ -22,6 +22,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.parallel.mesh import make_mesh
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.bert import BertConfig
+from jaxret.models.encoders.decoder import DecoderConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import HEADS
@@ -114,7 +115,7 @@ def test_a_family_reads_its_own_group_and_no_other() -> None:
     config = importlib.import_module("jaxret.configs.base").get_config()
     shapes = {"num_layers": 2, "hidden_size": 16, "vocab_size": 99}
     groups = {key for key, value in config.head.items() if isinstance(value, ConfigDict)}
-    assert groups == HEADS.keys() - {"dual_encoder"}
+    assert groups == HEADS.keys()
     for name, head in HEADS.items():
         own = {field.name: field.default for field in fields(head) if field.name not in (*NOT_KEYS, "token")}
         assert own == config.head.get(name, ConfigDict()).to_dict(), name
@@ -158,12 +159,14 @@ def test_no_family_is_known_by_name_outside_its_file() -> None:
 def test_a_shipped_config_builds(name: str, suffix: str) -> None:
     config = shipped(name, suffix)
     config.data.train = "somewhere"
-    layers = config.encoder.layers or (6 if name in ("minilm", "demo") else 12)
+    layers = config.encoder.layers or {"minilm": 6, "demo": 6, "qwen3": 28}.get(name, 12)
     encoder: EncoderConfig = BertConfig(
         99, 16, layers, 2, 32, max_positions=512, mlm_head=config.head.name in ("aggretriever", "splade")
     )
     if config.encoder.checkpoint == "t5-base":
         encoder = T5Config(99, 16, layers, 2, 8, 32)
+    if name == "qwen3":
+        encoder = DecoderConfig(99, 16, layers, 2, 1, 8, 32, max_positions=512, model_type="qwen3")
     retriever = build_retriever_model(config, encoder)
     check_config(config)
     check_text_lengths(config, retriever)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
+from jaxret.export.stock_modules import dense_config
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import write_language_model
 
+DENSE = [f"{folder}/{file}" for folder in ("2_Dense", "3_Dense") for file in ("config.json", "model.safetensors")]
 INSTRUCTION = "Instruct: find a river\nQuery:"
+
+
+def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
+    """Put Dense modules between Pooling and Normalize, as EmbeddingGemma has them."""
+    lines = read_json(folder / "modules.json")[:2]
+    for number, (before, size) in enumerate(pairwise(sizes), start=2):
+        matrix = np.random.default_rng(number).normal(size=(size, before)).astype(np.float32)
+        (folder / f"{number}_Dense").mkdir()
+        save_file({"linear.weight": matrix}, folder / f"{number}_Dense" / "model.safetensors", {"format": "pt"})
+        write_json(folder / f"{number}_Dense" / "config.json", dense_config(matrix.T))
+        lines.append({"path": f"{number}_Dense", "type": "sentence_transformers.models.Dense"})
+    lines.append({"path": f"{len(lines)}_Normalize", "type": "sentence_transformers.models.Normalize"})
+    numbered = [{"idx": i, "name": str(i), "path": x["path"], "type": x["type"]} for i, x in enumerate(lines)]
+    write_json(folder / "modules.json", numbered)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +55,15 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     for length in ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"):
         path = tmp_path / "out" / length[0]
         write_json(path, read_json(path) | {length[1]: 40})  # room for the instruction
+    write_dense(tmp_path / "out", (30, 48, 24))
     import_model(str(tmp_path / "out"), tmp_path / "again")
     run = open_run(tmp_path / "again")
     keys = run.config.tokens.query_prompt, run.config.head.token, run.config.normalize
     assert keys == (INSTRUCTION, "last", True)
     assert run.tokenizer.sep_id == 0
+    assert (run.model.module.head.dense, run.model.dimension) == ((48, 24), 24)
     assert run.model.module.config == open_run(tmp_path / "run").model.module.config
     export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
     assert read_json(tmp_path / "twice" / settings.name)["prompts"] == prompts
-    for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json"):
+    for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json", *DENSE):
         assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()

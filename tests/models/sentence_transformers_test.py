@@ -88,10 +88,13 @@ def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (
-            {"more": [("2_Dense", "models.Dense")]},
-            r"modules.json: module 2, 2_Dense, is a .*Dense; .* has no projection",
+            {"normalize": True, "more": [("3_Dense", "models.Dense")]},
+            r"modules.json: module 3, 3_Dense, is a .*Dense; modules are Transformer, Pooling, Dense, Normalize \(any",
         ),
-        ({"more": [("2_LSTM", "models.LSTM")]}, r"module 2, 2_LSTM, .*modules are Transformer, Pooling, Normalize"),
+        (
+            {"more": [("2_LSTM", "models.LSTM")]},
+            r"module 2, 2_LSTM, .*modules are Transformer, Pooling, Dense, Normalize",
+        ),
         ({"first": "models.StaticEmbedding"}, r"module 0, StaticEmbedding, is a sentence_transformers.models.Static"),
         ({"first": "models.Router"}, r"module 0, Router, .*queries and documents have encoders of their own"),
         ({"package": "my_code"}, r"module 0, Transformer, is a my_code.Transformer"),

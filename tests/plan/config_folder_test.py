@@ -96,6 +96,7 @@ COMPILED = {
         "mlr",
         "modernbert",
         "mvr",
+        "qwen3:last",
         "xlm_roberta",
     ),
 }

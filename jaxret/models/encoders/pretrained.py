@@ -86,8 +86,8 @@ def _from_hub(name: str, download: bool) -> Path:
 
     weights = ["model*.safetensors", "model.safetensors.index.json"]
     files = ["config.json", *weights, *TOKENIZER_FILES, "sentence_*_config.json"]
-    modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json", "1_Dense/config.json"]
-    modules.append("1_Dense/model.safetensors")
+    modules = ["modules.json", "config_sentence_transformers.json", "*_Pooling/config.json", "*_Dense/config.json"]
+    modules.append("*_Dense/model.safetensors")
     patterns = [*files, *modules, *(f"0_Transformer/{name}" for name in files)]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))

@@ -25,7 +25,6 @@ DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/p
 _REASONS = {
     "Router": "queries and documents have encoders of their own; one encoder is read from a directory",
     "Asym": "queries and documents have encoders of their own; one encoder is read from a directory",
-    "Dense": "the dual encoder has no projection",
     "WeightedLayerPooling": "it mixes layers for queries too, whose vector is the last layer's here",
 }
 _PYLATE = ["sentence_transformersTransformer", "pylateDense"]
@@ -70,16 +69,18 @@ def read_modules(root: Path) -> list[ModuleEntry]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
     entries = [ModuleEntry(type.rpartition(".")[2], root / folder) for type, folder in lines]
-    expected = ("Transformer", "Pooling", "Normalize")
+    expected = ("Transformer", "Pooling", "Dense", "Normalize")
     if is_pylate(root):
         if [type.partition(".")[0] + module.kind for (type, _), module in zip(lines, entries, strict=True)] != _PYLATE:
             raise ValueError(f"{path}: PyLate's modules here are {', '.join(t for t, _ in lines)}; a Transformer and "
                              "one Dense are read")  # fmt: skip
         return entries
     for number, ((type, folder), module) in enumerate(zip(lines, entries, strict=True)):
-        if module.kind != expected[min(number, 2)] or not type.startswith("sentence_transformers."):
+        allowed = expected[number : number + 1] if number < 2 else expected[2:]
+        ended = number > 2 and entries[number - 1].kind == "Normalize"
+        if module.kind not in allowed or ended or not type.startswith("sentence_transformers."):
             reason = _REASONS.get(
-                module.kind, f"modules are {', '.join(expected)} (or without the last), in this order"
+                module.kind, f"modules are {', '.join(expected)} (any number of Dense; Normalize or not), in this order"
             )
             raise ValueError(f"{path}: module {number}, {folder or module.kind}, is a {type}; {reason}")
     if len(entries) < 2:
@@ -120,7 +121,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
         raise ValueError(f"{root / SETTINGS}: truncate_dim is {settings['truncate_dim']}; vectors are not cut here")
     prompts = _prompts(root / SETTINGS, settings)
     token = _token(entries[1].folder / "config.json", any(prompts.values()))
-    normalize = similarity == "cosine" or len(entries) > 2
+    normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
     lengths = _lengths(entries[0].folder)
     return {"head.token": token, "normalize": normalize, **lengths, **prompts, TITLE_SEPARATOR: title_separator(root)}
 

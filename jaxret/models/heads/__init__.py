@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders import sentence_transformers
+from jaxret.models.encoders.dense_modules import read_dense_modules
 from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
 from jaxret.models.heads.aggretriever import AggretrieverHead
 from jaxret.models.heads.colbert import ColbertHead
@@ -17,7 +18,7 @@ from jaxret.models.heads.i3 import I3Head
 from jaxret.models.heads.me_bert import MeBertHead
 from jaxret.models.heads.mlr import MlrHead
 from jaxret.models.heads.mvr import MvrHead
-from jaxret.models.heads.pylate import is_pylate, stored_pylate_head
+from jaxret.models.heads.pylate import is_pylate
 from jaxret.models.heads.pylate import read_pylate_keys as stated_by_pylate
 from jaxret.models.heads.splade import SpladeHead
 
@@ -65,9 +66,13 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
 def read_model_keys(root: Path) -> dict[str, Any]:
     """Return the config keys, with values, that a model's directory sets for texts and vectors. Raises ValueError with
     file and key for settings that are not supported."""
-    return stated_by_pylate(root) if is_pylate(root) else sentence_transformers.read_sentence_transformers_keys(root)
+    if is_pylate(root):
+        return stated_by_pylate(root)
+    sizes = tuple(matrix.shape[1] for matrix in read_dense_modules(root))
+    dense = {"head.dual_encoder.dense": sizes} if sizes else {}
+    return {**sentence_transformers.read_sentence_transformers_keys(root), **dense}
 
 
 def stored_head_parameters(root: Path, head: VectorHead) -> Params:
     """Return the parameters of a head that a model's directory has; {}: none."""
-    return stored_pylate_head(root) if head.DIRECTORY_KEYS else {}
+    return head.stored_parameters(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -13,7 +14,8 @@ from jaxtyping import Bool, Int
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.selection import Selection
-from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Side, VectorHead, one_token_selection
+from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Params, Side, VectorHead, one_token_selection
+from jaxret.models.heads.pylate import stored_pylate_head
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 # Query augmentation: fill queries up to their length limit with [MASK]s, whose states are vectors of the query.
@@ -46,7 +48,12 @@ class ColbertHead(VectorHead):
         "mask_id",
         "skiplist",
     )
-    PROJECTION: ClassVar[str] = "projection"
+
+    def projections(self) -> tuple[str, ...]:
+        return ("projection",) if self.projection else ()
+
+    def stored_parameters(self, root: Path) -> Params:
+        return stored_pylate_head(root)
 
     def check(self) -> None:
         name = "head.colbert"

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
-from jaxret.models.heads.head import Side, VectorHead
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxret.models.encoders.dense_modules import read_dense_modules
+from jaxret.models.heads.head import HeadInput, Params, Side, VectorHead
+from jaxret.types import Embeddings, HiddenStates
 
 
 class DualEncoderHead(VectorHead):
-    """The last layer's vector for queries and passages, V = 1."""
+    """The last layer's vector for queries and passages, V = 1, multiplied by the matrices of `dense`, in order."""
+
+    dense: tuple[int, ...] = ()  # sizes of linear layers, without biases and activations: the Dense modules of others
 
     STOCK: ClassVar[bool] = True
+    DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = ("dense",)
+
+    def check(self) -> None:
+        if not all(type(size) is int and size > 0 for size in self.dense):
+            raise ValueError(f"head.dual_encoder.dense is {self.dense}; sizes are whole numbers above 0")
+
+    def dimension(self) -> int:
+        return self.dense[-1] if self.dense else self.hidden_size
 
     def layers_of(self, side: Side) -> tuple[int, ...]:
         return (self.num_layers,)
+
+    def projections(self) -> tuple[str, ...]:
+        return tuple(f"dense_{i}" for i in range(len(self.dense)))
+
+    def stored_parameters(self, root: Path) -> Params:
+        matrices = read_dense_modules(root) if self.dense else []
+        return {f"dense_{i}": {"kernel": matrix} for i, matrix in enumerate(matrices)}
+
+    @nn.compact
+    def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
+        embeddings = super().__call__(hidden, text)
+        for name, size in zip(self.projections(), self.dense, strict=True):
+            layer = nn.Dense(size, use_bias=False, precision=jax.lax.Precision.HIGHEST, name=name)
+            embeddings = replace(embeddings, vectors=layer(embeddings.vectors.astype(jnp.float32)))
+        return embeddings

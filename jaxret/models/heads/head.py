@@ -5,6 +5,7 @@ configs/base.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -65,8 +66,6 @@ class VectorHead(nn.Module):
     STOCK: ClassVar[bool] = False
     # Fields that the directory of another library's model of this family sets.
     DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = ()
-    # Parameters of the last linear layer, without a bias, of all its vectors; "": none.
-    PROJECTION: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +109,10 @@ class VectorHead(nn.Module):
     def late_interaction(self) -> bool:
         """Return whether every token of a query is a vector, and a score is the sum of their maxima."""
         return False
+
+    def projections(self) -> tuple[str, ...]:
+        """Return the names of the linear layers, without biases, that all its vectors go through, in order."""
+        return ()
 
     def sparse(self) -> bool:
         """Return whether a vector has a weight of at least 0 for every word of the vocabulary, nearly all of them 0, so
@@ -161,6 +164,10 @@ class VectorHead(nn.Module):
 
     def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
         return Embeddings(hidden.states[-1], hidden.mask)
+
+    def stored_parameters(self, root: Path) -> Params:
+        """Return the parameters that another library's model in a directory has; {}: none."""
+        return {}
 
     def initial_parameters(self, encoder: Any, weights: Params) -> Params:
         """Return the parameters that begin as values of the pre-trained encoder; {}: none.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.tokens.backend import load_backend
+from jaxret.models.encoders.dense_modules import read_dense
 from jaxret.models.encoders.sentence_transformers import (
     DENSE,
     LENGTHS,
@@ -29,7 +30,7 @@ from jaxret.models.encoders.sentence_transformers import (
     title_separator,
 )
 from jaxret.models.heads.head import Params
-from jaxret.storage.foreign_files import read_settings, read_tensors
+from jaxret.storage.foreign_files import read_settings
 
 # Keys of the settings, with PyLate's defaults.
 DEFAULTS: dict[str, Any] = {
@@ -91,16 +92,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
 def read_projection(root: Path) -> np.ndarray:
     """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
     folder = read_modules(root)[1].folder
-    config = read_settings(folder / "config.json")
-    for key, allowed in _DENSE.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise ValueError(f"{folder / 'config.json'}: {key} is {config[key]!r}; only {allowed[0]!r} is implemented")
-    if not (folder / "model.safetensors").is_file():
-        raise FileNotFoundError(f"{folder} has no model.safetensors; save it so with PyLate: a pickle is never opened")
-    tensors = read_tensors(folder / "model.safetensors")
-    if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
-        raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
-    return np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
+    return read_dense(folder, {key: (allowed[0], allowed) for key, allowed in _DENSE.items()})
 
 
 def stored_pylate_head(root: Path) -> Params:

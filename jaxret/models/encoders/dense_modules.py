@@ -1,0 +1,58 @@
+"""Dense modules of sentence-transformers and PyLate: products with a matrix, in folders of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.models.encoders.sentence_transformers import MODULES, read_modules
+from jaxret.storage.foreign_files import read_settings, read_tensors
+
+_IDENTITY = "torch.nn.modules.linear.Identity"
+# Keys of config.json besides the sizes: the value of a file without the key, and those that are read.
+_SETTINGS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "bias": (True, (False,)),
+    "activation_function": ("torch.nn.modules.activation.Tanh", (_IDENTITY,)),
+    "use_residual": (False, (False,)),
+    "module_input_name": ("sentence_embedding", ("sentence_embedding",)),
+    "module_output_name": (None, (None, "sentence_embedding")),
+}
+
+
+def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] = _SETTINGS) -> np.ndarray:
+    """Return the matrix [in,out] of a Dense module. Raises ValueError if it is more than a product.
+
+    Args:
+      folder: of the module.
+      settings: keys of config.json -> the value where it is missing, and the allowed ones.
+    """
+    config = read_settings(folder / "config.json")
+    for key, (default, allowed) in settings.items():
+        if config.get(key, default) not in allowed:
+            value = config.get(key, default)
+            raise ValueError(f"{folder / 'config.json'}: {key} is {value!r}; only {allowed[0]!r} is implemented")
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(f"{folder} has no model.safetensors; save the model again: a pickle is never opened")
+    tensors = read_tensors(folder / "model.safetensors")
+    if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
+        raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
+    return np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
+
+
+def read_dense_modules(root: Path) -> list[np.ndarray]:
+    """Return the matrices of a sentence-transformers directory's Dense modules, in order; []: it has none. Raises
+    ValueError if one does not fit the one before it."""
+    if not (root / MODULES).is_file():
+        return []
+    folders = [module.folder for module in read_modules(root) if module.kind == "Dense"]
+    matrices = [read_dense(folder) for folder in folders]
+    for folder, before, matrix in zip(folders[1:], matrices, matrices[1:], strict=False):
+        if before.shape[1] != matrix.shape[0]:
+            raise ValueError(
+                f"{folder}: the matrix takes vectors of {matrix.shape[0]} numbers, and those before it have "
+                f"{before.shape[1]}"
+            )
+    return matrices
