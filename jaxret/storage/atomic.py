@@ -113,8 +113,10 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
     probe = temporary_path(Path(folder) / "probe")
     with storage_errors(folder):
         probe.parent.mkdir(parents=True, exist_ok=True)
+        sweep(Path(folder) / "probe")
         try:
             with open(probe, "wb") as file:
+                lock(file.fileno())
                 file.write(bytes(4096))  # an empty file fits on a full disk
                 file.flush()
                 os.fsync(file.fileno())

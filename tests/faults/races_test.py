@@ -3,8 +3,12 @@ refused in a sentence or makes the same, and the folder is whole."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +96,31 @@ def test_folders(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         return run("jaxret/__main__.py", *words)
 
     race(begin, check, tmp_path, trials)
+
+
+@pytest.mark.faults(29)
+@pytest.mark.parametrize("verb", ["mine", "export", "data convert"])
+def test_what_a_killed_command_left_goes_with_the_next(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """The leftovers are made an hour old; younger ones might still be written."""
+
+    def begin(**faults: Any) -> Script:
+        arguments = commands(tiny, tmp_path, tiny.data)[verb]
+        instead = {
+            f"--workdir={tmp_path / 'run'}": f"--workdir={tiny.run}",
+            f"--pool={tmp_path / 'run'}": "--pool=bm25",
+        }
+        arguments = [instead.get(word, word) for word in arguments]
+        arguments += [f"--corpus={tiny.data}"] if verb == "mine" else []
+        process = start("jaxret/__main__.py", *verb_words(verb), *arguments, **faults)
+        process.wait()
+        return process
+
+    for number in range(1, 20):  # until it was killed after it had begun to write
+        killed = begin(kill_at=number)
+        if left := leftovers(tmp_path):
+            break
+    trials.count(killed.returncode == -signal.SIGKILL and bool(left), f"nothing was left: {killed.output}")
+    for path in tmp_path.rglob("*.tmp"):
+        os.utime(path, (time.time() - 3600,) * 2)
+    again = begin()
+    trials.count(again.returncode == 0 and not leftovers(tmp_path), f"{again.output}\n{leftovers(tmp_path)}")
