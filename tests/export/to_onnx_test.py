@@ -29,11 +29,13 @@ def write(name: str, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     graph = onnx_graph.Graph()
     hidden = onnx_graph.hidden_states(graph, onnx_graph.require_bert(config), params)
     graph("Concat", *(graph("Unsqueeze", state, graph.whole(0)) for state in hidden), name="states", axis=0)
-    graph("Identity", onnx_graph.pooled_state(graph, hidden[-1], "mean"), name="mean")
+    for token in ("mean", "last", "mean_without_first"):
+        graph("Identity", onnx_graph.pooled_state(graph, hidden[-1], token), name=token)
     graph("Identity", onnx_graph.normalized(graph, onnx_graph.pooled_state(graph, hidden[-1], "cls")), name="cls")
     graph("Identity", onnx_graph.mixed_layers(graph, hidden, {0: 0.25, 1: 0.75}), name="mixed")
     H: Any = config.hidden_size
     outputs: dict[str, list[int | str]] = {"states": [len(hidden), "batch", "sequence", H], "mean": ["batch", H]}
+    outputs |= {"last": ["batch", H], "mean_without_first": ["batch", H]}
     graph.save(path, outputs | {"cls": ["batch", H], "mixed": ["batch", "sequence", H]})
     with np.load(GOLDENS / name / "hidden_states.npz", allow_pickle=False) as file:
         return file["ids"], file["mask"].astype(bool), file["states"]
@@ -50,6 +52,10 @@ def test_states_are_pytorchs(name: str, tmp_path: Path) -> None:
     last = expected[-1].astype(np.float64)
     mean = np.stack([row[real].mean(0) for row, real in zip(last, mask)])
     np.testing.assert_allclose(outputs["mean"], mean, atol=1e-5)
+    final = np.stack([row[real][-1] for row, real in zip(last, mask)])
+    np.testing.assert_allclose(outputs["last"], final, atol=1e-5)
+    later = np.stack([row[real][min(1, real.sum() - 1) :].mean(0) for row, real in zip(last, mask)])
+    np.testing.assert_allclose(outputs["mean_without_first"], later, atol=1e-5)
     np.testing.assert_allclose(
         outputs["cls"], last[:, 0] / np.linalg.norm(last[:, 0], axis=1, keepdims=True), atol=1e-5
     )
