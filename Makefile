@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-faults test-fast test-plan check docs format lock clean
+.PHONY: help demo test test-exhaustive test-faults test-fast fuzz test-plan check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, fu
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
+
+fuzz: $(VENV)/.ready-dev ## generated files and texts, many and new ones each time (JAXRET_FUZZ=few: those of make test)
+	JAXRET_FUZZ=$${JAXRET_FUZZ:-many} $(PYTEST) tests/fuzz $(ARGS)
 
 test-plan: .venv-plan/.ready-plan ## compile for chips that are not there: bounds on memory and on what moves
 	.venv-plan/bin/python -m pytest -q -n 2 --dist load -m exhaustive tests/plan $(ARGS)

@@ -1,0 +1,13 @@
+"""Generated input: few cases in every run of the tests, the same ones each time; many and new ones by `make fuzz`."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+
+settings.register_profile(
+    "few", max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=CHECKS
+)
+settings.register_profile("many", max_examples=1500, deadline=None, suppress_health_check=CHECKS)
+settings.load_profile(os.environ.get("JAXRET_FUZZ", "few"))

@@ -1,0 +1,114 @@
+"""Texts of flags and files of JSON with digests: each is read, or refused by the error that its reader documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxret.configs import change_config, load_config, locate_config
+from jaxret.data.formats import parse_source
+from jaxret.evaluation.metrics import parse_measure
+from jaxret.experiments.compare_runs import split_argument
+from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
+from jaxret.index.shards import ShardError
+from jaxret.parallel.chips import parse_topology
+from jaxret.search.approximate.candidates import parse_candidates
+from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_settings
+from jaxret.storage.atomic import read_with_digest, with_digest, write_json
+from tests.fuzz.refusal import refusal
+
+# parser -> texts that it takes, whose pieces are mixed with any text
+PARSERS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
+    "measure": (parse_measure, ["nDCG@10", "RR(rel=2)@10", "AP", "R@100"]),
+    "candidates": (parse_candidates, ["mean:100", "muvera:1000"]),
+    "topology": (parse_topology, ["h100:8", "v5e:4x4", "v5p:2x2x1"]),
+    "source": (parse_source, ["beir.texts:corpus.jsonl", "tfds:a/b", "hf:a/b"]),
+    "argument": (split_argument, ["name=runs/a,runs/b", "runs/a"]),
+    "seismic": (lambda text: parse_settings(text, SEARCH_SETTINGS), ["query_cut=10,heap_factor=0.7"]),
+    "config": (locate_config, ["base", "minilm:mlr", "recipes/mlr_mined"]),
+}
+
+
+@st.composite
+def mixed(draw: st.DrawFn, valid: list[str]) -> str:
+    """A valid text with pieces of others and any characters between."""
+    text = draw(st.sampled_from(valid))
+    for _ in range(draw(st.integers(0, 3))):
+        start, stop = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
+        text = (
+            text[:start]
+            + draw(st.text(max_size=5) | st.sampled_from(valid) | st.sampled_from(":@,=x0-1."))
+            + text[stop:]
+        )
+    return text
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(data=st.data())
+def test_a_text_is_parsed_or_refused(name: str, data: st.DataObject) -> None:
+    parse, valid = PARSERS[name]
+    for text in valid:
+        parse(text)
+    text = data.draw(mixed(valid))
+    assert refusal(lambda: parse(text), ValueError, FileNotFoundError) != ""
+
+
+@given(
+    key=st.sampled_from(["train.batch_size", "normalize", "head.name", "optimizer.learning_rate", "head.mlr.chosen"]),
+    value=st.data(),
+)
+def test_a_config_takes_a_value_or_refuses_it(key: str, value: st.DataObject) -> None:
+    anything = (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.lists(st.integers(), max_size=3)
+    )
+    changes = {key: value.draw(anything)}
+    message = refusal(lambda: change_config(load_config("base"), changes, "here"), ValueError, TypeError)
+    assert message is None or key in message
+
+
+@given(content=st.data())
+def test_json_with_a_digest_is_whole_or_refused(
+    content: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    values = content.draw(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=4))
+    values.pop("sha256", None)
+    path = tmp_path_factory.mktemp("json") / "file.json"
+    write_json(path, with_digest(values))
+    assert read_with_digest(path) == values
+    written = path.read_bytes()
+    place = content.draw(st.integers(0, len(written) - 1))
+    changed = written[:place] + bytes([written[place] ^ content.draw(st.integers(1, 255))]) + written[place + 1 :]
+    path.write_bytes(changed)
+    message = refusal(lambda: require_equal(read_with_digest(path), values), ValueError)
+    assert message is None or str(path) in message
+
+
+@given(content=st.data())
+def test_a_list_of_parts_is_whole_or_refused(content: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    deleted = content.draw(st.sets(st.integers(0, 9), max_size=4))
+    parts = [CorpusPart("", "0" * 64, 10).with_deleted(deleted), CorpusPart("part-1", "1" * 64, 3)]
+    write_parts(folder, parts)
+    path: Path = folder / "parts.json"
+    stored = json.loads(path.read_text())
+    key = content.draw(st.sampled_from(sorted(stored)))
+    stored[key] = content.draw(st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2))
+    path.write_text(json.dumps(stored if content.draw(st.booleans()) else with_digest(stored)))
+    message = refusal(lambda: require_equal(read_parts(folder), parts), ShardError, ValueError)
+    assert message is None or str(path) in message
+
+
+def require_equal(content: object, written: object) -> None:
+    """What was changed must not be believed."""
+    assert content == written
