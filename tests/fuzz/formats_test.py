@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from jaxret.data.errors import DataError, Policy
@@ -88,7 +89,7 @@ def comparable(values: Any, role: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "role"), CASES)
-@given(data=st.data())
+@hypothesis.given(data=st.data())
 def test_records_come_back(name: str, role: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     values = data.draw(records(role))
     path = tmp_path_factory.mktemp("written") / "file"
@@ -139,7 +140,7 @@ INSERTED = [
 
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "detected"])
 @pytest.mark.parametrize(("name", "role"), CASES)
-@given(data=st.data())
+@hypothesis.given(data=st.data())
 def test_a_damaged_file_is_read_or_named(
     name: str, role: str, forced: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxret.configs import change_config, load_config, locate_config
@@ -50,7 +50,7 @@ def mixed(draw: st.DrawFn, valid: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@given(data=st.data())
+@hypothesis.given(data=st.data())
 def test_a_text_is_parsed_or_refused(name: str, data: st.DataObject) -> None:
     parse, valid = PARSERS[name]
     for text in valid:
@@ -59,7 +59,7 @@ def test_a_text_is_parsed_or_refused(name: str, data: st.DataObject) -> None:
     assert refusal(lambda: parse(text), ValueError, FileNotFoundError) != ""
 
 
-@given(
+@hypothesis.given(
     key=st.sampled_from(["train.batch_size", "normalize", "head.name", "optimizer.learning_rate", "head.mlr.chosen"]),
     value=st.data(),
 )
@@ -77,7 +77,7 @@ def test_a_config_takes_a_value_or_refuses_it(key: str, value: st.DataObject) ->
     assert message is None or key in message
 
 
-@given(content=st.data())
+@hypothesis.given(content=st.data())
 def test_json_with_a_digest_is_whole_or_refused(
     content: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -94,7 +94,7 @@ def test_json_with_a_digest_is_whole_or_refused(
     assert message is None or str(path) in message
 
 
-@given(content=st.data())
+@hypothesis.given(content=st.data())
 def test_a_list_of_parts_is_whole_or_refused(content: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("parts")
     deleted = content.draw(st.sets(st.integers(0, 9), max_size=4))
