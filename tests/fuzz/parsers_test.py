@@ -110,5 +110,5 @@ def test_a_list_of_parts_is_whole_or_refused(content: st.DataObject, tmp_path_fa
 
 
 def require_equal(content: object, written: object) -> None:
-    """What was changed must not be believed."""
+    """Fail if changed content was believed."""
     assert content == written
