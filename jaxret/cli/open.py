@@ -13,7 +13,7 @@ _TOKEN = flags.DEFINE_enum(
     "token",
     "",
     ["", "cls", "mean", "last", "mean_without_first"],
-    "vector of a plain encoder: cls (the default) mean; language models: last or mean_without_first",
+    "vector of a plain encoder: cls (the default) or mean; of a language model last or mean_without_first",
 )
 _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale vectors to length 1, for cosines")
 _TITLE_SEPARATOR = flags.DEFINE_string(

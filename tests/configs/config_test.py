@@ -228,6 +228,7 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "i3_msmarco:bert": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:retromae": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
+    "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # its published code
     "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # Tevatron's example
 }
 
@@ -255,7 +256,7 @@ def test_recipes_have_the_papers_values() -> None:
         assert [f for f, e in zip(values, expected, strict=True) if e is not None] == [
             e for e in expected if e is not None
         ], name
-        assert c.optimizer.name == ("lamb" if file == "i3_msmarco" else "adamw")
+        assert c.optimizer.name == ("lamb" if file in ("i3_msmarco", "ance_msmarco") else "adamw")
         assert set(c.seed.values()) == {12345}
         if file in ("mlr_open_qa", "mlr_mined"):  # its code: by NLL, and by average rank when epoch > 30, from 0
             v = c.validation

@@ -245,7 +245,7 @@ def broken_copy(directory: Path, change: dict[str, np.ndarray | None]) -> Path:
         ("embeddings.LayerNorm.bias", None, "missing"),
         ("encoder.layer.3.output.dense.bias", np.zeros(32, np.float32), "unused"),
         ("lm_head.weight", np.zeros((99, 32), np.float32), "unused"),
-        ("embeddings.word_embeddings.weight", np.zeros((98, 32), np.float32), r"shape \(98, 32\).*\(99, 32\)"),
+        ("embeddings.position_embeddings.weight", np.zeros((41, 32), np.float32), r"shape \(41, 32\).*\(40, 32\)"),
         ("encoder.layer.2.intermediate.dense.weight", np.zeros((32, 64), np.float32), r"shape \(32, 64\).*\(64, 32\)"),
     ],
 )

@@ -170,6 +170,8 @@ def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
     settings = read_json(folder / "tokenizer_config.json")
     del settings["sep_token"]
     write_json(folder / "tokenizer_config.json", settings)
+    rules = read_json(folder / "tokenizer.json")
+    write_json(folder / "tokenizer.json", rules | {"post_processor": None})  # which would append one
     with pytest.raises(ValueError, match=r"lacks \[SEP\].*'sep': None"):
         TextTokenizer.load(folder, 8, 8)
 
