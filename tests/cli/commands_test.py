@@ -117,7 +117,9 @@ def test_help_has_the_arguments_without_a_name() -> None:
     assert "Arguments:\n  MODEL " in done.stdout
     assert "--workdir=       new folder of the run [required]" in done.stdout
     assert "--download=      download a model that is not in the local cache of Hugging Face [False]" in done.stdout
-    assert "cls (the default) or mean; of a language model last or mean_without_first\n" in done.stdout, "an optional flag is not required"
+    assert "cls (the default) or mean; of a language model last or mean_without_first\n" in done.stdout, (
+        "an optional flag is not required"
+    )
 
 
 def test_an_argument_that_may_be_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
