@@ -60,6 +60,7 @@ class Inspector:
             cause = diagnose(self.objective.with_teacher(state.teacher), state.params, batch, key, number)
             if cause != SOUND:
                 break
+        self.checkpoints.wait()  # one that is being saved is good, too
         last = self.checkpoints.last()
         good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
