@@ -263,7 +263,7 @@ def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
     }
 
 
-def rotary_rates(theta: float, width: int) -> Float[np.ndarray, " half"]:
+def rotary_rates(theta: Number, width: int) -> Float[np.ndarray, " half"]:
     """Return the rotary angles per position, float64."""
     return theta ** -(np.arange(0, width, 2) / width)
 
