@@ -130,9 +130,9 @@ def similar_name(name: str, names: Iterable[str]) -> str:
         for choice in choices:
             if f".{choice}".endswith(f".{candidate}"):
                 return choice
-    if here:
-        return ""
     ends = [choice for choice in choices if last == _letters(choice.rpartition(".")[2])]
+    if here and not ends:
+        return ""
     return next(iter(get_close_matches(name, ends, 1, 0) or get_close_matches(name, choices, 1)), "")
 
 

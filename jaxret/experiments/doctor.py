@@ -125,12 +125,12 @@ def check_product(seconds: float = SECONDS) -> Check:
     multiply = jax.jit(lambda x, y: jnp.matmul(x, y, precision="highest"))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     error = float(np.abs(np.asarray(multiply(a, b)) - exact).max() / np.abs(exact).max())
-    count, begun = 0, time.perf_counter()
+    count, start = 0, time.perf_counter()
     x, y = jnp.asarray(a), jnp.asarray(b)
-    while time.perf_counter() - begun < seconds:
+    while time.perf_counter() - start < seconds:
         multiply(x, y).block_until_ready()
         count += 1
-    rate = 2 * size**3 * count / (time.perf_counter() - begun) / 1e9
+    rate = 2 * size**3 * count / (time.perf_counter() - start) / 1e9
     value = f"{rate:,.0f} GFLOP/s of float32, largest error {error:.0e}"
     if not error < 1e-5:
         problem = "products are less exact than float32; unset NVIDIA_TF32_OVERRIDE and JAX_DEFAULT_MATMUL_PRECISION"

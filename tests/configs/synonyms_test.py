@@ -26,6 +26,7 @@ KEYS = list(all_keys(load_config("base")))
         ("batch_size", "train.batch_size"),
         ("data.trian", "data.train"),
         ("local_files_only", "encoder.download"),
+        ("loss.sparsty.query", "loss.sparsity.query"),
         ("top_k", ""),
         ("unheard_of", ""),
     ],

@@ -55,7 +55,7 @@ def build_seismic_index(
 
     Raises ValueError for a factory of another kind, and for weights that are no numbers.
     """
-    settings, library, begun = build_settings(options.factory), seismic_library(), time.perf_counter()
+    settings, library, start = build_settings(options.factory), seismic_library(), time.perf_counter()
     passages, largest = library.SeismicDataset(dim=corpus.dimension), 0.0
     with Progress("index", corpus.total_rows, "passage", shown=progress) as bar:
         for first, shard in corpus:
@@ -78,7 +78,7 @@ def build_seismic_index(
     building = folder / f"building{ENDING}"
     sync(building)
     os.replace(building, path)
-    seconds = round(time.perf_counter() - begun, 2)
+    seconds = round(time.perf_counter() - start, 2)
     manifest = {
         "factory": options.factory,
         "training": {"vectors": 0, "sample": options.train_vectors, "seed": options.seed},
