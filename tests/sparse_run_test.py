@@ -135,6 +135,17 @@ def test_passages_come_and_go(root: Path, tmp_path: Path) -> None:
     assert result.backend == searcher.description
 
 
+def test_the_first_passages_are_searched_alone(root: Path) -> None:
+    run, folder = open_run(root / "run"), root / "run/embeddings/data"
+    searcher = Searcher(run, folder)
+    first = searcher.first(30)
+    vectors = run.embedder()(run.tokenizer.queries(["garden bridge"]), "query")
+    _, (ids,) = first.nearest(vectors, 1000)
+    assert sorted(ids) == sorted(searcher.shards.ids(np.arange(30)))
+    _, (every,) = searcher.nearest(vectors, 1000)
+    assert ids == [id for id in every if id in set(ids)]
+
+
 def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
     run = untrained_run(root / "dense", root / "encoder", root / "data")
     with pytest.raises(ValueError, match="--words=3: the vectors of head 'dual_encoder' are no weights of words"):

@@ -237,7 +237,10 @@ class Searcher:
         self.require_first(passages)
         part = copy.copy(self)
         part.shards = self.shards.select_first(passages)
-        part._corpus = hold_in_memory(part.shards, fits_devices(part.shards, self.backend))
+        if self.lists:
+            part._corpus, part.lists = part.shards, type(self.lists)(part.shards, True, self.lists.backend)
+        else:
+            part._corpus = hold_in_memory(part.shards, fits_devices(part.shards, self.backend))
         return part
 
     def require_first(self, passages: int) -> None:
