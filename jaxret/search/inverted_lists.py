@@ -34,6 +34,9 @@ from jaxret.search.single_vector import of_one_query
 from jaxret.types import SparseRows
 
 BLOCK = 65_536  # passages of a block at most
+# Words of a block at most, each passage counted as its longest one: half a GiB on a device. An MLM head that was never
+# trained gives a passage half of the vocabulary.
+BLOCK_WORDS = 2**26
 POSTING = 12  # bytes of a word of a passage in memory: a row and a float64
 
 SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # queries and k; absent passages score -inf
@@ -164,8 +167,9 @@ class InvertedLists:
 
     def _read(self) -> Iterator[SearchableBlock]:
         for first, shard in self.corpus:
-            for start in range(0, len(shard), BLOCK):
-                block = shard.part(start, min(start + BLOCK, len(shard)))
+            step = min(BLOCK, max(1, BLOCK_WORDS // max(1, int(shard.word_counts.max(initial=0)))))
+            for start in range(0, len(shard), step):
+                block = shard.part(start, min(start + step, len(shard)))
                 norms = sparse_norms(block)
                 require_finite_vectors(self.corpus, first + start + np.arange(len(block)), norms)
                 yield SearchableBlock(first + start, len(block), self.backend.load(block), float(norms.max()))

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from jaxret.search import inverted_lists
 from jaxret.search.backends import sparse_xla
 from jaxret.search.backends.sparse_scipy import best_products
 from jaxret.search.inverted_lists import (
@@ -114,6 +115,26 @@ def test_a_backend_that_computes_otherwise_is_refused(backend: str) -> None:
 
     with pytest.raises(RuntimeError, match="one that rounds is less exact than float32"):
         check_sparse(Rounded())
+
+
+def test_long_passages_are_loaded_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inverted_lists, "BLOCK_WORDS", 40)
+    good, sizes = sparse_backend("scipy"), list[int]()
+
+    class Watched:
+        description = "one that counts"
+
+        def load(self, block: SparseRows) -> SparseBlockSearch:
+            sizes.append(len(block) * int(block.word_counts.max()))
+            return good.load(block)
+
+    passages, queries = random_rows(130, 0.1, 0, 2), random_rows(9, 0.06, 1, 2)
+    scores, rows = by_hand(queries, passages, 7)
+    result = InvertedLists(SparseBlocks([passages]), hold=True, backend=Watched()).search(queries, 7)
+    np.testing.assert_array_equal(result.rows, rows)
+    np.testing.assert_array_equal(result.scores, scores)
+    assert max(sizes) <= 40
+    assert len(sizes) > 10
 
 
 def test_an_unknown_backend_is_an_error() -> None:
