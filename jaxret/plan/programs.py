@@ -222,6 +222,8 @@ def search_program(
         platform: of the program, if the devices stand for others.
     """
     retriever = retriever_of(config, directory)
+    if retriever.sparse:
+        raise ValueError("vectors are weights of words, which plan search does not cover: it plans dense vectors")
     if retriever.vectors_per_passage is None:
         return list_search_program(config, retriever, load, devices[0])
     passages = load.at_once

@@ -1,0 +1,75 @@
+"""Search of sparse vectors, compiled for chips that are not there: it fits, and devices exchange results alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxret.configs import load_config
+from jaxret.parallel.chips import parse_topology
+from jaxret.plan.compilation import ENVIRONMENT, missing_compiler
+from jaxret.plan.programs import DEFAULT_SEARCH, encoder_directory, search_program
+from jaxret.search.backends.sparse_xla import PRODUCTS, QUERIES
+from jaxret.search.inverted_lists import BLOCK
+from tests.pipeline import REPOSITORY, environment
+
+WORDS, VOCABULARY, K = 256, 30_522, 1000
+PROGRAM = """
+import json, re, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jaxret.parallel.chips import parse_topology
+from jaxret.search.backends.accelerators import ROWS
+from jaxret.search.backends.sparse_xla import search_sparse
+
+name, rows, words, vocabulary, queries, k = sys.argv[1], *map(int, sys.argv[2:])
+description = parse_topology(name).description()
+if "chips_per_host_bounds" in description:
+    description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
+devices = topologies.get_topology_desc(**description).devices
+mesh = Mesh(np.array(devices).reshape(-1), (ROWS,), axis_types=(AxisType.Auto,))
+
+def array(shape, dtype, spec):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+arguments = (
+    array((vocabulary, queries), jnp.float32, P()),
+    array((rows, words), jnp.int32, P(ROWS)),
+    array((rows, words), jnp.float32, P(ROWS)),
+)
+compiled = search_sparse.lower(*arguments, k, mesh).compile()
+travels = re.compile(r" all-(gather|reduce|to-all)(-start)?\\(")
+lines = [line for line in compiled.as_text().splitlines() if travels.search(line)]
+shapes = [shape for line in lines for shape in re.findall(r"\\w+\\[([0-9,]+)\\]", line.split("(%")[0])]
+numbers = [int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes]
+print(json.dumps([compiled.memory_analysis().temp_size_in_bytes, len(devices), max(numbers, default=0)]))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chips", ["h100:1", "h100:8", "v5e:2x2"])
+def test_a_block_fits_and_only_results_travel(chips: str) -> None:
+    if problem := missing_compiler(parse_topology(chips)):
+        pytest.skip(problem)
+    numbers = [str(number) for number in (BLOCK, WORDS, VOCABULARY, QUERIES, K)]
+    variables = {**environment(), **ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, chips, *numbers], cwd=REPOSITORY, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    temporaries, devices, largest = json.loads(done.stdout.splitlines()[-1])
+    scores = BLOCK // devices * QUERIES * 4
+    assert temporaries <= 2 * scores + 2 * PRODUCTS * 4
+    assert (largest > 0) == (devices > 1)
+    assert largest <= devices * QUERIES * 1024  # k of each device, rounded up; never scores or passages
+
+
+def test_plan_names_what_it_cannot_plan() -> None:
+    config = load_config("splade")
+    with pytest.raises(ValueError, match="weights of words, which plan search does not cover"):
+        search_program(config, encoder_directory(config.encoder.checkpoint)[0], DEFAULT_SEARCH, [])
