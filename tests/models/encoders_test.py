@@ -301,7 +301,7 @@ def test_gradients_on_eight_devices(kind: str) -> None:
     for (path, leaf), one in zip(leaves, jax.tree.leaves(expected), strict=True):
         name = jax.tree_util.keystr(path)
         assert np.isfinite(leaf).all(), name
-        np.testing.assert_allclose(leaf, one, atol=2e-5 * largest, err_msg=name)
+        np.testing.assert_allclose(leaf, one, atol=5e-5 * largest, err_msg=name)
         if "'key']['bias']" not in name:  # softmax ignores what all keys share
             per_layer = np.abs(np.asarray(leaf)).reshape(leaf.shape[0], -1).max(axis=1) if "layers" in name else [1.0]
             assert np.abs(leaf).max() > 1e-6 * largest, name
