@@ -2,6 +2,7 @@
 
 jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
 jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
+jaxret encode --workdir=runs/mlr --corpus=X --dimension=64  cuts the vectors of an encoded corpus, as another one, X-64
 jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
 Run the same command again to continue an interrupted job, and as often as you like at the same time, on any hosts that

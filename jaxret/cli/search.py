@@ -3,6 +3,7 @@
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
 jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
+jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --dimension=64,256,all     by the first numbers of vectors
 jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
 """
 
@@ -27,6 +28,12 @@ _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --que
 _LATENCY_PASSAGES = flags.DEFINE_list(
     "latency_passages", [], "time searches of the first N passages too, as of 1000,100000; and of all"
 )
+_DIMENSION = flags.DEFINE_list(
+    "dimension",
+    [],
+    "numbers of a vector to search by, its first ones: vectors are cut as they are read; several, as 64,256,all, are "
+    "compared in a table",
+)
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()
 _MEASURES = shared_flags.measures()
@@ -47,11 +54,12 @@ def main() -> None:
     from jaxret.data.record_checks import check_question
     from jaxret.experiments.evaluation_queries import has_queries_of_every_split
     from jaxret.experiments.search_files import search_files, show_answer
+    from jaxret.experiments.search_sizes import parse_sizes, search_sizes
     from jaxret.parallel.processes import require_platform
     from jaxret.runs.run import open_run
     from jaxret.search.searcher import Searcher, corpus_folder
 
-    options, evaluation = _OPTIONS(), _EVALUATION()
+    options, evaluation, sizes = _OPTIONS(), _EVALUATION(), parse_sizes(_DIMENSION.value)
     if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
@@ -62,6 +70,8 @@ def main() -> None:
             f"--split={evaluation.split} chooses nothing: {_QUERIES.value} has the queries of every split in one file, "
             f"and judgements say which are of one; give --qrels={_QUERIES.value} too"
         )
+    if len(sizes) > 1 and not _QUERIES.value:
+        raise ValueError(f"--dimension={','.join(_DIMENSION.value)}: several sizes are for --queries; give one")
     require_platform(_PLATFORM.value, "--platform")
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
     if _QUERIES.value:
@@ -72,8 +82,12 @@ def main() -> None:
             measures=tuple(_MEASURES.value) if _MEASURES.value else None,
             label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
         )
-        search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+        if sizes:
+            search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+        else:
+            search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
         return
+    options = replace(options, dimension=sizes[0] if sizes else 0)
     searcher = Searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
     if _INTERACTIVE.value:
         interact(searcher, _K.value or 10)

@@ -219,6 +219,12 @@ def get_config() -> ConfigDict:
     c.loss.binary.weight = 0.0
     c.loss.binary.positive_weight = 1.0
 
+    # Matryoshka: the loss is summed over sizes of vectors, of which the whole size is one. A size is the first numbers
+    # of every vector, scaled to length 1 (normalize); every term that compares queries with documents has each of them.
+    c.loss.matryoshka = ConfigDict()
+    c.loss.matryoshka.sizes = ()  # as (768, 256, 64); (): off
+    c.loss.matryoshka.weights = ()  # of these sizes; (): 1 for each
+
     # Penalties on the weights of words, over all texts of the batch, where vectors are such weights (splade):
     # flops, sum_j (mean_i |w_ij|)^2, or l1, mean_i sum_j |w_ij|. Their weights suit one loss and one batch size only.
     c.loss.sparsity = ConfigDict()
@@ -360,6 +366,9 @@ def get_config() -> ConfigDict:
     c.encode.shard_rows = 8192
     c.encode.shard_mb = 64
     c.encode.words = 0  # splade: words of a passage to store at most, the heaviest ones; 0: all that have a weight
+    # Numbers of a vector that encoding and search keep: its first ones, scaled to length 1 again if `normalize`; 0: all.
+    # For models trained with loss.matryoshka. A sentence-transformers directory sets it (truncate_dim).
+    c.encode.dimension = 0
     c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
 
     return c

@@ -48,7 +48,7 @@ def index_corpus(
     check_options_of_index(encoded, options)  # wrong options are an error before anything is built
     if encoded.total_rows < 2:
         raise ValueError(f"{folder} has {encoded.total_rows} of its passages left: an index needs two at least")
-    queries = _encoded_queries(run, options) if run and options.queries else None
+    queries = _encoded_queries(run.with_dimension(encoded.dimension), options) if run and options.queries else None
     build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
     if encoded.sparse:
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries

@@ -47,7 +47,7 @@ def compare_with_original(run: Run, directory: Path) -> str:
         "query": run.tokenizer.queries(texts),
         "passage": run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]),
     }
-    embed = run.embedder()
+    embed = run.with_dimension(0).embedder()  # both libraries cut whole vectors; ours scales them again
     sides: tuple[Side, ...] = ("query", "passage")
     for side in sides:
         ours, theirs = embed(tokens[side], side).flat, original_vectors(run, directory, library, texts, side)
@@ -103,6 +103,7 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
 
         logging.disable_progress_bar()
         model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+        model.truncate_dim = None
         return model.encode(texts, prompt=prompt, normalize_embeddings=run.config.normalize, show_progress_bar=False)
     tokenizer, model = _transformers(encoder_folder(directory))
     length, token = run.config.tokens[f"{side}_length"], run.config.head.token

@@ -81,6 +81,11 @@ def limits_of_export(run: Run) -> list[str]:
     separator = run.tokenizer.title_separator
     joined = separator if separator == SEPARATOR else repr(separator)
     notes = [f"The files do not join title and text of a passage: join them by {joined} before encoding."]
+    if run.model.cut:
+        notes.append(
+            f"The run keeps the first {run.model.cut} numbers of a vector. The files give whole ones, which "
+            "truncate_dim of sentence-transformers cuts: where they have length 1, scale what is cut to it again."
+        )
     if (dtype := run.config.encoder.dtype) != "float32":
         notes.append(f"The run computes in {dtype}; the files are float32 and are compared in float32.")
     return notes

@@ -11,7 +11,6 @@ import numpy as np
 from jaxret.data.records import Passage
 from jaxret.export.compare_original import sample_texts
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel
 from jaxret.runs.run import Run
 from jaxret.types import Ragged, Tokens
 
@@ -24,7 +23,7 @@ def run_in_float32(run: Run) -> Run:
     """Return the run with products in float32, as exports and other libraries have them."""
     module = run.model.module
     exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
-    return replace(run, model=RetrieverModel(exact), compiled={})
+    return replace(run, model=replace(run.model, module=exact), compiled={})
 
 
 def sample_tokens(run: Run, side: Side) -> Ragged:
@@ -43,8 +42,8 @@ def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.
 
 
 def run_vectors(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
-    """Return the run's vectors of all texts, concatenated, [vectors,D]."""
-    return run.embedder()(tokens, side).flat
+    """Return the run's whole vectors of all texts, concatenated, [vectors,D]."""
+    return run.with_dimension(0).embedder()(tokens, side).flat
 
 
 def run_states(run: Run, side: Side, tokens: Ragged) -> np.ndarray:

@@ -119,7 +119,9 @@ def write_modules(run: Run, out: Path) -> None:
     forms: dict[Side, VectorForm | None] = {side: None if none else vector_form(run, side) for side in ROUTES}
     prompts = {route: run.config.tokens[f"{side}_prompt"] for side, route in ROUTES.items()}
     similarity = "cosine" if run.config.normalize else "dot"
-    write_json(out / SETTINGS, {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity})
+    cut = {"truncate_dim": run.model.cut} if run.model.cut else {}
+    settings = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity, **cut}
+    write_json(out / SETTINGS, settings)
     if has_one_chain(run):
         _write_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
         return

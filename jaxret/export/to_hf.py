@@ -43,10 +43,11 @@ def write_head_and_compare(run: Run, out: Path, encoder: Path) -> list[str]:
     encoder: folder of the passage encoder. A note warns if sentence-transformers would open it with another pooling.
     """
     own = write_head(run, out)
-    exported = read_export(out)
+    whole = read_export(out).embedder
+    whole = replace(whole, retriever=whole.retriever.whole)
     sentence = check_round_trip(
         run,
-        lambda side, tokens: (run_vectors(run, side, tokens), exported.embedder(tokens, side).flat),
+        lambda side, tokens: (run_vectors(run, side, tokens), whole(tokens, side).flat),
         "vectors, as jaxret.export.exported.read_export makes them,",
     )
     what = f"its parameters ({', '.join(own)}) are in {HEAD}" if own else "it has no parameters"
@@ -119,5 +120,6 @@ def sentence_transformers_vectors(out: Path, side: Side) -> np.ndarray:
 
     logging.disable_progress_bar()
     model = SentenceTransformer(str(out), device="cpu", local_files_only=True)
+    model.truncate_dim = None  # whole vectors are compared
     encode = model.encode_query if ROUTES[side] == "query" else model.encode_document
     return encode(sample_texts(), show_progress_bar=False)

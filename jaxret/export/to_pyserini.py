@@ -49,7 +49,7 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     write_ids(shards, out / "docid")
     sentence = compare_search(searcher, out)
     form = vector_form(run, "query")
-    pooled = form is not None and form.token in ("cls", "mean")
+    pooled = form is not None and form.token in ("cls", "mean") and not searcher.run.model.cut
     if form is None or not pooled or len(form.weights) > 1 or form.projections:
         return [sentence, "Pyserini's encoders do not compute this model's query vectors: give it stored ones."]
     write_encoder(run, "query", out / "query-encoder")

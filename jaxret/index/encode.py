@@ -15,9 +15,10 @@ import numpy as np
 
 from jaxret.data.formats import ChangedCorpusError, CorpusScan, is_named, source_name, source_path
 from jaxret.index.collapse import collapse_warning
+from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_entry
+from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_entry, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.progress import job_log
@@ -78,7 +79,7 @@ def encode_corpus(
     Args:
         run: the run whose checkpoint encodes.
         corpus: folder or file with passages.
-        name: name of the encoded corpus; "" takes that of the folder or file.
+        name: name of the encoded corpus; "" takes that of the folder or file, and the size of vectors that are cut.
         options: how to read, encode and write.
         progress: show progress.
 
@@ -88,7 +89,12 @@ def encode_corpus(
         VectorError: vectors of a passage are not finite.
         ShardError: shards that were written are changed or removed meanwhile.
     """
+    if options.dimension:
+        run = run.with_dimension(options.dimension, "--dimension")
+        name = name or f"{corpus_name(corpus)}-{options.dimension}"
     folder = run.workdir.embeddings(name or corpus_name(corpus))
+    if options.dimension and (larger := find_larger_vectors(run, corpus, folder, options.dtype)):
+        return _cut(run, larger, folder, options, progress)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
     if result.timing and jax.process_index() == 0:
@@ -96,6 +102,21 @@ def encode_corpus(
         stored = read_json(path) if path.exists() else {}
         write_json(path, {**stored, folder.name: result.timing})
     return result
+
+
+def _cut(run: Run, stored: Path, folder: Path, options: EncodeOptions, progress: bool) -> EncodeResult:
+    """Cut the vectors in the folder `stored`, and return counts; see `encode_corpus`."""
+    if options.shard_rows or options.shard_mb:
+        raise ValueError(
+            f"--dimension={options.dimension} cuts the shards of {stored.name} one by one, and they keep their rows: "
+            "leave --shard_rows and --shard_mb out"
+        )
+    job_log(progress)(
+        f"the first {options.dimension} numbers of the vectors in {stored}, none of which is encoded again"
+    )
+    written = cut_corpus(run, stored, folder, options.dtype, progress)
+    manifest = read_manifest(folder / "manifest.json")
+    return EncodeResult(folder, manifest.total_rows, len(manifest.shards), written, 0.0, 0, "", None)
 
 
 def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:

@@ -18,6 +18,12 @@ class EncodeOptions:
         ("error", "skip", "keep"),
     )
     dtype: str = option("", "of the vectors on disk; default: the run's encode.dtype", ("", "float32", "float16"))
+    dimension: int = option(
+        0,
+        "numbers of a vector to keep, its first ones, in another corpus, NAME-DIMENSION: cut from vectors that are "
+        "stored, else encoded; default: the run's encode.dimension",
+        lower_bound=0,
+    )
     shard_rows: int = option(
         0,
         "passages per shard at most; default: as the folder's shards have it, else the run's encode.shard_rows, but no "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxret.index.cut_shard import cut_shard
 from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
 from jaxret.index.row_subset import RaggedRowSubset, RowSubset
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
@@ -24,13 +25,18 @@ class EncodedCorpus:
     """The remaining rows of some folders of vectors.
 
     `shards`: one ShardSet a part; `selected`: their rows, numbered through all parts, int64 ascending (None: all of
-    them).
+    them); `cut`: numbers of a vector that are read, its first ones (0: all), and whether these are scaled to length 1.
     """
 
     def __init__(
-        self, folder: Path, parts: list[CorpusPart], shards: list[ShardSet], chosen: np.ndarray | None
+        self,
+        folder: Path,
+        parts: list[CorpusPart],
+        shards: list[ShardSet],
+        chosen: np.ndarray | None,
+        cut: tuple[int, bool] = (0, False),
     ) -> None:
-        self.folder, self.parts, self.shards, self.selected = folder, parts, shards, chosen
+        self.folder, self.parts, self.shards, self.selected, self.cut = folder, parts, shards, chosen, cut
         self.firsts = np.cumsum([0, *(each.total_rows for each in shards)])  # first row of each part
 
     @property
@@ -39,7 +45,7 @@ class EncodedCorpus:
 
     @property
     def dimension(self) -> int:
-        return self.shards[0].dimension
+        return self.cut[0] or self.shards[0].dimension
 
     @property
     def ragged(self) -> bool:
@@ -66,14 +72,24 @@ class EncodedCorpus:
         """Return the bytes on disk of vectors, or words and weights, and of the offsets of each passage's; without ids
         and digests."""
         entries = [entry for each in self.shards for entry in each.manifest.shards]
-        sizes = (entry[name]["bytes"] for entry in entries for name in ARRAYS if name in entry)
+        read = {"vectors": self.dimension / self.shards[0].dimension}  # share of the bytes
+        sizes = (entry[name]["bytes"] * read.get(name, 1) for entry in entries for name in ARRAYS if name in entry)
         return sum(sizes) / int(self.firsts[-1])
 
     def select(self, rows: np.ndarray) -> EncodedCorpus:
         """Return the corpus with those of its rows that are in `rows`: numbered through all parts, deleted ones too;
         int64 ascending."""
         chosen = rows if self.selected is None else np.intersect1d(self.selected, rows, assume_unique=True)
-        return EncodedCorpus(self.folder, self.parts, self.shards, chosen)
+        return EncodedCorpus(self.folder, self.parts, self.shards, chosen, self.cut)
+
+    def with_dimension(self, size: int, normalize: bool) -> EncodedCorpus:
+        """Return the corpus with the first `size` numbers of every vector, as `cut_vectors` makes them of what is
+        stored. Raises ValueError for more numbers than are stored."""
+        stored = self.shards[0].dimension
+        if not 1 <= size <= stored:
+            raise ValueError(f"dimension is {size}, but the vectors in {self.folder} have {stored} numbers")
+        cut = (0, False) if size == stored else (size, normalize)
+        return EncodedCorpus(self.folder, self.parts, self.shards, self.selected, cut)
 
     def select_first(self, count: int) -> EncodedCorpus:
         """Return the corpus with the first `count` of its rows."""
@@ -83,7 +99,8 @@ class EncodedCorpus:
         """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
         for part, first in zip(self.shards, self.firsts):
             for start, shard in part:
-                yield from self._selected_part(int(first) + start, shard)
+                for begin, selected in self._selected_part(int(first) + start, shard):
+                    yield begin, (cut_shard(selected, *self.cut) if self.cut[0] else selected)
 
     def _selected_part(self, start: int, shard: Any) -> Iterator[tuple[int, Any]]:
         """Yield the selected rows of a shard, which begins at row `start` of all parts."""

@@ -1,14 +1,16 @@
-"""A corpus to be encoded: inspected, and tokenised."""
+"""A corpus to be encoded, inspected and tokenised; and where to find the text of one that was encoded."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxret.data.formats import Corpus, CorpusScan, Policy
+from jaxret.data.formats import Corpus, CorpusScan, Policy, source_path
 from jaxret.data.tokens.store import store_root
 from jaxret.data.tokens.tokenized import TokenizedCorpus, load_or_tokenize_corpus, load_tokenized_corpus
+from jaxret.index.shards import read_entry
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import with_digest, write_json
 
@@ -67,3 +69,14 @@ def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | Non
         work: folder of the file until it is complete.
     """
     write_json(folder / "corpus.json", with_digest({"path": corpus.absolute, **scan.stat}), work)
+
+
+def encoded_source(folder: Path) -> str:
+    """Return the absolute path of the folder or file whose passages were encoded into `folder`; "" if it is unknown."""
+    path = (read_entry(folder / "corpus.json") or {}).get("path")
+    return path if isinstance(path, str) else ""
+
+
+def is_source(encoded: str, name: str) -> bool:
+    """Return whether a name is the path of an encoded source, in any spelling."""
+    return bool(encoded) and os.path.realpath(source_path(encoded)) == os.path.realpath(source_path(name))

@@ -58,6 +58,13 @@ def append_corpus(
     """
     log = job_log(progress)
     shards = open_shards(folder, verify=False)
+    if options.dimension not in (0, shards.dimension):
+        raise ValueError(
+            f"--dimension={options.dimension}: the vectors in {folder} have {shards.dimension} numbers, as many as "
+            "those of appended passages must have; leave it out"
+        )
+    if not shards.sparse and shards.dimension <= run.model.whole.dimension:
+        run = run.with_dimension(shards.dimension)  # what the corpus was cut to
     words = int(shards.fingerprint.get("encode", {}).get("words", 0))
     options = replace(options, dtype=_require_same_vectors(run, shards, options.dtype), words=options.words or words)
     source = inspect_corpus(run, corpus, options.on_error, options.store, log)

@@ -24,6 +24,7 @@ from jaxret.models.heads import HEADS, make_head, stored_head_parameters
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
+from jaxret.models.scoring import unit_length
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 DIRECTIONS = {"causal": True, "bidirectional": False}
@@ -59,8 +60,7 @@ class RetrieverModule(nn.Module):
         if side == "passage" and self.pooled:
             embeddings = self.pooling(embeddings, train)
         if self.normalize:
-            squares = jnp.sum(embeddings.vectors**2, axis=-1, keepdims=True)
-            embeddings = replace(embeddings, vectors=embeddings.vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24)))
+            embeddings = replace(embeddings, vectors=unit_length(embeddings.vectors))
         return embeddings
 
     def _encoder(self, side: Side) -> Any:
@@ -76,14 +76,40 @@ class RetrieverModule(nn.Module):
 
 @dataclass(frozen=True)
 class RetrieverModel(LinenModel):
-    """A model that encodes queries and passages as vectors, without parameters."""
+    """A model that encodes queries and passages as vectors, without parameters.
+
+    Attributes:
+        module: the Linen module, whose vectors are whole.
+        cut: numbers of a vector that an embedder keeps, its first ones; 0: all.
+    """
 
     module: RetrieverModule
+    cut: int = 0
 
     @property
     def dimension(self) -> int:
-        """Return D, the size of one vector."""
-        return self.module.head.dimension()
+        """Return D, the size of one vector of an embedder."""
+        return self.cut or self.module.head.dimension()
+
+    @property
+    def whole(self) -> RetrieverModel:
+        """Return this model with whole vectors."""
+        return replace(self, cut=0)
+
+    def cut_problem(self) -> str:
+        """Return the reason why a vector's first numbers are no smaller vector; "" if they are one."""
+        problem = self.module.head.cut_problem()
+        return f"head {self.contract()['head']['name']!r} {problem}" if problem else ""
+
+    def with_dimension(self, size: int, key: str) -> RetrieverModel:
+        """Return this model with vectors of `size` numbers; 0: all. Raises ValueError, naming `key`, for a size that it
+        cannot have."""
+        whole = self.module.head.dimension()
+        if not 0 <= size <= whole:
+            raise ValueError(f"{key} is {size}; it must be 1 to {whole}, the size of a vector, or 0 for all of it")
+        if size not in (0, whole) and (problem := self.cut_problem()):
+            raise ValueError(f"{key} is {size}, but {problem}: leave it out")
+        return replace(self, cut=0 if size == whole else size)
 
     @property
     def vectors_per_passage(self) -> int | None:
@@ -102,7 +128,7 @@ class RetrieverModel(LinenModel):
 
     def unpooled(self) -> RetrieverModel:
         """Return this model without pooling, to inspect which of a passage's vectors wins."""
-        return RetrieverModel(self.module.clone(pooled=False))
+        return replace(self, module=self.module.clone(pooled=False))
 
     def vector_counts(self, texts: Ragged, side: Side) -> np.ndarray:
         """Return the number of vectors of texts (token ids) at inference."""
@@ -129,6 +155,7 @@ class RetrieverModel(LinenModel):
             "head": {"name": names[type(module.head)], **module.head.contract()},
             "pooling": names[type(module.pooling)],
             "normalize": module.normalize,
+            **({"dimension": self.cut} if self.cut else {}),
         }
 
     def tokenizer_options(self) -> dict[str, Any]:
@@ -268,7 +295,7 @@ def build_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> Retrieve
         pooling=pooling,
         normalize=config.normalize,
     )
-    return RetrieverModel(module)
+    return RetrieverModel(module).with_dimension(config.encode.dimension, "encode.dimension")
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:

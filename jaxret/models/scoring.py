@@ -11,6 +11,12 @@ MASKED_SCORE = (
 )  # of vectors that do not exist: below any real score, and finite, so that padding alone makes no NaN
 
 
+def unit_length(vectors: Float[jax.Array, "*rows D"]) -> Float[jax.Array, "*rows D"]:
+    """Return every vector scaled to length 1; a vector of zeros stays one."""
+    squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+
+
 def similarities(
     queries: Float[jax.Array, "Q D"], documents: Float[jax.Array, "N V D"], mask: Bool[jax.Array, "N V"]
 ) -> Float[jax.Array, "Q N V"]:

@@ -25,6 +25,7 @@ from jaxret.parallel.mesh import (
     shardings,
 )
 from jaxret.parallel.progress import Progress
+from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.types import Embeddings, Ragged, SparseRows, TextVectors, Tokens
 
 SMALLEST_BATCH = 8
@@ -77,7 +78,8 @@ Programs = dict[tuple[RetrieverModel, Mesh, Side], Program]
 
 @dataclass(frozen=True)
 class Embedder:
-    """Encodes any number of texts with `RetrieverModel.encode` and fixed parameters.
+    """Encodes any number of texts with `RetrieverModel.encode` and fixed parameters, and cuts their vectors to
+    `RetrieverModel.dimension` numbers.
 
     Attributes:
         retriever: Model.
@@ -116,8 +118,9 @@ class Embedder:
         return self.counts.padded_tokens / max(self.counts.real_tokens, 1)
 
     def program(self, side: Side) -> Program:
-        """Return the program that encodes a batch, compiled once per shape; rows are split over devices."""
-        key = self.retriever, self.mesh, side
+        """Return the program that encodes a batch, to whole vectors, compiled once per shape; rows are split over
+        devices."""
+        key = self.retriever.whole, self.mesh, side
         if key not in self.compiled:
 
             def filled(encoded: Embeddings) -> jax.Array:
@@ -136,7 +139,8 @@ class Embedder:
     def sharded_encode(
         self, side: Side, transform: Callable[[Embeddings], Any] = lambda encoded: encoded
     ) -> Callable[[Any, Tokens], Any]:
-        """Return a function (params, tokens) -> `transform` of their embeddings, for use inside a jitted program.
+        """Return a function (params, tokens) -> `transform` of their embeddings, whole vectors, for use inside a jitted
+        program.
 
         Each device encodes its rows, and gathers parameters with `ParameterGatherer`.
         """
@@ -200,7 +204,8 @@ class Embedder:
             return _SparseVectors(len(texts), self.most_words if side == "passage" else 0)
         counts = self.retriever.vector_counts(texts, side)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        return _Vectors(np.empty((int(offsets[-1]), self.retriever.dimension), np.float32), offsets, len(texts))
+        flat = np.empty((int(offsets[-1]), self.retriever.dimension), np.float32)
+        return _Vectors(flat, offsets, len(texts), self.retriever.module.normalize)
 
     def _batches(self, program: Program, texts: Ragged, side: Side) -> Iterator[tuple[np.ndarray, jax.Array]]:
         """Yield (rows of the texts, their vectors [size, V, D] on the device, being copied to the host)."""
@@ -219,17 +224,19 @@ class Embedder:
 
 @dataclass
 class _Vectors:
-    """Buffer for the vectors of a part; `missing` texts have none yet."""
+    """Buffer for the vectors of a part; `missing` texts have none yet. What is longer than its rows is cut."""
 
     flat: np.ndarray  # [R,D]
     offsets: np.ndarray
     missing: int
+    normalize: bool  # whether cut vectors are scaled to length 1
 
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         counts = self.offsets[rows + 1] - self.offsets[rows]
         exists = np.arange(vectors.shape[1]) < counts[:, None]
         positions = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[exists]
-        self.flat[positions] = vectors[: len(rows)][exists]
+        own, size = vectors[: len(rows)][exists], self.flat.shape[1]
+        self.flat[positions] = own if size == own.shape[1] else cut_vectors(own, size, self.normalize)
         self.missing -= len(rows)
 
     def complete(self) -> Ragged:

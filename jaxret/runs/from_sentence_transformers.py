@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR
-from jaxret.models.encoders.sentence_transformers import LENGTHS, MODULES, PROMPTS, TITLE_SEPARATOR
+from jaxret.models.encoders.sentence_transformers import DIMENSION, LENGTHS, MODULES, PROMPTS, TITLE_SEPARATOR
 from jaxret.models.heads import HEADS
 
 # The keys that a directory can set, with the value that counts as not set (the default of configs/base.py).
@@ -20,8 +20,9 @@ UNSET: dict[str, Any] = {
     **dict.fromkeys(LENGTHS.values(), 256),
     **dict.fromkeys(PROMPTS, ""),
     TITLE_SEPARATOR: AUTO_SEPARATOR,
+    DIMENSION: 0,
 }
-_OF_VECTORS = ("head.token", "normalize")
+_OF_VECTORS = ("head.token", "normalize", DIMENSION)
 
 
 def _of_family(key: str) -> str:

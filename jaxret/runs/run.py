@@ -27,7 +27,7 @@ from jaxret.models.model import Model
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.runs.added_keys import complete_config
-from jaxret.runs.contract import make_contract, require_same_contract
+from jaxret.runs.contract import DIMENSION, make_contract, require_same_contract
 from jaxret.runs.embedder import Embedder, Programs
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
@@ -155,6 +155,13 @@ class OpenedRun(Generic[ModelT]):
         retriever = self.model.unpooled() if unpooled else self.model
         return make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
 
+    def with_dimension(self: Run, size: int, key: str = "dimension") -> Run:
+        """Return the run with vectors of their first `size` numbers; 0: all. Raises ValueError, naming `key`, for a
+        size that they cannot have."""
+        model = self.model.with_dimension(size, key)
+        contract = {name: value for name, value in self.contract.items() if name != DIMENSION}
+        return replace(self, model=model, contract=contract | ({DIMENSION: model.cut} if model.cut else {}))
+
     def has_contract(self, contract: Mapping[str, Any]) -> bool:
         """Return whether a contract that shards hold means the same as this run's."""
         try:
@@ -166,7 +173,7 @@ class OpenedRun(Generic[ModelT]):
     def require_same_vectors(self, contract: Mapping[str, Any], name: str, remedy: str) -> None:
         """Raise ContractError with both values unless the contract in `name` matches this run's.
 
-        Length limits may differ.
+        Length limits may differ, and vectors may be cut.
         """
         here = f"the model in {self.workdir}"
         require_same_contract(contract, self.contract, name, here, remedy, lengths=False)

@@ -29,6 +29,7 @@ class SearchOptions:
         "with --index: FAISS's search parameters, as nprobe=16 or efSearch=64; k_factor_rf=4 scores the best 4 k "
         "vectors of the index exactly; default: as measured",
     )
+    dimension: int = 0  # numbers of a vector to search by, its first ones; 0: all that are stored
     filters: tuple[str, ...] = option(
         (),
         "FIELD:VALUE of passages' metadata: search those that have it alone; of several, one value of each field",
@@ -38,6 +39,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "filters", tuple(self.filters))
+        if self.dimension < 0:
+            raise ValueError(f"dimension is {self.dimension}; it must be at least 1, or 0 for whole vectors")
         if self.candidates and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):
@@ -63,7 +66,8 @@ class SearchOptions:
     def label(self) -> str:
         """Return the part of result files' names that tells these results from those of an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
-        return ".".join(filter(None, ("filtered" if self.filters else "", self.candidates.replace(":", "-"), index)))
+        parts = "filtered" if self.filters else "", self.candidates.replace(":", "-"), index
+        return ".".join(filter(None, (*parts, f"dimension-{self.dimension}" if self.dimension else "")))
 
 
 @dataclass(frozen=True)

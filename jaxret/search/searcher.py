@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxret.data.formats import Corpus, source_path
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_encoded
 from jaxret.index.metadata import matching_rows
 from jaxret.index.passages import Passages
-from jaxret.index.shards import ShardError, read_entry
+from jaxret.index.shards import ShardError
+from jaxret.index.source import encoded_source, is_source
 from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
@@ -87,12 +88,6 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     return workdir.embeddings(matches[0])
 
 
-def encoded_source(folder: Path) -> str:
-    """Return the absolute path of the folder or file whose passages were encoded into `folder`; "" if it is unknown."""
-    path = (read_entry(folder / "corpus.json") or {}).get("path")
-    return path if isinstance(path, str) else ""
-
-
 def text_files(encoded: EncodedCorpus) -> list[Path]:
     """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
     a folder that was encoded has no corpus any more."""
@@ -100,16 +95,11 @@ def text_files(encoded: EncodedCorpus) -> list[Path]:
     return [file for source in sources if source for file in Corpus.open(source).files]
 
 
-def is_source(encoded: str, name: str) -> bool:
-    """Return whether a name is the path of an encoded source, in any spelling."""
-    return bool(encoded) and os.path.realpath(source_path(encoded)) == os.path.realpath(source_path(name))
-
-
 def open_corpus(run: Run, folder: Path) -> EncodedCorpus:
     """Open the shards in `folder`, of all parts.
 
-    Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts may differ), and
-    ShardError if the shards do not record what they were made from.
+    Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts and vectors may
+    differ), and ShardError if the shards do not record what they were made from.
     """
     corpus = open_encoded(folder)
     for shards in corpus.shards:
@@ -161,6 +151,8 @@ class Searcher:
         self.run, self.folder, self.filters = run, folder, options.filters
         self._version = corpus_version(folder)  # before anything is read
         self.shards = open_corpus(run, folder)
+        if options.dimension or self.shards.dimension != run.model.dimension:
+            self._cut(options.dimension or self.shards.dimension)
         if self.filters:
             self.shards = self.shards.select(matching_rows(self.shards, self.filters))
         if not self.shards.total_rows:
@@ -174,8 +166,13 @@ class Searcher:
             self._open_sparse(options, many)
         else:
             self._open_dense(options, spec, many)
-        self.embedder = run.embedder()
+        self.embedder = self.run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
+
+    def _cut(self, size: int) -> None:
+        """Search the first `size` numbers of vectors: of those that are stored, and of queries'."""
+        self.shards = self.shards.with_dimension(size, self.run.model.module.normalize)
+        self.run = self.run.with_dimension(size)
 
     def _open_sparse(self, options: SearchOptions, many: bool) -> None:
         """Load the lists, or the index, of a corpus of sparse vectors; see `__init__`."""
@@ -196,6 +193,11 @@ class Searcher:
     def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
         """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
         self.backend = select_backend(options.backend, self.shards.ragged, options.precision)
+        if options.index and self.shards.cut[0]:
+            raise ValueError(
+                f"--dimension={options.dimension}: the index {options.index} has the vectors as they are stored; leave "
+                "one of the two out, or make a corpus of that size (jaxret encode --dimension) and build its index"
+            )
         self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
         if self.index:
             self._corpus = MappedCorpus(self.shards)
@@ -379,6 +381,7 @@ def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[
             "exact": retrieved.approximate is None,
             **(retrieved.approximate or {}),
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
+            **({"dimension": retrieved.shards.dimension} if retrieved.shards.cut[0] else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
         },

@@ -51,7 +51,7 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
 
     settings = tmp_path / "out" / "config_sentence_transformers.json"
     prompts = {"query": INSTRUCTION, "document": ""}
-    write_json(settings, read_json(settings) | {"prompts": prompts})
+    write_json(settings, read_json(settings) | {"prompts": prompts, "truncate_dim": 12})
     for length in ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"):
         path = tmp_path / "out" / length[0]
         write_json(path, read_json(path) | {length[1]: 40})  # room for the instruction
@@ -61,9 +61,13 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     keys = run.config.tokens.query_prompt, run.config.head.token, run.config.normalize
     assert keys == (INSTRUCTION, "last", True)
     assert run.tokenizer.sep_id == 0
-    assert (run.model.module.head.dense, run.model.dimension) == ((48, 24), 24)
+    assert (run.model.module.head.dense, run.model.whole.dimension, run.model.dimension) == ((48, 24), 24, 12)
+    (vector,) = run.embedder()(run.tokenizer.queries(["stone"]), "query")[0]
+    assert len(vector) == 12
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     assert run.model.module.config == open_run(tmp_path / "run").model.module.config
     export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
-    assert read_json(tmp_path / "twice" / settings.name)["prompts"] == prompts
+    written = read_json(tmp_path / "twice" / settings.name)
+    assert (written["prompts"], written["truncate_dim"]) == (prompts, 12)
     for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json", *DENSE):
         assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()

@@ -29,6 +29,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "splade": tiny.SPLADE,
     "splade_documents": tiny.SPLADE | {"head.splade.queries": "learned"},
     "unicoil": tiny.UNICOIL | {"loss.temperature": 0.1},
+    "matryoshka": tiny.SELF_CONTRASTIVE
+    | {"normalize": True, "loss.temperature": 0.2, "loss.matryoshka.sizes": (16, 8, 2)},
     "i3_released": tiny.I3 | {"head.i3.variant": "released"},
 }
 DAILY = "late_interaction"  # the cheapest

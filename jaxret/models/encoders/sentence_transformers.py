@@ -20,6 +20,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
 TITLE_SEPARATOR = "tokens.title_separator"
+DIMENSION = "encode.dimension"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
 DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
 _REASONS = {
@@ -117,13 +118,16 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"{root / SETTINGS}: similarity_fn_name is {similarity!r}; scores here are 'cosine' or 'dot'")
-    if settings.get("truncate_dim"):
-        raise ValueError(f"{root / SETTINGS}: truncate_dim is {settings['truncate_dim']}; vectors are not cut here")
+    size = settings.get("truncate_dim") or 0
+    if type(size) is not int or size < 0:
+        raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; a whole number from 1 on is needed, or null")
+    cut = {DIMENSION: size} if size else {}
     prompts = _prompts(root / SETTINGS, settings)
     token = _token(entries[1].folder / "config.json", any(prompts.values()))
     normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
     lengths = _lengths(entries[0].folder)
-    return {"head.token": token, "normalize": normalize, **lengths, **prompts, TITLE_SEPARATOR: title_separator(root)}
+    title = {TITLE_SEPARATOR: title_separator(root)}
+    return {"head.token": token, "normalize": normalize, **lengths, **prompts, **title, **cut}
 
 
 def title_separator(root: Path) -> str:

@@ -78,6 +78,9 @@ class AggretrieverHead(VectorHead):
     def needs(self) -> tuple[str, ...]:
         return (*super().needs(), *(["mlm_head"] if self.mlm and self.pruning != "average" else []))
 
+    def cut_problem(self) -> str:
+        return "joins slots of words and a part of [CLS], whose first numbers are no smaller vector"
+
     def dimension(self) -> int:
         return self.lexical_dim + self.cls_dim
 

@@ -96,6 +96,10 @@ class VectorHead(nn.Module):
             return "has a vector for every token, so there is no fixed number of weights"
         return ""
 
+    def cut_problem(self) -> str:
+        """Return the reason why the first numbers of its vectors are no smaller vector; "" if they are one."""
+        return ""
+
     # Shapes
 
     def vectors_per_passage(self) -> int | None:

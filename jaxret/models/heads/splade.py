@@ -55,6 +55,9 @@ class SpladeHead(VectorHead):
                 f"which are no words of a text; set it to {tuple(sorted(ids))}"
             )
 
+    def cut_problem(self) -> str:
+        return "gives a weight for each word, and the first words of a vocabulary are no smaller vector"
+
     def dimension(self) -> int:
         return self.vocab_size
 

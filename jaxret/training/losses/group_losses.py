@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
 from jaxret.models.scoring import MASKED_SCORE
+from jaxret.training.losses.matryoshka import MatryoshkaSettings
 from jaxret.training.losses.sparsity import SparsitySettings
 
 Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, its own positive first
@@ -88,6 +89,7 @@ GROUPS = {
     "in_batch_kl": KlSettings,
     "margin_mse": MarginMseSettings,
     "binary": BinarySettings,
+    "matryoshka": MatryoshkaSettings,
     "sparsity": SparsitySettings,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -24,6 +24,7 @@ from jaxret.training.losses.group_losses import (
     loss_fields,
     margin_mse,
 )
+from jaxret.training.losses.matryoshka import MatryoshkaSettings, check_matryoshka
 from jaxret.training.losses.sparsity import Sparsity, SparsitySettings
 from jaxret.types import Batch
 
@@ -53,6 +54,7 @@ class LossSettings:
         in_batch_kl: the same, of the scores of all documents of the batch.
         margin_mse: distillation of margins.
         binary: cross-entropy of yes and no.
+        matryoshka: sizes of vectors that the loss is summed over.
         sparsity: penalties on the weights of words; its steps are counted in batches.
         count_words: whether vectors are weights of words, to be counted.
     """
@@ -75,6 +77,7 @@ class LossSettings:
     in_batch_kl: KlSettings = field(default_factory=KlSettings)
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)
     binary: BinarySettings = field(default_factory=BinarySettings)
+    matryoshka: MatryoshkaSettings = field(default_factory=MatryoshkaSettings)
     sparsity: SparsitySettings = field(default_factory=SparsitySettings)
     count_words: bool = False
 
@@ -100,6 +103,7 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
             f"loss.local_weight is {loss.local_weight}, but pooling {config.pooling!r} of head {config.head.name!r} "
             "has no local term: set it to 0"
         )
+    check_matryoshka(settings.matryoshka, retriever)
     sparsity = settings.sparsity
     if (sparsity.query or sparsity.passage) and not settings.count_words:
         raise ValueError(
@@ -143,6 +147,7 @@ class Scores:
         sparsity: of the batch's vectors; None: these are no weights of words.
         document_exists: False for empty slots.
         in_batch_teacher: a teacher's scores of every query with every document; None: there is no such teacher.
+        smaller: S of each smaller size of `settings.matryoshka`.
     """
 
     similarities: Float[jax.Array, "B N V"]
@@ -158,6 +163,7 @@ class Scores:
     sparsity: Sparsity | None = None
     document_exists: Bool[jax.Array, " N"] | None = None
     in_batch_teacher: Float[jax.Array, "B N"] | None = None
+    smaller: Mapping[int, Float[jax.Array, "B N V"]] = field(default_factory=dict)
 
     @cached_property
     def query_exists(self) -> Bool[jax.Array, " B"]:
@@ -337,6 +343,8 @@ TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "query_sparsity": query_sparsity_term,
     "passage_sparsity": passage_sparsity_term,
 }
+# Terms of texts alone, which a smaller size of vectors does not have again.
+TEXT_TERMS = ("reconstruction", "query_sparsity", "passage_sparsity")
 
 
 @struct.dataclass
@@ -358,9 +366,35 @@ class LossTerms:
     words: dict[str, Scalar] = struct.field(default_factory=dict)
 
 
+def make_terms(scores: Scores) -> dict[str, Term]:
+    """Return the terms that are on; those of a smaller size of vectors are called NAME_SIZE."""
+    whole = {name: term for name, make_term in TERMS.items() if (term := make_term(scores)) is not None}
+    weight_of = scores.settings.matryoshka.weight_of
+    if not weight_of:
+        return whole
+    weight = scores.settings.matryoshka.whole_weight
+    terms = {
+        name: Term(term.weight * (1.0 if name in TEXT_TERMS else weight), term.value) for name, term in whole.items()
+    }
+    for size, similarities in scores.smaller.items():
+        of_size = make_terms(
+            replace(
+                scores,
+                similarities=similarities,
+                settings=replace(scores.settings, matryoshka=MatryoshkaSettings()),
+                auxiliary_loss=None,
+                sparsity=None,
+                smaller={},
+            )
+        )
+        terms |= {f"{name}_{size}": Term(term.weight * weight_of[size], term.value) for name, term in of_size.items()}
+    return terms
+
+
 def total_loss(scores: Scores) -> LossTerms:
-    """Return the weighted sum of all terms that are on."""
-    terms = {name: term for name, make_term in TERMS.items() if (term := make_term(scores)) is not None}
+    """Return the weighted sum of all terms that are on, over all sizes of vectors. Accuracy and rank are those of whole
+    vectors."""
+    terms = make_terms(scores)
     loss = sum((term.weight * term.value for term in terms.values()), jnp.zeros(()))
     rank = scores.rank()
     accuracy = scores.mean((rank == 0).astype(jnp.float32))

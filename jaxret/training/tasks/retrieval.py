@@ -31,6 +31,7 @@ from jaxret.training.losses.in_batch import (
     loss_settings,
     total_loss,
 )
+from jaxret.training.losses.matryoshka import cut_embeddings
 from jaxret.training.losses.sparsity import Sparsity, mean_words, penalty
 from jaxret.training.objective import Objective, number_rows
 from jaxret.training.prepare import read_training_data
@@ -80,6 +81,10 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 sparsity=self.sparsity(q, d, batch, step) if settings.count_words else None,
                 document_exists=batch.document_ids >= 0,
                 in_batch_teacher=self.teach(batch, key) if train else None,
+                smaller={
+                    size: self.similarities(cut_embeddings(q, size), cut_embeddings(d, size))
+                    for size in settings.matryoshka.smaller_sizes
+                },
             )
         )
 
@@ -228,7 +233,7 @@ def make_validation(
         progress: whether to show progress bars.
     """
     assert data.dev is not None
-    embedder = make_embedder(objective.model, params, objective.mesh, data.tokenizer, config)
+    embedder = make_embedder(objective.model.whole, params, objective.mesh, data.tokenizer, config)
     pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
     collection = data.corpus or make_collection(data.dev, data.train, pool_size, config.seed.data)
     plan = make_retrieval_plan(config, objective.model, config.validation.batch_size, objective.mesh.size)

@@ -1,0 +1,71 @@
+"""Compare sizes of the vectors of an encoded corpus: search by the first numbers of each, and print a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxret.evaluation.evaluation_report import evaluation_text
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_files import search_files
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.runs.run import Run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import corpus_folder
+
+ALL = "all"  # as a size: all numbers that are stored
+
+
+def parse_sizes(texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the sizes of --dimension, 0 for "all". Raises ValueError for another text, and for one twice."""
+    for text in texts:
+        if text != ALL and not (text.isdecimal() and int(text)):
+            raise ValueError(f"--dimension={','.join(texts)}: {text!r} is no whole number from 1 on, and not {ALL!r}")
+    sizes = tuple(0 if text == ALL else int(text) for text in texts)
+    if len(set(sizes)) != len(sizes):
+        raise ValueError(f"--dimension={','.join(texts)} has a size twice; leave one of them out")
+    return sizes
+
+
+def search_sizes(
+    run: Run,
+    sizes: Sequence[int],
+    queries: str,
+    qrels: str = "",
+    evaluation: EvaluationOptions = EvaluationOptions(),
+    options: SearchOptions = SearchOptions(),
+    corpus: str = "",
+) -> dict[int, Evaluation]:
+    """Search for the queries of files once for each size, as `search_files` does, print measures by size, and return
+    them.
+
+    Args:
+        run: the run that encoded the corpus.
+        sizes: numbers of a vector; 0: all that are stored.
+        queries: folder or file with queries.
+        qrels: folder or file with judgements.
+        evaluation: queries, measures and further results.
+        options: how candidates are found.
+        corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+
+    Raises:
+        ValueError: more numbers than are stored, vectors that cannot be cut, or no judgements for a table.
+    """
+    stored = open_encoded(corpus_folder(run.workdir, corpus), verify=False).dimension
+    numbers = [size or stored for size in sizes]
+    if len(sizes) > 1 and not qrels:
+        raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")
+    for size in numbers:
+        if size > stored:
+            raise ValueError(f"--dimension={size}: the vectors of this corpus have {stored} numbers")
+        run.with_dimension(size, "--dimension")
+    measured: dict[int, Evaluation] = {}
+    for size, count in zip(sizes, numbers, strict=True):
+        print(f"by {'all' if size == 0 else 'the first'} {count} numbers of a vector:")
+        of_size = search_files(run, queries, qrels, evaluation, replace(options, dimension=size), corpus)
+        measured |= {count: of_size} if of_size else {}
+    if len(measured) > 1:
+        print("\nby numbers of a vector:")
+        print(evaluation_text({str(count): measured[count] for count in sorted(measured)}))
+    return measured

@@ -1,0 +1,115 @@
+"""Cut the vectors of an encoded corpus to their first numbers, as another corpus, without encoding a text again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxret.index.cut_shard import cut_shard
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.parts_list import read_parts, write_parts
+from jaxret.index.shard_set import ShardSet
+from jaxret.index.shards import DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
+from jaxret.index.source import encoded_source, is_source
+from jaxret.parallel.progress import Progress
+from jaxret.runs.contract import DIMENSION, require_same_contract
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run
+from jaxret.storage.atomic import with_digest, write_json
+from jaxret.types import Ragged
+
+
+def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str = "") -> Path | None:
+    """Return the folder of the longest vectors that a corpus has and that can be cut to those of a run; None if it has
+    none.
+
+    Args:
+        run: with the dimension to cut to.
+        corpus: name of an encoded corpus, or the folder or file that was encoded.
+        folder: of the cut vectors, which is left out.
+        dtype: of the cut vectors; "": as stored.
+    """
+    sizes: dict[Path, int] = {}
+    for name in run.workdir.corpora:
+        stored = run.workdir.embeddings(name)
+        chosen = name == os.fspath(corpus) or is_source(encoded_source(stored), os.fspath(corpus))
+        if chosen and stored != folder and _can_be_cut(run, manifest := read_manifest(stored / "manifest.json"), dtype):
+            sizes[stored] = manifest.dimension
+    return max(sizes, key=lambda stored: sizes[stored], default=None)
+
+
+def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
+    """Return whether the vectors of a manifest are longer ones of the same checkpoint, texts and precision."""
+    made_by = manifest.fingerprint
+    contract = made_by.get("contract")
+    if not isinstance(contract, dict) or made_by.get("checkpoint") != run.checkpoint:
+        return False
+    try:
+        whole = {key: value for key, value in contract.items() if key != DIMENSION}
+        ours = {key: value for key, value in run.contract.items() if key != DIMENSION}
+        require_same_contract(whole, ours, "", "", "")
+    except ContractError:
+        return False
+    precise = np.dtype(DTYPES[manifest.dtype]).itemsize >= np.dtype(DTYPES[dtype or manifest.dtype]).itemsize
+    return manifest.dimension > run.model.dimension and precise
+
+
+def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: bool = True) -> int:
+    """Cut the vectors of all parts of a corpus, shard by shard, and return how many shards were written.
+
+    A job that is killed goes on with the same command, and passages that were appended or deleted since follow by it.
+
+    Args:
+        run: with the dimension to cut to.
+        stored: folder of the longer vectors.
+        folder: folder of the cut ones.
+        dtype: of the cut vectors; "": as stored.
+        progress: show progress.
+
+    Raises:
+        ShardError: the stored vectors are damaged.
+        ContractError: the folder holds vectors of something else.
+    """
+    encoded, written = open_encoded(stored), 0
+    with hold_folder(folder, "cutting vectors"):
+        if jax.process_index() == 0:
+            parts = list(zip(encoded.parts, encoded.shards, strict=True))
+            with Progress("cut", int(encoded.firsts[-1]), "passage", shown=progress) as bar:
+                for part, shards in reversed(parts):  # the first part last: its manifest completes the corpus
+                    if part is parts[0][0] and read_parts(stored):
+                        write_parts(folder, encoded.parts)
+                    written += _cut_part(run, shards, folder / part.name, dtype, bar)
+    return written
+
+
+def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progress) -> int:
+    """Cut the vectors of a part, and return how many shards were written."""
+    made_by = shards.fingerprint
+    dtype = dtype or shards.manifest.dtype
+    fingerprint = {
+        **made_by,
+        "contract": {**made_by["contract"], DIMENSION: run.model.dimension},
+        "encode": {**made_by["encode"], "dtype": dtype},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(folder, shards.total_rows, shards.manifest.rows_per_shard, fingerprint)
+    writer.announce()
+    pending = {shard.index for shard in writer.pending()}
+    for shard, (first, vectors) in zip(shards.shards, shards, strict=True):
+        if shard.index in pending:
+            whole = cut_shard(vectors, run.model.dimension, run.model.module.normalize)
+            every = np.arange(shard.rows)
+            cut = whole.take(every) if isinstance(vectors, Ragged) else whole[:]  # type: ignore[call-arg,index]
+            writer.made_on = shards.manifest.shards[shard.index].get("made_on", {})
+            writer.write(shard, cut.astype(DTYPES[dtype]), shards.ids(first + every))
+        bar.update(shard.rows)
+    where = read_entry(shards.folder / "corpus.json")
+    if where is None:
+        raise ShardError(f"{shards.folder}/corpus.json is missing or damaged; run encode again")
+    write_json(folder / "corpus.json", with_digest(where))
+    writer.finish()
+    return len(pending)

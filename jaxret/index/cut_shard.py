@@ -1,0 +1,57 @@
+"""The first numbers of every vector of a shard, with the interface of a shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxret.index.row_subset import RaggedRowSubset, RowSubset
+from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.types import Ragged
+
+
+class CutShard(RowSubset):
+    """A shard [rows,V,D] of which `size` numbers of a vector are read; cut on access."""
+
+    def __init__(self, shard: Any, size: int, normalize: bool) -> None:
+        self._shard, self._size, self._normalize = shard, size, normalize
+        self.shape = (*shard.shape[:-1], size)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        """Return `shard[key]` of the cut vectors: rows, or (rows, vectors, ...), as of an array."""
+        row_key, *others = key if isinstance(key, tuple) else (key,)
+        rows = cut_vectors(np.asarray(self._shard[row_key]), self._size, self._normalize)
+        if not others:
+            return rows
+        return rows[tuple(others)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *others)]
+
+    def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
+        """Return some of the rows, like numpy's `take`."""
+        return cut_vectors(self._shard.take(rows, axis=axis, mode=mode), self._size, self._normalize)
+
+
+class CutRaggedShard(RaggedRowSubset):
+    """A shard of lists of vectors of which `size` numbers each are read; cut on access."""
+
+    def __init__(self, shard: Any, size: int, normalize: bool) -> None:
+        self._shard, self._size, self._normalize = shard, size, normalize
+        self.lengths = shard.lengths
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __getitem__(self, row: int | np.integer) -> np.ndarray:
+        return cut_vectors(self._shard[row], self._size, self._normalize)
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        chosen = self._shard.take(rows)
+        return Ragged(cut_vectors(chosen.flat, self._size, self._normalize), chosen.offsets)
+
+
+def cut_shard(shard: Any, size: int, normalize: bool) -> CutShard | CutRaggedShard:
+    """Return a shard, [rows,V,D] or lists of vectors, with `size` numbers of each vector."""
+    return (CutShard if hasattr(shard, "shape") else CutRaggedShard)(shard, size, normalize)

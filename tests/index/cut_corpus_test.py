@@ -1,0 +1,228 @@
+"""Cut vectors: those of a fresh encode byte for byte, searched alike from disk and on the fly, and in the contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.data.formats import read_queries
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_sizes import parse_sizes, search_sizes
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.shards import ShardError, ShardWriter, read_manifest
+from jaxret.index.update import append_corpus, delete_ids
+from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import Run, open_run
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json
+from jaxret.types import Ragged
+from tests.pipeline import untrained_run, write_data, write_encoder
+
+SIZE = 5
+KINDS: dict[str, dict[str, Any]] = {
+    "one_vector": {"head__token": "mean", "normalize": True},
+    "two_vectors": {"head__name": "mlr", "head__mlr__chosen": (1, 3)},
+    "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 8, "normalize": True},
+}
+DAILY = "one_vector"
+CASES = [pytest.param(kind, marks=[] if kind == DAILY else pytest.mark.exhaustive) for kind in KINDS]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cut")
+    write_encoder(folder / "encoder")
+    lines = (write_data(folder / "data") / "corpus.jsonl").read_text().splitlines(keepends=True)
+    for name, part in {"first": lines[:70], "more": lines[70:]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(part))
+    return folder
+
+
+class Runs(dict[str, Run]):
+    """A run of each kind, made when it is asked for, with `first` encoded, and cut as first-5."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __missing__(self, kind: str) -> Run:
+        root = self.root
+        self[kind] = run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
+        encode_corpus(run, root / "first.jsonl", progress=False)
+        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
+        return run
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> Runs:
+    return Runs(root)
+
+
+def all_vectors(corpus: EncodedCorpus) -> np.ndarray:
+    parts = [shard.take(np.arange(len(shard))).flat if corpus.ragged else shard[:] for _, shard in corpus]
+    return np.concatenate([part.reshape(-1, corpus.dimension) for part in parts])
+
+
+def by_hand(vectors: np.ndarray, normalize: bool) -> np.ndarray:
+    first = vectors[:, :SIZE].astype(np.float64)
+    return first / np.linalg.norm(first, axis=1, keepdims=True) if normalize else first
+
+
+def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
+    searcher = Searcher(run, run.workdir.embeddings(name), SearchOptions(dimension=dimension), many=True)
+    return searcher.search(read_queries(root / "data" / "queries.jsonl"), 10).rankings
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: Runs) -> None:
+    run = runs[kind]
+    fresh = encode_corpus(run.with_dimension(SIZE), root / "first.jsonl", f"fresh-{SIZE}", progress=False)
+    stored, cut = open_encoded(run.workdir.embeddings("first")), open_encoded(run.workdir.embeddings(f"first-{SIZE}"))
+    expected = by_hand(all_vectors(stored), run.model.module.normalize)
+    assert np.abs(all_vectors(cut) - expected).max() < 1e-7
+    for path in sorted(fresh.folder.glob("*-of-*")):
+        assert path.read_bytes() == (cut.folder / path.name).read_bytes(), path.name
+    assert fresh.shards > 1
+    whole, contract = (read_manifest(c.folder / "manifest.json").fingerprint["contract"] for c in (stored, cut))
+    assert contract == {**whole, "dimension": SIZE}
+    assert cut.bytes_per_passage < stored.bytes_per_passage
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: Path, runs: Runs) -> None:
+    run = runs[kind]
+    results = rankings(run, f"first-{SIZE}", root)
+    assert results == rankings(run, "first", root, SIZE)
+    assert results != rankings(run, "first", root), "control: whole vectors"
+    normalize, late = run.model.module.normalize, run.model.late_interaction
+    corpus = open_encoded(run.workdir.embeddings("first"))
+    lists = [by_hand(np.asarray(v, np.float32), normalize) for _, shard in corpus for v in shard]
+    ids = corpus.ids(np.arange(corpus.total_rows))
+    queries = list(read_queries(root / "data" / "queries.jsonl"))[:5]
+    vectors = run.embedder()(run.tokenizer.queries([query.text for query in queries]), "query")
+    for query, own in zip(queries, vectors, strict=True):
+        of_query = by_hand(own, normalize)
+        scores = {key: (of_query @ passage.T).max(1).sum() for key, passage in zip(ids, lists, strict=True)}
+        for key, score in results[query.id]:
+            assert score == pytest.approx(scores[key], abs=2e-6)
+        assert results[query.id][0][1] == pytest.approx(max(scores.values()), abs=2e-6)
+    assert late or len(vectors.flat) == len(queries)
+
+
+def test_what_is_appended_and_deleted_follows(root: Path) -> None:
+    run = untrained_run(root / "changing", root / "encoder", root / "data", **KINDS[DAILY])
+    options = EncodeOptions(dimension=SIZE)
+    encode_corpus(run, root / "first.jsonl", progress=False)
+    folder = encode_corpus(run, root / "first.jsonl", options=options, progress=False).folder
+    for each in (folder, run.workdir.embeddings("first")):
+        append_corpus(run, root / "more.jsonl", each, progress=False)
+        delete_ids(each, {"p1": "here", "p2": "here"})
+    appended = all_vectors(open_encoded(folder))
+    again = encode_corpus(run, "first", f"again-{SIZE}", options, progress=False)
+    assert np.array_equal(all_vectors(open_encoded(again.folder)), appended)
+    assert open_encoded(again.folder).corpus == open_encoded(run.workdir.embeddings("first")).corpus
+    assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
+    with pytest.raises(ValueError, match=r"--dimension=3: the vectors in .* have 5 numbers"):
+        append_corpus(run, root / "more.jsonl", folder, EncodeOptions(dimension=3), progress=False)
+
+
+def test_a_run_may_keep_so_many_numbers_of_all_vectors(root: Path) -> None:
+    run = untrained_run(root / "short", root / "encoder", root / "data", **KINDS[DAILY], encode__dimension=SIZE)
+    assert read_json(run.workdir.contract)["dimension"] == SIZE
+    folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
+    assert open_encoded(folder).dimension == SIZE
+    results = rankings(run, "first", root)
+    assert results == rankings(open_run(run.workdir), "first", root)
+    with pytest.raises(ValueError, match=r"dimension is 9, but the vectors in .* have 5 numbers"):
+        rankings(run, "first", root, 9)
+
+
+def test_an_interrupted_cut_goes_on_and_is_no_corpus_before(
+    root: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, written = runs[DAILY], []
+    write = ShardWriter.write
+
+    def fail_at_second(self: Any, shard: Any, *rest: Any) -> None:
+        if shard.index == 1:
+            raise KeyboardInterrupt
+        written.append(shard.index)
+        write(self, shard, *rest)
+
+    options = EncodeOptions(dimension=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", fail_at_second)
+        with pytest.raises(KeyboardInterrupt):
+            encode_corpus(run, "first", options=options, progress=False)
+    assert written == [0]
+    assert "first-3" not in run.workdir.corpora
+    result = encode_corpus(run, "first", options=options, progress=False)
+    assert result.shards_written == result.shards - 1
+    assert "first-3" in run.workdir.corpora
+
+
+def test_damaged_vectors_are_not_cut(root: Path) -> None:
+    run = untrained_run(root / "damaged", root / "encoder", root / "data", **KINDS[DAILY])
+    folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
+    path = next(folder.glob("vectors-00000*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match="damaged"):
+        encode_corpus(run, "first", options=EncodeOptions(dimension=3), progress=False)
+
+
+def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: Runs) -> None:
+    other = replace(runs[DAILY], checkpoint={"step": 7, "digest": "0"})
+    with pytest.raises(ContractError, match="checkpoint"):
+        encode_corpus(other, root / "first.jsonl", "first", EncodeOptions(dimension=SIZE), progress=False)
+
+
+def test_quality_by_size_is_a_table(root: Path, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = runs[DAILY], str(root / "data")
+    evaluation = EvaluationOptions(split="test", latency=0)
+    sizes = parse_sizes(["all", "5", "2"])
+    measured = search_sizes(run, sizes, data, data, evaluation, corpus="first")
+    assert list(measured) == [run.model.dimension, 5, 2]
+    table = capsys.readouterr().out.split("by numbers of a vector:")[1].splitlines()
+    assert [line.split()[0] for line in table if line.strip()][-4:-1] == ["2", "5", str(run.model.dimension)]
+    stored = read_json(run.workdir.evaluation("data.test.dimension-5"))
+    assert stored["provenance"]["search"]["dimension"] == 5
+    (direct,) = search_sizes(run, (0,), data, data, replace(evaluation, label="cut"), corpus=f"first-{SIZE}").values()
+    assert direct.mean == measured[5].mean
+    with pytest.raises(ValueError, match="--dimension=99: the vectors of this corpus have"):
+        search_sizes(run, (99,), data, data, evaluation, corpus="first")
+    with pytest.raises(ValueError, match="give --qrels too"):
+        search_sizes(run, (2, 5), data, "", evaluation, corpus="first")
+
+
+@pytest.mark.parametrize("texts", [["0"], ["-1"], ["whole"], ["5", "5"]])
+def test_wrong_sizes(texts: list[str]) -> None:
+    with pytest.raises(ValueError, match="--dimension="):
+        parse_sizes(texts)
+
+
+def test_a_head_whose_vectors_cannot_be_cut_says_so(root: Path) -> None:
+    parts = {"head__aggretriever__mlm": False, "head__aggretriever__lexical_dim": 8, "head__aggretriever__cls_dim": 4}
+    run = untrained_run(root / "parts", root / "encoder", root / "data", head__name="aggretriever", **parts)
+    with pytest.raises(ValueError, match="--dimension is 5, but head 'aggretriever' joins slots of words"):
+        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
+
+
+def test_the_arithmetic() -> None:
+    """Vectors have the same numbers alone and among others; float16 stays; a vector of zeros too."""
+    vectors = np.random.default_rng(0).normal(size=(50, 2, 12)).astype(np.float32)
+    cut = cut_vectors(vectors, SIZE, True)
+    assert np.abs(np.linalg.norm(cut, axis=-1) - 1).max() < 1e-6
+    assert all(np.array_equal(cut_vectors(vectors[i, j], SIZE, True), cut[i, j]) for i in range(50) for j in range(2))
+    assert np.array_equal(cut_vectors(vectors, SIZE, False), vectors[..., :SIZE])
+    assert cut_vectors(vectors.astype(np.float16), SIZE, True).dtype == np.float16
+    assert not cut_vectors(np.zeros((3, 8), np.float32), SIZE, True).any()
+    assert Ragged.from_stacked(cut).flat.shape == (100, SIZE)

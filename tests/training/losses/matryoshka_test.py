@@ -1,0 +1,159 @@
+"""The loss over sizes of vectors against PyTorch, by the rule of sentence-transformers: cut, scaled to length 1, the
+same loss again, times a weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.models.scoring import unit_length
+from jaxret.parallel.mesh import make_mesh
+from jaxret.training.losses.in_batch import loss_settings
+from jaxret.training.losses.matryoshka import MatryoshkaSettings
+from jaxret.training.tasks.retrieval import RetrievalObjective
+from jaxret.types import Batch, Embeddings
+from tests import tiny
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+SIZES, WEIGHTS = (4, 16, 8), (2.0, 1.0, 0.5)  # of vectors of 16 numbers
+TEMPERATURE = 0.3
+MATRYOSHKA: dict[str, Any] = {
+    "normalize": True,
+    "loss.temperature": TEMPERATURE,
+    "loss.matryoshka.sizes": SIZES,
+    "loss.matryoshka.weights": WEIGHTS,
+}
+DISTILLED = {"loss.kl.weight": 0.7, "loss.kl.temperature": 0.2, "loss.margin_mse.weight": 0.4}
+
+
+def make_batch(group: int) -> Batch:
+    return jax.tree.map(jnp.asarray, tiny.make_batch(4, group))
+
+
+def encoded(overrides: dict[str, Any], batch: Batch) -> tuple[Any, Any, Any]:
+    """(objective, parameters, vectors of queries and documents as the loss gets them)."""
+    objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
+    params = tiny.make_params(objective.model)
+    return objective, params, objective.encode(params, batch, jax.random.key(0), train=True)
+
+
+def tensors(*arrays: Any) -> list[Any]:
+    return [torch.tensor(np.asarray(array, np.float64)) for array in arrays]
+
+
+def allowed(batch: Batch) -> Any:
+    """Which documents each query competes for, from the definition."""
+    ids, relevant = np.asarray(batch.document_ids), np.asarray(batch.known_positives)
+    own = np.arange(len(ids))[None] == np.asarray(batch.positives)[:, None]
+    return torch.tensor(own | ((ids >= 0)[None] & ~(ids[None, :, None] == relevant[:, None, :]).any(-1)))
+
+
+def contrastive(vectors: list[Any], batch: Batch, size: int, first: bool) -> tuple[Any, Any]:
+    """(loss, scores of every query with every vector) of the first `size` numbers."""
+    q, d = (functional.normalize(side[..., :size], dim=-1) for side in vectors)
+    scores = torch.einsum("qd,nvd->qnv", q[:, 0], d)
+    own = torch.tensor(np.asarray(batch.positives)).long()
+    best = scores.max(-1).values
+    if first:
+        best = torch.where(torch.arange(best.shape[1])[None] == own[:, None], scores[..., 0], best)
+    logits = torch.where(allowed(batch), best / TEMPERATURE, torch.tensor(-1e9, dtype=torch.float64))
+    return functional.cross_entropy(logits, own), scores
+
+
+def test_the_loss_of_a_dual_encoder_with_distillation_is_that_of_every_size() -> None:
+    batch = make_batch(3)
+    taught = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    taught[-1, -1] = np.nan  # the empty slot
+    batch = replace(batch, teacher_scores=jnp.asarray(taught))
+    objective, params, (q, d) = encoded(tiny.DUAL_ENCODER | MATRYOSHKA | DISTILLED, batch)
+    expected = 0.0
+    for size, weight in zip(SIZES, WEIGHTS, strict=True):
+        loss, scores = contrastive(tensors(q.vectors, d.vectors), batch, size, first=False)
+        groups = scores[..., 0].reshape(4, 4, 3)[torch.arange(4), torch.arange(4)]
+        (teacher,) = tensors(taught)
+        scored = ~torch.isnan(teacher)
+        ours = torch.where(scored, groups / 0.2, -1e9).log_softmax(1)
+        theirs = torch.where(scored, teacher, -1e9).softmax(1)
+        divergence = torch.where(scored, theirs * (theirs.clamp(min=1e-30).log() - ours), 0.0).sum(1).mean()
+        margins = (groups[:, :1] - groups[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
+        expected += weight * float(loss + 0.7 * divergence + 0.4 * (margins[scored[:, 1:]] ** 2).mean())
+    terms = objective(params, batch, jax.random.key(0))
+    assert float(terms.loss) == pytest.approx(expected, rel=2e-5)
+    assert set(terms.terms) == {
+        f"{name}{size}" for name in ("contrastive", "kl", "margin_mse") for size in ("", "_8", "_4")
+    }
+    whole = replace(objective.settings, matryoshka=MatryoshkaSettings())
+    plain = replace(objective, settings=whole)(params, batch, jax.random.key(0))
+    assert float(terms.terms["contrastive"]) == pytest.approx(float(plain.terms["contrastive"]), rel=1e-6)
+    assert abs(float(plain.loss) - expected) > 0.5, "control: the loss of whole vectors alone"
+    assert (float(terms.accuracy), float(terms.rank)) == (float(plain.accuracy), float(plain.rank))
+
+
+def test_every_vector_of_a_passage_is_cut() -> None:
+    """MLR, self-contrastive: the contrastive and the local term of each size, on each layer's cut vector."""
+    batch = make_batch(2)
+    objective, params, (q, d) = encoded(tiny.SELF_CONTRASTIVE | MATRYOSHKA, batch)
+    expected = 0.0
+    for size, weight in zip(SIZES, WEIGHTS, strict=True):
+        loss, scores = contrastive(tensors(q.vectors, d.vectors), batch, size, first=True)
+        own = scores[torch.arange(4), torch.tensor(np.asarray(batch.positives)).long()]
+        local = functional.cross_entropy(own, torch.zeros(4).long())
+        expected += weight * float(loss + 0.5 * local)
+    assert float(objective(params, batch, jax.random.key(0)).loss) == pytest.approx(expected, rel=2e-5)
+
+
+class GivenVectors(RetrievalObjective):
+    """Has vectors in place of parameters."""
+
+    def encode(self, params: Any, *_: Any) -> tuple[Embeddings, Embeddings]:
+        return params["query"], params["passage"]
+
+
+def test_gradients_are_those_of_pytorch() -> None:
+    """With respect to the vectors, through cutting and scaling."""
+    batch = make_batch(2)
+    objective, _, (q, d) = encoded(tiny.DUAL_ENCODER | MATRYOSHKA, batch)
+    objective_of_vectors = GivenVectors(model=objective.model, mesh=objective.mesh, settings=objective.settings)
+
+    def loss(vectors: Any) -> jax.Array:
+        scaled = [replace(side, vectors=unit_length(numbers)) for side, numbers in zip((q, d), vectors)]
+        return objective_of_vectors(dict(zip(("query", "passage"), scaled)), batch, jax.random.key(0)).loss
+
+    ours = jax.grad(loss)((q.vectors, d.vectors))
+    theirs = [tensor.requires_grad_() for tensor in tensors(q.vectors, d.vectors)]
+    losses = [weight * contrastive(theirs, batch, size, first=False)[0] for size, weight in zip(SIZES, WEIGHTS)]
+    torch.stack(losses).sum().backward()
+    for mine, tensor in zip(ours, theirs, strict=True):
+        assert np.abs(np.asarray(mine) - tensor.grad.numpy()).max() < 1e-5 * float(tensor.grad.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"loss.matryoshka.sizes": (8, 4)}, r"the largest size must be 16, or whole vectors would not be trained"),
+        ({"loss.matryoshka.sizes": (16, 8, 8)}, r"different whole numbers from 1 on"),
+        ({"loss.matryoshka.sizes": (16, 0)}, r"different whole numbers from 1 on"),
+        ({"loss.matryoshka.weights": (1.0,)}, r"weights is \(1.0,\); it must have a number from 0 on for each of"),
+        ({"normalize": False}, r"normalize is False: set it to True"),
+        ({"loss.matryoshka.sizes": ()}, r"sizes is \(\): give the sizes too"),
+        (tiny.AGGRETRIEVER, r"head 'aggretriever' joins slots of words and a part of \[CLS\]"),
+        (tiny.SPLADE, r"head 'splade' gives a weight for each word"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: dict[str, Any], message: str) -> None:
+    overrides = MATRYOSHKA | overrides
+    with pytest.raises(ValueError, match=message):
+        loss_settings(tiny.make_config(overrides), tiny.make_retriever(overrides))
+
+
+def test_weights_default_to_one() -> None:
+    overrides = MATRYOSHKA | {"loss.matryoshka.weights": ()}
+    settings = loss_settings(tiny.make_config(overrides), tiny.make_retriever(overrides))
+    assert settings.matryoshka.weight_of == {16: 1.0, 8: 1.0, 4: 1.0}
