@@ -196,6 +196,11 @@ def get_config() -> ConfigDict:
     # False: a query's positive competes with the query's own hard negatives alone (I3's equation 9), not with the
     # documents of other queries. Measures inside a dev batch (nll, average_rank) follow.
     c.loss.in_batch_negatives = True
+    # True: a negative that scores above the query's positive by more than the margin is left out of the softmax, for it
+    # is probably relevant. The margin is one of scores, before the temperature: of cosines, if normalize.
+    c.loss.false_negatives = ConfigDict()
+    c.loss.false_negatives.masked = False
+    c.loss.false_negatives.margin = 0.1
     # Distillation, from a teacher's scores of each query with its own documents: data.train must have some
     # (docs/training.md). KL(teacher || student), mean over queries; each side's scores are divided by a temperature of
     # its own.

@@ -56,6 +56,8 @@ _NAMES: dict[str, str] = {
     "data.subset": "maxtrainsamples",
     "loss.temperature": "temp tau temperature",
     "loss.kl.weight": "kd distillation distill klweight kldiv",
+    "loss.false_negatives.masked": "maskfakenegative infoncemaskfakenegative maskfalsenegatives",
+    "loss.false_negatives.margin": "fakenegativemargin falsenegativemargin gistmargin",
     "loss.matryoshka.sizes": "matryoshkadims mrldims matryoshka mrl usemrl matryoshkasizes",
     "loss.matryoshka.weights": "matryoshkaweights",
     "encode.dimension": "truncatedim embeddingdim dimensions truncatedimension",

@@ -42,6 +42,7 @@ LEAST = {  # the least valid number of a key; heads check their own
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
     **dict.fromkeys((f"loss.{name}.weight" for name in ("kl", "in_batch_kl", "margin_mse", "binary")), 0),
     "loss.binary.positive_weight": 0,
+    "loss.false_negatives.margin": 0,
     **dict.fromkeys((f"optimizer.{key}" for key in ("head_learning_rate", "weight_decay", "clip_norm", "eps")), 0),
     **dict.fromkeys((f"optimizer.{key}" for key in ("b1", "b2", "ema", "warmup_fraction")), 0),
     **dict.fromkeys(("train.skip_nonfinite", "validation.then_from"), 0),

@@ -31,6 +31,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "unicoil": tiny.UNICOIL | {"loss.temperature": 0.1},
     "matryoshka": tiny.SELF_CONTRASTIVE
     | {"normalize": True, "loss.temperature": 0.2, "loss.matryoshka.sizes": (16, 8, 2)},
+    "masked_negatives": tiny.DUAL_ENCODER
+    | {"normalize": True, "loss.temperature": 0.2, "loss.false_negatives.masked": True},
+    "own_masked_negatives": tiny.DUAL_ENCODER
+    | {
+        "normalize": True,
+        "loss.temperature": 0.2,
+        "loss.in_batch_negatives": False,
+        "loss.false_negatives.masked": True,
+        "loss.false_negatives.margin": 0.0,
+    },
     "i3_released": tiny.I3 | {"head.i3.variant": "released"},
 }
 DAILY = "late_interaction"  # the cheapest

@@ -83,8 +83,17 @@ def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySetting
     return jnp.sum(jnp.where(mask, weights * losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+@dataclass(frozen=True)
+class FalseNegativeSettings:
+    """Negatives that score above the positive by more than `margin` compete with it only if they are not `masked`."""
+
+    masked: bool = False
+    margin: float = 0.1
+
+
 # Groups of keys in config.loss.
 GROUPS = {
+    "false_negatives": FalseNegativeSettings,
     "kl": KlSettings,
     "in_batch_kl": KlSettings,
     "margin_mse": MarginMseSettings,
@@ -128,6 +137,8 @@ def check_losses(config: ConfigDict) -> None:
         )
     if config.train.teacher and not in_batch:
         raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: nobody reads its scores")
+    if config.loss.false_negatives.masked and config.loss.contrastive_weight == 0:
+        raise ValueError("loss.false_negatives.masked is True, but loss.contrastive_weight is 0, so no softmax has any")
     if not config.loss.in_batch_negatives and config.data.negatives == 0:
         raise ValueError(
             "loss.in_batch_negatives is False and data.negatives is 0: a positive has nothing to compete with"

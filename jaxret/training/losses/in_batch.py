@@ -17,6 +17,7 @@ from jaxret.models.retriever import RetrieverModel
 from jaxret.models.scoring import MASKED_SCORE
 from jaxret.training.losses.group_losses import (
     BinarySettings,
+    FalseNegativeSettings,
     KlSettings,
     MarginMseSettings,
     binary_cross_entropy,
@@ -45,6 +46,7 @@ class LossSettings:
         annealing_floor: the least factor of annealing.
         contrastive_weight: of the contrastive and the local term.
         in_batch_negatives: whether a query competes for the documents of other queries too, or for its own alone.
+        false_negatives: negatives that are left out of the softmax by their scores.
         parts: (start, stop) of the parts of a vector that have a contrastive loss of their own.
         parts_weight: of the sum of these losses.
         auxiliary_weight: of the loss that a head computes from a text alone.
@@ -68,6 +70,7 @@ class LossSettings:
     annealing_floor: float = 0.3
     contrastive_weight: float = 1.0
     in_batch_negatives: bool = True
+    false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
     parts: tuple[tuple[int, int], ...] = ()
     parts_weight: float = 0.5
     auxiliary_weight: float = 1.0
@@ -228,7 +231,12 @@ class Scores:
         return jnp.where(mask, scores, 0.0), jnp.where(mask, self.teacher_scores, 0.0), mask
 
     def softmax_loss(self, positive: Float[jax.Array, " B"], scores: Float[jax.Array, "B N"]) -> Scalar:
-        """Return mean_i -log softmax_j(score[i,:] / tau)[i+], of what `compete` returns."""
+        """Return mean_i -log softmax_j(score[i,:] / tau)[i+], of what `compete` returns, without masked
+        negatives: those above score[i,i+] + margin (Qwen3-Embedding)."""
+        if self.settings.false_negatives.masked:
+            is_positive = jnp.arange(scores.shape[1])[None] == self.positive_columns[:, None]
+            kept = is_positive | (scores <= positive[:, None] + self.settings.false_negatives.margin)
+            scores = jnp.where(kept, scores, MASKED_SCORE)
         temperature = self.settings.temperature * self.annealing
         return self.mean(jax.nn.logsumexp(scores / temperature, axis=-1) - positive / temperature)
 

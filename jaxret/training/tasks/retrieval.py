@@ -23,6 +23,7 @@ from jaxret.runs.run import load_tokenizer, make_embedder
 from jaxret.training.config_check import check_retrieval, weak_temperatures
 from jaxret.training.examples import TRAINING_PASSAGES, make_batch_plan
 from jaxret.training.losses.grad_cache import encode_in_chunks
+from jaxret.training.losses.group_losses import FalseNegativeSettings
 from jaxret.training.losses.in_batch import (
     LossSettings,
     LossTerms,
@@ -67,6 +68,8 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         q, d = self.encode(params, batch, key, train)
         d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all documents
         settings = self.settings
+        if not train:  # what a model leaves out says nothing about it
+            settings = replace(settings, false_negatives=FalseNegativeSettings())
         return total_loss(
             Scores(
                 similarities=self.similarities(q, d),
