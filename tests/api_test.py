@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -454,3 +455,19 @@ def test_the_examples_of_the_documentation(minilm_dir: Path, tmp_path: Path, mon
     outcome = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert outcome.attempted > 10
     assert outcome.failed == 0
+
+
+def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
+    results = index.search(["river <b>", "silver garden"], k=2)
+    assert results == [list(hits) for hits in results], "they are lists"
+    shown = results._repr_html_()
+    assert (shown.count("<table>"), shown.count("<tr>")) == (2, 6)
+    assert "<p>river &lt;b&gt;</p>" in shown
+    hit = results[0][0]
+    assert results[0]._repr_html_().count("<tr>") == 3  # type: ignore[attr-defined]
+    assert f"{hit.score:.4f}" in hit._repr_html_()
+    assert "vector" not in hit._repr_html_()
+    assert "vector" in replace(hit, vectors=(1,))._repr_html_()
+    copy = pickle.loads(pickle.dumps(results))
+    assert (copy, copy._repr_html_()) == (results, shown)
+    assert index.search([])._repr_html_() == ""

@@ -23,6 +23,7 @@ from jaxret.api.arguments import (
 )
 from jaxret.api.retriever import Retriever, Vectors
 from jaxret.data.records import Passage, Query
+from jaxret.evaluation.text_table import html_paragraphs, html_table
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
@@ -42,6 +43,42 @@ class Hit:
     title: str
     text: str
     vectors: tuple[int, ...]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return Hits([self])._repr_html_()
+
+
+class Hits(list[Hit]):
+    """The passages of a query, best first: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        several = any(len(set(hit.vectors)) > 1 or hit.vectors != (0,) for hit in self)
+        header = ["title", "text", "id", "score", *(["vector"] if several else [])]
+        vectors = ([" ".join(map(str, hit.vectors))] if several else [] for hit in self)
+        rows = [
+            [hit.title, hit.text, hit.id, f"{hit.score:.4f}", *of_hit]
+            for hit, of_hit in zip(self, vectors, strict=True)
+        ]
+        return html_table(header, rows, left=3)
+
+
+class SearchHits(list[list[Hit]]):
+    """The rankings of some queries: a list that a notebook shows as a table for each."""
+
+    def __init__(self, questions: Sequence[str], rankings: Iterable[Hits]) -> None:
+        super().__init__(rankings)
+        self._questions = tuple(questions)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        pairs = zip(self._questions, self, strict=False)  # a list may have been shortened since
+        return "".join(html_paragraphs([question, Hits(hits)._repr_html_()]) for question, hits in pairs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the questions, too."""
+        return SearchHits, (self._questions, list(self))
 
 
 class Index:
@@ -125,8 +162,9 @@ class Index:
         """Return the number of passages."""
         return self._searcher.shards.total_rows
 
-    def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> list[list[Hit]]:
-        """Return the k best passages of each question, best first; fewer, if there are no more.
+    def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> SearchHits:
+        """Return the k best passages of each question, best first; fewer, if there are no more: a list of lists of
+        hits, which a notebook shows as tables.
 
         Of equal scores the one that comes first in the corpus is first. texts=False leaves titles and texts empty, and
         does not need the corpus.
@@ -138,19 +176,20 @@ class Index:
         require_flag("texts", texts)
         questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
         if not questions:
-            return []
+            return SearchHits([], [])
         outcome = searcher.search(questions, k)
         rankings = [outcome.rankings[query.id] for query in questions]
         ids = {key for ranking in rankings for key, _ in ranking}
         passages = searcher.passages(ids) if texts else {key: Passage(key, "") for key in ids}
         best_vectors = searcher.best_vectors(outcome)
-        return [
-            [
+        hits = (
+            Hits(
                 Hit(key, score, passages[key].title, passages[key].text, vectors)
                 for (key, score), vectors in zip(ranking, of_ranking, strict=True)
-            ]
+            )
             for ranking, of_ranking in zip(rankings, best_vectors, strict=True)
-        ]
+        )
+        return SearchHits([question.text for question in questions], hits)
 
     def filtered(self, *filters: str) -> Index:
         """Return an index of the passages whose metadata match filters "FIELD:VALUE": every named field must have one

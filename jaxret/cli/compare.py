@@ -8,6 +8,8 @@ jaxret compare runs/dual runs/mlr --data=scifact.test,nfcorpus.test --measures=n
 The first system is the baseline. Results on different queries, judgements or passages are refused.
 """
 
+import sys
+
 from absl import flags
 
 ARGUMENTS = {"RUN...": "folders of runs or result files (runs/NAME/eval/DATA.json); NAME=RUN,RUN is one system"}
@@ -16,6 +18,7 @@ _DATA = flags.DEFINE_list(
     "data", [], "names of results (eval/NAME.json), a data set each, or all; needed if the folders have several"
 )
 _MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all that every result has")
+_REPORT = flags.DEFINE_string("report", "", "HTML file for a report of the runs, as jaxret report writes it")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex", "json"], "output format")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the randomisation test and of the intervals")
 _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomisation test", lower_bound=1000)
@@ -23,6 +26,10 @@ _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the ran
 
 def main(*runs: str) -> None:
     from jaxret.experiments.compare_runs import compare_on_sets, render_sets
+    from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
 
     sets = compare_on_sets(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
     print(render_sets(sets, _FORMAT.value))
+    if _REPORT.value:
+        options = ReportOptions(tuple(sets), tuple(_MEASURES.value or ()))
+        print(f"report: {write_report(run_folders(runs), _REPORT.value, options)}", file=sys.stderr)

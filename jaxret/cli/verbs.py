@@ -13,6 +13,7 @@ VERBS = {
     "bm25": "search a corpus by BM25 and evaluate",
     "index": "build an approximate index of an encoded corpus and measure its recall",
     "compare": "compare results of runs: means, deviations over seeds, paired tests",
+    "report": "write a report of runs as one HTML file",
     "explain": "explain why a passage is found, by words, tokens or vectors",
     "mine": "mine hard negatives from BM25, a run or a file of rankings",
     "recipe": "mine, train, encode, search for each stage of a config (resumes)",

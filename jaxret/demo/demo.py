@@ -26,8 +26,11 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
 from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.report.write_report import ReportOptions, write_report
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.experiments.search_files import print_ranking
+from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
 from jaxret.storage.atomic import atomic_write
@@ -73,6 +76,7 @@ BASELINE = "BM25"
 MEASURE = "nDCG@10"  # by which a row is compared with the one above
 LEVEL = 0.05  # p-values below it are called significant
 SIDES = ("train", "dev")
+REPORT = "report.html"
 SHOWN = 5  # questions whose answers are printed
 
 
@@ -105,9 +109,17 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
         table[system.title] = run_system(config, workdir / system.config, data.corpus, "test", MEASURES)
         changes.append(system.change.format(steps=config.train.steps, pairs=config.train.batch_size))
     print_results(workdir, data, table, changes)
+    write_demo_report(workdir, data)
     print(f"\n{time.perf_counter() - begin:.0f} seconds in all.")
     print_commands(workdir)
     return workdir / "results.md"
+
+
+def write_demo_report(workdir: Path, data: DemoData) -> None:
+    """Count which vectors win, and write the report of the four trained and untrained runs."""
+    report_diversity(open_run(workdir / "mlr"), data.corpus, "test")
+    runs = [str(workdir / system.config) for system in SYSTEMS]
+    write_report(runs, workdir / REPORT, ReportOptions(title="Questions about Python"))
 
 
 def demo_config(name: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
@@ -214,7 +226,7 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
 
 
 def print_commands(workdir: Path) -> None:
-    """Print where everything is, the commands for other data, and last the one to type next."""
+    """Print where everything is, the commands for other data, the one to type next, and last the path of the report."""
     print(f"""
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(system.config for system in SYSTEMS)}); the tables are in {workdir / "results.md"}.
@@ -225,7 +237,9 @@ The same on your own data, in any format of docs/data.md:
   jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100
 
 Next, ask the retriever that was trained here a question (after `make demo`: source .venv/bin/activate):
-  jaxret search --workdir={workdir / "mlr"} --query="how do I sort a list of dictionaries by a key?\"""")
+  jaxret search --workdir={workdir / "mlr"} --query="how do I sort a list of dictionaries by a key?"
+
+The report, which a browser opens: {workdir / REPORT}""")
 
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, welch_p_value
-from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
+from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
 
 Values = Mapping[str, Mapping[str, float]]  # measure -> query id -> value, of one run
 
@@ -75,10 +75,14 @@ class SystemComparison:
         return next(one for one in self.scores if (one.system, one.measure) == (system, measure))
 
     def to_text(self) -> str:
-        return self._render(aligned_table)
+        return "\n\n".join(self._parts(aligned_table))
 
     def to_markdown(self) -> str:
-        return self._render(markdown_table)
+        return "\n\n".join(self._parts(markdown_table))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html_paragraphs(self._parts(html_table))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,7 +111,8 @@ class SystemComparison:
             "resamples": self.resamples,
         }
 
-    def _render(self, table: Callable[[Row, Sequence[Row], int], str]) -> str:
+    def _parts(self, table: Callable[[Row, Sequence[Row], int], str]) -> list[str]:
+        """Return tables and sentences."""
         rows = [
             [
                 name,
@@ -120,7 +125,7 @@ class SystemComparison:
         if any(len(one.runs) > 1 for one in self.scores):
             parts.append("±: standard deviation over runs.")
         if not self.tests:
-            return "\n\n".join([*parts, "One system: there is nothing to compare it with."])
+            return [*parts, "One system: there is nothing to compare it with."]
         header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses"]
         header += ["t-test", "Holm", "randomisation", "Holm", "over runs"]
         parts.append(f"Minus {self.systems[0]}, query by query:")
@@ -133,7 +138,7 @@ class SystemComparison:
         )
         if any(one.comparison.p_t is None for one in self.tests):
             parts.append("There is no t-test where all differences are equal, and no test where they are zero.")
-        return "\n\n".join(parts)
+        return parts
 
     def describe_queries(self) -> str:
         """Return "300 queries", or the counts with their measures where they differ."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxret.configs.synonyms import similar_name
 from jaxret.data.records import Judgement, Ranking
+from jaxret.evaluation.text_table import html_paragraphs, html_table
 
 MEAN_DECIMALS = 4  # how finely means are stored and printed
 
@@ -131,6 +132,12 @@ class Evaluation:
     queries_expected: int  # number of judged queries
     queries_found: int  # number of judged queries with at least one passage in the run
     answered: tuple[int, int] | None = None  # of accuracy by answers: (queries with answers, all queries)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the means, and how many queries they are of."""
+        rows = [[name, f"{mean:.{MEAN_DECIMALS}f}"] for name, mean in self.mean.items()]
+        counts = f"Queries found: {self.queries_found:,} of {self.queries_expected:,} expected."
+        return html_paragraphs([html_table(["measure", "mean"], rows), counts])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value: means rounded to four decimals, values per query in full."""

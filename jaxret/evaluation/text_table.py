@@ -1,7 +1,8 @@
-"""Render cells as a plain-text or Markdown table."""
+"""Render cells as a table: plain text, Markdown, or HTML for notebooks."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 Row = Sequence[str]
@@ -22,3 +23,20 @@ def markdown_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
     rule = [":--" if i < left else "--:" for i in range(len(header))]
     escaped = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *rows])
     return "\n".join("| " + " | ".join(row) + " |" for row in escaped)
+
+
+def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
+    """Return an HTML table; the first `left` columns are aligned left, the others right. Cells are text."""
+
+    def line(kind: str, row: Row) -> str:
+        sides = ("left" if i < left else "right" for i in range(len(row)))
+        cells = (f'<{kind} style="text-align:{side}">{html.escape(cell)}</{kind}>' for side, cell in zip(sides, row))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
+
+
+def html_paragraphs(parts: Sequence[str]) -> str:
+    """Return HTML of parts: tables of `html_table` as they are, sentences as paragraphs."""
+    return "".join(part if part.startswith("<table>") else f"<p>{html.escape(part)}</p>" for part in parts)

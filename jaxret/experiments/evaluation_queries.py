@@ -85,21 +85,32 @@ def read_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
         ValueError: there is no query; with qrels, no judged query.
     """
     print(f"{queries}: {describe_source(queries, 'queries', split)}")
+    if qrels:
+        print(f"{qrels}: {describe_source(qrels, 'judgements', split)}")
+    dataset = load_evaluation_queries(queries, qrels, split, policy)
+    if not qrels and has_queries_of_every_split(queries, split):
+        count = f"{len(dataset.queries):,} queries"
+        print(f"{count}, of every split; --qrels={queries} selects the judged queries of one split")
+    if policy.report():
+        print(policy.report())
+    return dataset
+
+
+def load_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy) -> EvaluationQueries:
+    """Read the queries and the judgements of an evaluation, and print nothing.
+
+    Args:
+        queries, qrels, split, policy: as of `read_evaluation_queries`, which raises the same.
+    """
     judgements: list[Judgement] = []
     if not qrels:
         query_list = read_queries(queries, policy, split)
-        if has_queries_of_every_split(queries, split):
-            count = f"{len(query_list):,} queries"
-            print(f"{count}, of every split; --qrels={queries} selects the judged queries of one split")
     else:
-        print(f"{qrels}: {describe_source(qrels, 'judgements', split)}")
         query_list, located = read_judged_queries(queries, qrels, split, policy)
         valid_ids = {query.id for query in query_list}
         judgements = [judgement for _, judgement in reject_unknown_ids(located, valid_ids, None, policy)]
         judged = {judgement.query_id for judgement in judgements}
         query_list = [query for query in query_list if query.id in judged]
-    if policy.report():
-        print(policy.report())
     if not query_list:
         noun = "judged query" if qrels else "query"
         raise ValueError(f"{queries} has no {noun} to search for; give a folder or a file with some")

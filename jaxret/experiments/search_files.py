@@ -22,6 +22,7 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.index.shards import ShardError
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
+from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.search.approximate.candidates import describe_recall, parse_candidates
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
@@ -78,6 +79,8 @@ def search_files(
         latency=lambda: _measure(searcher, plan),
         where="among those that match" if outcome.filters else "in the corpus",
     )
+    cut = [RunWarning("truncation", str(outcome.truncation))] if outcome.truncation.cut else []
+    keep_warnings(run.workdir, f"search {plan.results.stem}", cut)
     return write_results(plan, retrieved)
 
 

@@ -23,6 +23,7 @@ from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.progress import job_log
 from jaxret.runs.run import Run
+from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.leases import Leases
 from jaxret.types import VECTOR_DTYPES
@@ -46,6 +47,7 @@ class EncodeResult:
     programs: int  # compiled
     truncation: str
     timing: dict[str, Any] | None  # JSON: of the passages that this job encoded; None if it encoded none
+    warnings: tuple[RunWarning, ...] = ()
 
     def describe_timing(self) -> str:
         """Return a line on the time; "" if this job encoded nothing."""
@@ -101,6 +103,7 @@ def encode_corpus(
         path = run.workdir.encoding_times
         stored = read_json(path) if path.exists() else {}
         write_json(path, {**stored, folder.name: result.timing})
+        keep_warnings(run.workdir, f"encode {folder.name}", result.warnings)
     return result
 
 
@@ -175,9 +178,15 @@ def encode_source(
     embedder = job.embedder
     manifest = writer.manifest()
     made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
+    warnings = []
+    if job.truncation and job.truncation.cut:
+        warnings.append(RunWarning("truncation", str(job.truncation)))
     if len(made_on) > 1:
-        log(f"shards were made on {' and on '.join(sorted(made_on))}: their last digits differ by rounding")
+        devices = " and on ".join(sorted(made_on))
+        warnings.append(RunWarning("devices", f"shards were made on {devices}: their last digits differ by rounding"))
+        log(warnings[-1].text)
     if warning := collapse_warning(ShardSet(folder, manifest)):
+        warnings.append(RunWarning("collapse", warning))
         log(f"alarm: {warning}")
     if job.written:
         if len(job.written) > 1 and not source.texts:
@@ -192,6 +201,7 @@ def encode_source(
         programs=embedder.programs,
         truncation=str(job.truncation or ""),
         timing=taken,
+        warnings=tuple(warnings),
     )
 
 

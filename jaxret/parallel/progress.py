@@ -1,10 +1,12 @@
 """Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
 
-On a terminal there is a bar, from a second on. In a file or a pipe there is a line every ten seconds, with the time.
+On a terminal and in a notebook there is a bar, from a second on. In a file or a pipe there is a line every ten seconds,
+with the time.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +48,21 @@ def is_first_process() -> bool:
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, whose output is no terminal; without importing it."""
+    ipython: Any = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+
+
+def _bar_class() -> type[tqdm[Any]]:
+    """Return the bar of notebooks where there are widgets to draw it, else the one of text."""
+    if in_notebook() and importlib.util.find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm_notebook
+
+        return tqdm_notebook
+    return tqdm
+
+
 class Progress:
     """Counts finished parts of some work, and shows them while the `with` block runs.
 
@@ -66,7 +83,7 @@ class Progress:
         self._visible = self._visible and not _shown
         if self._visible:
             _shown.append(self)
-            self._terminal = sys.stderr.isatty()
+            self._terminal = sys.stderr.isatty() or in_notebook()
             self._next += DELAY if self._terminal else INTERVAL
         return self
 
@@ -100,7 +117,7 @@ class Progress:
     def _draw(self, count: int) -> None:
         if self._bar is None:
             scaled = (self.total or 0) > 100_000
-            self._bar = tqdm(
+            self._bar = _bar_class()(
                 total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=scaled, leave=False
             )
             self._bar.start_t -= time.monotonic() - self._begun

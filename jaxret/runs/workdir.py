@@ -2,7 +2,7 @@
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
           checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  .lock  .lock.json
-          embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json
+          embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ class Workdir:
     def encoding_times(self) -> Path:
         """Time of the last encoding of each corpus."""
         return self.path / "encoding.json"
+
+    def warnings(self, job: str) -> Path:
+        """Return the file with the warnings of a job ("encode scifact"). Raises ValueError if it is no plain name."""
+        return self.path / "warnings" / f"{require_plain_name('the name of a job', job).replace(' ', '.')}.json"
 
     def rankings(self, dataset: str) -> Path:
         """Return the TREC run of a data set ("scifact", "scifact.test"). Raises ValueError if it is no plain name."""

@@ -53,9 +53,11 @@ from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import create_run, open_checkpoints
+from jaxret.runs.run_warnings import keep_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.lockfile import LockedError
+from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
 from jaxret.training.optimizers import make_optimizer
@@ -146,6 +148,11 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
         require_finite_parameters(state, f"the weights of {config.train.start_from or config.encoder.checkpoint}")
         if jax.process_index() == 0:
             record = data.record | start_record | teacher_record
+            warnings = list(data_warnings(data.train, data.dev))
+            keep_warnings(job.workdir, "train", [*data.warnings, *warnings])
+            for warning in warnings:
+                if warning.kind != "truncation":  # which reading the data said
+                    job.log(warning.text)
             create_run(job.workdir, config, job.encoder, data.contract, record, job.encoder_settings)
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         if state is None:

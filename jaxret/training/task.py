@@ -16,6 +16,7 @@ from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.model import Params
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.resume import Changes
+from jaxret.runs.run_warnings import RunWarning
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.examples import data_record
@@ -142,6 +143,7 @@ class TrainingData(Generic[ExamplesT]):
         train: examples to train on; None if the config names none.
         dev: examples to validate with; None if the config names none.
         corpus: collection to validate with, if it is a file's.
+        warnings: of the task, beside those of the examples.
     """
 
     tokenizer: TextTokenizer
@@ -149,6 +151,7 @@ class TrainingData(Generic[ExamplesT]):
     train: ExamplesT | None
     dev: TrainingSet | None
     corpus: DevCollection | None
+    warnings: tuple[RunWarning, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:

@@ -189,3 +189,12 @@ def test_latex() -> None:
     both = latex_table(SETS)
     assert both.count(r"system & scifact.test & fiqa\_test & mean \\") == 2
     assert r"$\pm$" in both
+
+
+def test_a_notebook_shows_the_tables_of_a_comparison(compared: SystemComparison) -> None:
+    shown = compared._repr_html_()
+    assert shown.count("<table>") == 2
+    assert str(compared.score("mlr", "R@5")) in shown
+    assert "<p>Minus dual, query by query:</p>" in shown
+    named = compare_systems({"<b>": SYSTEMS["dual"]}, ["R@5"])
+    assert "&lt;b&gt;" in named._repr_html_()

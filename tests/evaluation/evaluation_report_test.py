@@ -122,3 +122,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_evaluation(path, evaluation(R=0.5), {"loss": float("nan")})
     assert read_json(path)["provenance"] == {"seed": 7}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_notebook_shows_a_table() -> None:
+    shown = evaluation(299, R=0.25)._repr_html_()
+    assert shown.startswith("<table><thead>")
+    assert '<td style="text-align:left">R</td><td style="text-align:right">0.2500</td>' in shown
+    assert "<p>Queries found: 299 of 300 expected.</p>" in shown

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import termios
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,3 +143,18 @@ def test_one_process_of_a_job_shows_progress_and_nothing_of_gloo_is_there() -> N
     assert (out, other_out) == ("own hello\nsaid\n", "own hello\n")
     assert " work: 3 of 3 texts" in err
     assert other_err == ""
+
+
+def test_a_notebook_has_a_bar(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its standard error is no terminal, and is shown as one."""
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1))
+    console = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    for ipython, drawn in ((kernel, True), (console, False)):
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        with Progress("encode", 400, "passage") as bar:
+            clock.seconds += 1.5
+            bar.update(100)
+        shown = capsys.readouterr().err
+        assert ("| 0/400 [" in shown) is drawn

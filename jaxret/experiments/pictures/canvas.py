@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
 INK, FAINT = "#222222", "#DADADA"
 WIDTH, HEIGHT = 5.2, 3.3  # inches of a picture with one panel: a column and a half of a paper
+ON_PAGE = 0.76  # of these, on a page of `picture_svg`
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -75,6 +77,23 @@ def new_picture(
     return figure, list(figure.subplots(1, panels, sharey=share, squeeze=False)[0])
 
 
+def add_legend(figure: Figure, ax: Axes, most: int = 3) -> Figure:
+    """Put a legend above the panels if there is more than one label; as many columns as fit, `most` of them at most."""
+    handles, labels = ax.get_legend_handles_labels()
+    if len(handles) > 1:
+        letters = figure.get_figwidth() * ON_PAGE * 13  # of a line, at the size of a legend
+        columns = int(letters // (max(map(len, labels)) + 6))
+        figure.legend(handles, labels, loc="outside upper center", ncols=max(1, min(len(labels), most, columns)))
+    return figure
+
+
+def use_whole_numbers(ax: Axes) -> None:
+    """Mark the horizontal axis at whole numbers alone, as of steps and layers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
 def line_style(number: int) -> dict[str, Any]:
     """Return colour, marker and dash of the line with a number; they repeat together only after many lines."""
     return {
@@ -84,20 +103,27 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _style(**changes: Any) -> Iterator[None]:
+    """Draw with the style of all pictures and some changes. Raises ValueError if matplotlib is not installed."""
+    if not drawing_is_installed():
+        raise ValueError(MISSING)
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc changes no picture
+        matplotlib.rcParams.update(_STYLE | changes)
+        yield
+
+
 def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
     """Draw a picture, write PATH.svg and PATH.png without dates and versions, and return their names.
 
     make: draws with `new_picture`; settings of matplotlib are the same for every user meanwhile. Raises ValueError if
     matplotlib is not installed.
     """
-    if not drawing_is_installed():
-        raise ValueError(MISSING)
-    import matplotlib
-
     stem = Path(path).with_suffix("") if Path(path).suffix in (".svg", ".png") else Path(path)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc changes no picture
-        matplotlib.rcParams.update(_STYLE)
+    with _style():
         figure = make()
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
@@ -105,3 +131,17 @@ def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
             with atomic_write(stem.with_name(f"{stem.name}.{kind}"), "wb") as file:
                 file.write(buffer.getvalue())
     return f"{stem}.svg, {stem}.png"
+
+
+def picture_svg(make: Callable[[], Figure]) -> str:
+    """Draw a picture and return its SVG, for a page: text is text, there is no background, and letters are larger for
+    the width, because the page shows several pictures side by side.
+
+    make: as of `save_picture`. Raises ValueError if matplotlib is not installed.
+    """
+    with _style(**{"svg.fonttype": "none", "savefig.transparent": True}):
+        figure, buffer = make(), io.StringIO()
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width * ON_PAGE, height * ON_PAGE)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxret.evaluation.evaluation_report import read_evaluation
-from jaxret.experiments.pictures.canvas import COLORS, HEIGHT, INK, line_style, new_picture
+from jaxret.experiments.pictures.canvas import (
+    COLORS,
+    HEIGHT,
+    INK,
+    add_legend,
+    line_style,
+    new_picture,
+    use_whole_numbers,
+)
 from jaxret.runs.run import stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
@@ -78,7 +86,23 @@ def training_picture(runs: Runs) -> Figure:
         ax.set_title({"loss": "training loss", "learning_rate": "learning rate"}.get(name, f"dev {name[11:]}"))
         if name == "learning_rate":
             ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
-    return _with_legend(figure, axes[0], len(runs))
+    return add_legend(figure, axes[0])
+
+
+def metric_picture(runs: Runs, name: str) -> Figure | None:
+    """Return the curves of one metric of metrics.jsonl over training steps; None if no run has logged it."""
+    logged = {run: [member for member in members if member.metrics.exists()] for run, members in runs.items()}
+    curves = _curves({run: [read_metrics(member) for member in members] for run, members in logged.items()}, name)
+    if not any(curves.values()):
+        return None
+    figure, (ax,) = new_picture()
+    for number, (run, lines) in enumerate(curves.items()):
+        _draw_curves(ax, lines, number, run)
+    ax.set_xlabel("step")
+    use_whole_numbers(ax)
+    if name == "learning_rate":
+        ax.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
+    return add_legend(figure, ax)
 
 
 def annealing_picture(runs: Runs) -> Figure:
@@ -95,7 +119,7 @@ def annealing_picture(runs: Runs) -> Figure:
     ax.set_xlabel("step")
     ax.set_ylabel("temperature")
     ax.set_ylim(bottom=0)
-    return _with_legend(figure, ax, 2)
+    return add_legend(figure, ax)
 
 
 def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
@@ -123,7 +147,7 @@ def winner_picture(runs: Runs) -> Figure:
         if any(one["equal"] for one in measured):
             raise ValueError(f"{name}: the vectors of a passage are equal except for rounding, so none of them wins")
         shares[name] = [{key: wins / one["pairs"] for key, wins in one["wins"].items()} for one in measured]
-    return _bars(shares, "share of pairs won")
+    return vector_bars(shares, "share of pairs won")
 
 
 def weight_picture(runs: Runs) -> Figure:
@@ -137,7 +161,7 @@ def weight_picture(runs: Runs) -> Figure:
         if not all(one.get("weights") for one in pooling):
             raise ValueError(f"{name}: its pooling has no weights (or `jaxret diversity` is to be run again)")
         weights[name] = [one["weights"] for one in pooling]
-    return _bars(weights, "weight in the pooled vector")
+    return vector_bars(weights, "weight in the pooled vector")
 
 
 def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
@@ -209,13 +233,6 @@ def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], num
         ax.plot(steps, values, label=label if index == 0 else None, **{**look, "markersize": 3.5, **marker})
 
 
-def _with_legend(figure: Figure, ax: Axes, count: int) -> Figure:
-    handles, labels = ax.get_legend_handles_labels()
-    if len(handles) > 1:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(count, 3))
-    return figure
-
-
 def _read_diversity(run: Workdir) -> dict[str, Any]:
     """Return the only report of `jaxret diversity` of a run."""
     paths = sorted(run.path.glob("eval/*.diversity.json"))
@@ -226,7 +243,7 @@ def _read_diversity(run: Workdir) -> dict[str, Any]:
     return read_json(paths[0])
 
 
-def _bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Figure:
+def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Figure:
     """Return bars of vectors side by side for each name; several runs of a name are their mean and deviation."""
     vectors = sorted({vector for members in values.values() for one in members for vector in one}, key=_natural)
     figure, (ax,) = new_picture(height=max(HEIGHT * 0.85, 1.2 + 0.24 * len(vectors) * max(1, len(values) * 0.7)))
@@ -248,7 +265,7 @@ def _bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Fi
     ax.grid(axis="y", visible=False)
     ax.margins(x=0.12)
     ax.set_xlabel(title)
-    return _with_legend(figure, ax, len(values))
+    return add_legend(figure, ax)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

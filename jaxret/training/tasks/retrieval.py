@@ -20,6 +20,7 @@ from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_sharding
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, make_embedder
+from jaxret.runs.run_warnings import RunWarning
 from jaxret.training.config_check import check_retrieval, weak_temperatures
 from jaxret.training.examples import TRAINING_PASSAGES, make_batch_plan
 from jaxret.training.losses.grad_cache import encode_in_chunks
@@ -248,7 +249,8 @@ def _read_data(job: RetrievalJob) -> RetrievalData:
     if job.config.train.teacher:  # before any text is tokenised
         contract = make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
         require_teacher(job.config, job.model, contract)
-    return read_training_data(job)
+    data, warning = read_training_data(job), weak_temperatures(job.config, job.model)
+    return replace(data, warnings=(RunWarning("settings", warning),)) if warning else data
 
 
 def _make_validator(
@@ -258,8 +260,8 @@ def _make_validator(
 
 
 def _make_plan(job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch]) -> BatchPlan:
-    if warning := weak_temperatures(job.config, job.model):
-        job.log(warning)
+    for warning in data.warnings:
+        job.log(warning.text)
     plan = make_retrieval_plan(job.config, job.model, job.config.train.batch_size, job.mesh.size)
     if data.train and job.config.tokens.packing:
         return pack_plan(plan, data.train, job.model, objective.bins(plan.padded_size))

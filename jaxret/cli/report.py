@@ -1,0 +1,25 @@
+"""Writes a report of runs as one HTML file, which needs no network:
+
+jaxret report runs/dual runs/mlr                            report.html in the current folder
+jaxret report dual=runs/a,runs/b mlr=runs/c,runs/d --out=layers.html
+
+Configs and their differences, curves, throughput, measures with tests, layers, winning vectors, storage and latency,
+queries that are won and lost, and every warning. The first run is the baseline.
+"""
+
+from absl import flags
+
+ARGUMENTS = {"WORKDIR...": "folders of runs; NAME=RUN,RUN is one system"}
+
+_OUT = flags.DEFINE_string("out", "report.html", "HTML file to write")
+_DATA = flags.DEFINE_list("data", [], "names of results to show (eval/NAME.json); default: all")
+_MEASURES = flags.DEFINE_list("measures", [], "measures to compare, the first one in pictures; default: all in common")
+_QUERIES = flags.DEFINE_integer("queries", 5, "wins, and losses, to show with their texts", lower_bound=0)
+_TITLE = flags.DEFINE_string("title", "", "title of the page; default: the names of the runs")
+
+
+def main(*runs: str) -> None:
+    from jaxret.experiments.report.write_report import ReportOptions, write_report
+
+    options = ReportOptions(tuple(_DATA.value), tuple(_MEASURES.value), _QUERIES.value, _TITLE.value)
+    print(f"report: {write_report(runs, _OUT.value, options)}")

@@ -1,0 +1,88 @@
+"""The page around the sections of a report: one file with its style and its script, which reaches no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+from jaxret.experiments.report.html import Html, as_html, join, tag
+from jaxret.version import __version__
+
+
+class Section(NamedTuple):
+    """A part of the page with an entry in its navigation."""
+
+    name: str  # of its link
+    title: str
+    content: Html
+
+
+def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """Return the whole HTML file. Its policy lets it load nothing and run the script of `report.js` alone.
+
+    Args:
+        title: of the page.
+        lead: sentence below the title.
+        sections: in their order.
+    """
+    style, script = _resource("report.css"), _resource("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    links = (tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections)
+    parts = [
+        tag("section", tag("h2", one.title, id=f"{one.name}-title"), one.content, id=one.name,
+            aria_labelledby=f"{one.name}-title")
+        for one in sections
+    ]  # fmt: skip
+    body = [
+        tag("a", "Skip to the report", href="#report", class_="skip"),
+        tag("header", tag("h1", title), tag("p", lead, class_="lead")),
+        tag("nav", tag("ol", *links), aria_label="Sections"),
+        tag("main", join(parts), id="report"),
+        tag("footer", tag("p", f"Written by jaxret {__version__} from the files of the runs.")),
+        Html(f"<script>{script}</script>"),
+    ]
+    head = [
+        Html('<meta charset="utf-8">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html('<meta name="color-scheme" content="light dark">'),
+        Html('<link rel="icon" href="data:,">'),
+        tag("title", title),
+        Html(f"<style>\n{style}</style>"),
+    ]
+    return f'<!doctype html>\n<html lang="en">\n<head>\n{join(head)}\n</head>\n<body>\n{join(body)}\n</body>\n</html>\n'
+
+
+def _resource(name: str) -> str:
+    return resources.files("jaxret.experiments.report").joinpath(name).read_text(encoding="utf-8")
+
+
+# Colours of canvas.py -> variables of report.css, so that a picture follows the page into the dark.
+_VARIABLES = {"#222222": "var(--ink)", "#dadada": "var(--rule)", "#ffffff": "none"}
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+
+
+def inline_figure(svg: str, title: str, name: str) -> Html:
+    """Return a picture of `picture_svg` as a figure of the page: its width is the page's, and its colours too.
+
+    Args:
+        svg: the picture.
+        title: its caption, and its name for those who do not see it.
+        name: begins its ids, which are unique in the page.
+    """
+    body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    for color, variable in _VARIABLES.items() | {c: f"var(--c{i})" for i, c in enumerate(_SERIES)}.items():
+        body = body.replace(color, variable)
+    body = body.replace("'DejaVu Sans'", "system-ui, sans-serif")
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    opening = re.sub(r'\s(width|height)="[^"]*"', "", body[: body.index(">")])
+    label = as_html(title)
+    picture = Html(f'{opening} role="img" aria-label="{label}"{body[body.index(">") :]}')
+    return tag("figure", tag("figcaption", title), picture)

@@ -1,0 +1,263 @@
+"""Sections on results: measures and tests, quality over layers, winning vectors, storage and latency."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jaxret.evaluation.comparison import Score, SystemTest, format_p_value
+from jaxret.evaluation.metrics import MEAN_DECIMALS
+from jaxret.experiments.compare_runs import comparison_notes
+from jaxret.experiments.pictures.canvas import drawing_is_installed, picture_svg
+from jaxret.experiments.pictures.run_pictures import vector_bars
+from jaxret.experiments.probe.probe_report import MEASURE as PROBE_MEASURE
+from jaxret.experiments.report.html import (
+    Cell,
+    Html,
+    Number,
+    data_table,
+    gallery,
+    join,
+    missing,
+    paragraph,
+    tag,
+    value_cell,
+)
+from jaxret.experiments.report.page import inline_figure
+from jaxret.experiments.report.report_pictures import cost_picture, interval_picture, layer_picture
+from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
+from jaxret.experiments.report.run_sections import NO_PICTURES
+
+LEVEL = 0.05  # p-values below it are called significant
+_SEARCH = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
+
+
+def quality_section(files: ReportFiles) -> Html:
+    """Return the measures of each data set, and the paired tests against the first system."""
+    if not files.sets:
+        return missing("No run was evaluated. An encoded corpus is searched and evaluated by", _SEARCH)
+    parts: list[str] = []
+    for number_of_set, compared in enumerate(files.sets):
+        parts.append(tag("h3", compared.name))
+        absent = [run.label for run in files.runs if run not in compared.runs]
+        if absent:
+            parts.append(missing(f"Without a result here: {', '.join(absent)}.", _SEARCH))
+        if compared.comparison is None:
+            parts += [_means(compared), paragraph(f"Not compared: {compared.problem}", "warning")]
+        else:
+            parts += _compared(compared, f"difference-{number_of_set}")
+    return join(parts)
+
+
+def _means(compared: ComparedSet) -> Html:
+    """Return the measures of runs that cannot be compared with each other."""
+    measures = list(dict.fromkeys(name for run in compared.runs for name in run.evaluations[compared.name].mean))
+    means = {run.label: run.evaluations[compared.name].mean for run in compared.runs}
+    rows: list[list[Cell]] = [
+        [label, *(value_cell(mean.get(name)) for name in measures)] for label, mean in means.items()
+    ]
+    return data_table(f"Measures on {compared.name}", ["run", *measures], rows)
+
+
+def _compared(compared: ComparedSet, name: str) -> list[str]:
+    comparison = compared.comparison
+    assert comparison is not None
+    columns = [[comparison.score(system, measure) for system in comparison.systems] for measure in comparison.measures]
+    cells = [_score_cells(column) for column in columns]
+    counts = [value_cell(len(score.runs), ",.0f") for score in columns[0]]
+    rows = [[system, *row] for system, *row in zip(comparison.systems, counts, *cells, strict=True)]
+    parts: list[str] = [
+        data_table(f"Means over {comparison.describe_queries()}", ["system", "runs", *comparison.measures], rows)
+    ]
+    if any(len(score.runs) > 1 for column in columns for score in column):
+        parts.append(paragraph("±: standard deviation over runs."))
+    if comparison.tests:
+        tests = [test for test in comparison.tests if test.measure == comparison.measures[0]]
+        title = f"{comparison.measures[0]} minus that of {comparison.systems[0]}, with 95 % intervals"
+        picture = picture_svg(partial(interval_picture, tests)) if drawing_is_installed() else ""
+        parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
+        header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses", "t-test", "Holm"]
+        header += ["randomisation", "Holm", "over runs", "significant"]
+        counted = sum(not test.comparison.equal for test in comparison.tests)
+        rows = [_test_cells(test) for test in comparison.tests]
+        parts.append(data_table(f"Minus {comparison.systems[0]}, query by query: paired tests", header, rows))
+        parts.append(
+            paragraph(
+                f"p-values are two-sided. Holm corrects the column on its left for all {counted} tests of this table. "
+                f"Significant: the randomisation test's p after Holm is below {LEVEL}. Over runs: Welch's t-test "
+                "between the means of seeds, which is not corrected."
+            )
+        )
+    else:
+        parts.append(
+            missing(
+                "There is one system, so there is nothing to test. Another one is added by", "jaxret report RUN RUN"
+            )
+        )
+    if notes := comparison_notes(compared.systems):
+        parts += [paragraph(note, "warning") for note in notes]
+    return parts
+
+
+def _score_cells(scores: list[Score]) -> list[Number]:
+    """Return the cells of a column; the best mean is bold where there are several."""
+    best = max(round(score.mean, MEAN_DECIMALS) for score in scores)
+    is_best = [len(scores) > 1 and round(score.mean, MEAN_DECIMALS) == best for score in scores]
+    return [Number(score.mean, tag("b", str(score)) if top else str(score)) for score, top in zip(scores, is_best)]
+
+
+def _test_cells(test: SystemTest) -> list[Cell]:
+    one = test.comparison
+    permutation = None if one.equal else one.p_permutation
+    p_values = (one.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
+    significant = test.holm_permutation is not None and test.holm_permutation < LEVEL
+    direction = ("better" if one.difference > 0 else "worse") if significant else "no"
+    verdict = tag("span", direction, class_="up" if one.difference > 0 else "down") if significant else direction
+    return [
+        test.system,
+        test.measure,
+        value_cell(one.difference, "+.4f"),
+        Number(one.low, f"{one.low:+.4f} to {one.high:+.4f}"),
+        *(value_cell(count, ",.0f") for count in (one.wins, one.ties, one.losses)),
+        *(Number(p, format_p_value(p)) if p is not None else Number(None, "–") for p in p_values),
+        verdict,
+    ]
+
+
+def layer_section(files: ReportFiles) -> Html:
+    """Return quality over the layers of encoders, as `jaxret probe` measured it."""
+    parts: list[str] = []
+    for run in files.runs:
+        for name, results in run.reports("probe").items():
+            parts.append(tag("h3", f"{run.label}, {name}"))
+            if drawing_is_installed():
+                titles = {True: "Cosines", False: "Dot products"}
+                parts.append(
+                    gallery(
+                        [
+                            inline_figure(
+                                picture_svg(partial(layer_picture, results, normalize)),
+                                f"{title} of one layer on both sides",
+                                f"layers-{files.runs.index(run)}-{name}-{title.split()[0]}",
+                            )
+                            for normalize, title in titles.items()
+                        ]
+                    )
+                )
+            else:
+                parts.append(NO_PICTURES)
+            parts.append(_findings(results))
+    if parts:
+        return join(parts)
+    return missing("No run was probed layer by layer; this is", "jaxret probe DATA --workdir=RUN --split=dev")
+
+
+def _findings(results: dict[str, Any]) -> Html:
+    header = ["chosen", "layers", "token", "scores", f"{PROBE_MEASURE}, held out", "difference", "p (Holm)", "vectors"]
+    rows = [
+        [
+            one["name"],
+            ", ".join(map(str, one["layers"])),
+            one["token"].replace("_", " "),
+            "cosines" if one["normalize"] else "dot products",
+            value_cell(one["held_out"]),
+            value_cell(one.get("difference"), "+.4f"),
+            Number(one.get("p_holm"), format_p_value(one.get("p_holm")) if "p_holm" in one else ""),
+            value_cell(one["vectors"], ",.0f"),
+        ]
+        for one in results["findings"]
+    ]
+    caption = f"Chosen on some queries, measured on the other {results['held_out']:,} of {results['queries']:,}"
+    return data_table(caption, header, rows)
+
+
+def winner_section(files: ReportFiles) -> Html:
+    """Return how often each vector of a passage has the best score, as `jaxret diversity` counted it."""
+    figures: list[str] = []
+    sentences: list[str] = []
+    rows: list[list[Cell]] = []
+    for place, run in enumerate(files.runs):
+        reports = run.reports("diversity")
+        if run.vector_names and not reports:
+            command = f"jaxret diversity --workdir={run.workdir} --data=DATA"
+            sentences.append(missing(f"{run.label}: nobody has counted yet which vectors win; this is", command))
+        for name, one in reports.items():
+            perplexity = value_cell(one["perplexity"]) if one["perplexity"] is not None else Number(None)
+            rows.append(
+                [run.label, name, value_cell(one["pairs"], ",.0f"), value_cell(one["distance"], ".2g"), perplexity]
+            )
+            if one["equal"]:
+                text = "the vectors of a passage are equal except for rounding, so none of them wins."
+                sentences.append(paragraph(f"{run.label}, {name}: {text}", "warning"))
+            elif drawing_is_installed():
+                shares = {vector: wins / one["pairs"] for vector, wins in one["wins"].items()}
+                svg = picture_svg(partial(vector_bars, {run.label: [shares]}, "share of pairs won"))
+                title = f"{run.label}, {name}: which vector of the relevant passage wins"
+                figures.append(inline_figure(svg, title, f"winners-{place}-{name}"))
+            else:
+                sentences.append(NO_PICTURES)
+    if others := [run.label for run in files.runs if run.config and not run.vector_names]:
+        text = "a passage has one vector, which wins always, or one for each of its tokens or words."
+        sentences.append(missing(f"{', '.join(others)}: {text}"))
+    header = ["run", "data", "pairs", "1 − cos of two vectors", "perplexity of the winner"]
+    table = [data_table("Diversity of the vectors of a passage", header, rows)] if rows else []
+    return join([gallery(figures), *table, *sentences])
+
+
+def cost_section(files: ReportFiles) -> Html:
+    """Return bytes of a passage and times of a query against quality."""
+    parts: list[str] = []
+    for number_of_set, compared in enumerate(files.sets):
+        measure = compared.measures[0]
+        costs = {run: run.results[compared.name].get("cost", {}) for run in compared.runs}
+        parts.append(tag("h3", compared.name))
+        parts.append(_cost_pictures(compared, costs, f"cost-{number_of_set}"))
+        header = ["run", measure, "bytes a passage", "encoding p50, ms", "p99", "search p50, ms", "p99", "k", "backend"]
+        rows = [_cost_cells(run, compared.name, measure, cost) for run, cost in costs.items()]
+        parts.append(data_table("One query at a time", header, rows))
+        if any("latency" not in cost for cost in costs.values()):
+            parts.append(
+                missing("Times are missing where a search did not measure them; this is", f"{_SEARCH} --latency=100")
+            )
+    if parts:
+        return join(parts)
+    return missing("No run was evaluated, so there is no cost beside its quality. A search measures both:", _SEARCH)
+
+
+def _cost_cells(run: RunFiles, name: str, measure: str, cost: dict[str, Any]) -> list[Cell]:
+    latency = cost.get("latency", {})
+    times = [latency.get(f"{phase}_ms", {}).get(p) for phase in ("encode", "search") for p in ("p50", "p99")]
+    quality = value_cell(run.evaluations[name].mean.get(measure))
+    size = value_cell(cost.get("bytes_per_passage"), ",.0f")
+    backend = str(latency.get("backend", "")).partition(" (")[0]
+    return [
+        run.label,
+        quality,
+        size,
+        *(value_cell(time, ",.2f") for time in times),
+        value_cell(latency.get("k"), ",.0f"),
+        backend,
+    ]
+
+
+def _cost_pictures(compared: ComparedSet, costs: dict[RunFiles, dict[str, Any]], name: str) -> Html:
+    if not drawing_is_installed():
+        return NO_PICTURES
+    measure, sizes, times = compared.measures[0], {}, {}
+    for run, cost in costs.items():
+        quality = run.evaluations[compared.name].mean.get(measure)
+        if quality is None:
+            continue
+        if "bytes_per_passage" in cost:
+            sizes[run.label] = cost["bytes_per_passage"], quality
+        if "latency" in cost:
+            times[run.label] = sum(cost["latency"][f"{phase}_ms"]["p50"] for phase in ("encode", "search")), quality
+    figures = []
+    for points, axis, title in (
+        (sizes, "bytes a passage", "Quality against storage"),
+        (times, "ms a query, encoding and search, median", "Quality against latency"),
+    ):
+        if points:
+            svg = picture_svg(partial(cost_picture, points, (axis, measure)))
+            figures.append(inline_figure(svg, title, f"{name}-{title.split()[-1]}"))
+    return gallery(figures)

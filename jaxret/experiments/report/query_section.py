@@ -1,0 +1,183 @@
+"""Section on single queries: which of them a system wins and loses, with the texts of both systems side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxret.data.records import Passage
+from jaxret.experiments.compare_runs import RunResult
+from jaxret.experiments.report.html import (
+    Cell,
+    Html,
+    data_table,
+    details,
+    join,
+    missing,
+    paragraph,
+    tag,
+    value_cell,
+)
+from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
+from jaxret.experiments.report.set_texts import SetTexts, Winners, read_rankings, winning_vectors
+
+HITS = 5  # passages of a system that are shown of a query
+LISTED = 200  # queries of the table
+_TEXT, _QUERY = 260, 90  # characters of a passage, and of a query of the table
+
+Values = dict[str, dict[str, float]]  # system -> query id -> value, the mean over its runs
+
+
+@dataclass(frozen=True)
+class Side:
+    """The values, rankings and winning vectors of one system for some queries.
+
+    Attributes:
+        system: its name.
+        values: query id -> value.
+        rankings: query id -> passages with scores.
+        winners: the vectors that won; {} where a passage has one.
+        note: of what is missing; "" if nothing is.
+    """
+
+    system: str
+    values: dict[str, float]
+    rankings: dict[str, list[tuple[str, float]]]
+    winners: Winners
+    note: str = ""
+
+
+def query_section(files: ReportFiles, shown: int) -> Html:
+    """Return wins and losses of each system against the first one. shown: queries of each kind."""
+    parts: list[str] = []
+    for compared in files.sets:
+        parts.append(tag("h3", compared.name))
+        if compared.comparison is None:
+            parts.append(missing("The runs cannot be compared on this data set, so no query is won or lost."))
+            continue
+        values = _values(compared)
+        try:
+            texts = SetTexts(compared)
+            parts += [_table(compared, values, texts), *_pairs(compared, values, texts, shown)]
+        except (OSError, ValueError) as error:
+            parts.append(paragraph(f"Texts are missing: {error}", "warning"))
+    if parts:
+        return join(parts)
+    command = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
+    return missing("No run was evaluated, so no query is won or lost. An encoded corpus is searched by", command)
+
+
+def _values(compared: ComparedSet) -> Values:
+    measure = compared.measures[0]
+
+    def mean(results: Sequence[RunResult]) -> dict[str, float]:
+        queries = results[0].values[measure]
+        return {query: float(np.mean([one.values[measure][query] for one in results])) for query in queries}
+
+    return {system: mean(results) for system, results in compared.systems.items()}
+
+
+def _table(compared: ComparedSet, values: Values, texts: SetTexts) -> Html:
+    """Return the queries on which systems differ most, with all values."""
+    systems = list(values)
+    queries = list(values[systems[0]])
+    spread = {query: max(row) - min(row) for query in queries for row in [[values[name][query] for name in systems]]}
+    chosen = sorted(queries, key=lambda query: (-spread[query], query))[:LISTED]
+    rows: list[list[Cell]] = [
+        [
+            _shorten(_text(texts, query), _QUERY),
+            *(value_cell(values[name][query]) for name in systems),
+            value_cell(spread[query]),
+        ]
+        for query in chosen
+    ]
+    several = f"the {len(chosen):,} of {len(queries):,} on which systems differ most" if len(systems) > 1 else "all"
+    caption = f"{compared.measures[0]} of queries: {several if len(chosen) < len(queries) else 'all'}"
+    return details(f"Values of {len(chosen):,} queries", data_table(caption, ["query", *systems, "spread"], rows))
+
+
+def _pairs(compared: ComparedSet, values: Values, texts: SetTexts, shown: int) -> Iterator[Html]:
+    """Yield a part for each system but the first: its wins and losses; of one system, its worst queries."""
+    first, *others = values
+    if not others:
+        worst = sorted(values[first], key=lambda query: (values[first][query], query))[:shown]
+        sides = [_side(compared, first, values, texts, worst)]
+        title = f"The {len(worst)} queries with the lowest {compared.measures[0]}"
+        yield details(title, *(_query(compared, query, sides, texts) for query in worst))
+    for place, other in enumerate(others):
+        difference = {query: values[other][query] - values[first][query] for query in values[first]}
+        wins = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
+        losses = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
+        chosen = [*wins[:shown], *losses[:shown]]
+        sides = [_side(compared, name, values, texts, chosen) for name in (first, other)]
+        notes = [paragraph(side.note, "warning") for side in sides if side.note]
+        title = f"{other} against {first}: {len(wins):,} wins, {len(losses):,} losses"
+        part = details(title, *notes, *(_query(compared, query, sides, texts) for query in chosen))
+        yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
+
+
+def _side(compared: ComparedSet, system: str, values: Values, texts: SetTexts, queries: Sequence[str]) -> Side:
+    """Return what the first run of a system shows for some queries."""
+    run = compared.run_of(compared.systems[system][0])
+    rankings = read_rankings(run, compared.name, queries, HITS)
+    winners: Winners = {}
+    note = ""
+    if queries and run.vector_names:
+        winners, note = _winners(run, compared.name, rankings, texts)
+    return Side(system, values[system], rankings, winners, note)
+
+
+def _winners(
+    run: RunFiles, result: str, rankings: dict[str, list[tuple[str, float]]], texts: SetTexts
+) -> tuple[Winners, str]:
+    """Return the vectors that won, or a sentence on why they are unknown."""
+    passages = texts.passages({key for ranking in rankings.values() for key, _ in ranking})
+    hits = {query: [passages[key] for key, _ in ranking] for query, ranking in rankings.items()}
+    try:
+        return winning_vectors(run, result, [texts.queries[query] for query in rankings], hits), ""
+    except (OSError, ValueError, RuntimeError) as error:
+        return {}, f"{run.label}: the vectors that won are unknown, because the model cannot be opened: {error}"
+
+
+def _query(compared: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
+    values = [side.values[query] for side in sides]
+    line = "; ".join(f"{side.system} {value:.4f}" for side, value in zip(sides, values, strict=True))
+    verdict: list[str] = []
+    if len(values) == 2:
+        won = values[1] > values[0]
+        word = f"{'win' if won else 'loss'} {values[1] - values[0]:+.4f}"
+        verdict = [tag("span", word, class_="up" if won else "down"), Html(" · ")]
+    score = tag("p", *verdict, f"{compared.measures[0]}: {line} · query {query}", class_="score")
+    passages = texts.passages({key for side in sides for key, _ in side.rankings[query]})
+    columns = (_hits(side, query, passages, texts) for side in sides)
+    return tag("div", tag("h4", _text(texts, query)), score, tag("div", *columns, class_="sides"), class_="query")
+
+
+def _hits(side: Side, query: str, passages: dict[str, Passage], texts: SetTexts) -> Html:
+    items = []
+    for rank, (key, score) in enumerate(side.rankings[query], 1):
+        passage, relevant = passages[key], (query, key) in texts.relevant
+        winner = side.winners.get((query, key))
+        meta = f"{score:.4f}" + (f" · {winner} won" if winner else "")
+        line = [
+            tag("span", f"{rank}.", class_="meta"),
+            tag("span", passage.title or key, class_="title"),
+            tag("span", meta, class_="meta"),
+            *([tag("span", "relevant", class_="mark")] if relevant else []),
+        ]
+        body = [tag("p", _shorten(passage.text, _TEXT))]
+        if len(passage.text) > _TEXT:
+            body = [tag("details", tag("summary", "whole text"), tag("p", passage.text)), *body][::-1]
+        items.append(tag("li", tag("div", *line, class_="line"), *body, **({"class_": "relevant"} if relevant else {})))
+    hits = tag("ol", *items, class_="hits") if items else paragraph("No passage was retrieved.")
+    return tag("div", tag("h5", side.system), hits)
+
+
+def _text(texts: SetTexts, query: str) -> str:
+    return texts.queries[query].text if query in texts.queries else query
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most].rstrip()} …"

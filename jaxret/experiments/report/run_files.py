@@ -1,0 +1,181 @@
+"""Everything that the folders of runs hold for a report. Files are read as they are; no model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jaxret.evaluation.comparison import SystemComparison
+from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.evaluation.metrics import Evaluation
+from jaxret.experiments.compare_runs import RunResult, compare_runs, split_argument
+from jaxret.experiments.pictures.run_pictures import Runs, read_metrics
+from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.runs.mismatch import flatten
+from jaxret.runs.run import config_json, stored_config
+from jaxret.runs.run_warnings import RunWarning, read_warnings
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run of a report.
+
+    Attributes:
+        label: its name in the report, which no other run has.
+        workdir: its folder. That of `jaxret bm25` has results alone.
+    """
+
+    label: str
+    workdir: Workdir
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config with dotted keys; {} of BM25. Raises ContractError if a file of the run was edited."""
+        return flatten(config_json(stored_config(self.workdir))) if self.workdir.config.exists() else {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The lines of metrics.jsonl, [] if there are none."""
+        return read_metrics(self.workdir) if self.workdir.metrics.exists() else []
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The changes of the config on resuming."""
+        if not self.workdir.history.exists():
+            return []
+        return [json.loads(line) for line in self.workdir.history.read_text(encoding="utf-8").splitlines()]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return read_json(self.workdir.environment) if self.workdir.environment.exists() else {}
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Sizes and digests of the data that it was trained on."""
+        return read_json(self.workdir.data) if self.workdir.data.exists() else {}
+
+    @cached_property
+    def encoding_times(self) -> dict[str, Any]:
+        return read_json(self.workdir.encoding_times) if self.workdir.encoding_times.exists() else {}
+
+    @cached_property
+    def warnings(self) -> dict[str, list[RunWarning]]:
+        return read_warnings(self.workdir)
+
+    @cached_property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The evaluations in full, by the names of their files."""
+        return {path.stem: read_json(path) for path in self.workdir.evaluations}
+
+    @cached_property
+    def evaluations(self) -> dict[str, Evaluation]:
+        return {path.stem: read_evaluation(path) for path in self.workdir.evaluations}
+
+    def reports(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return what `jaxret diversity` or `jaxret probe` measured, by the names of the data."""
+        ending = f".{kind}"
+        paths = sorted(self.workdir.path.glob(f"eval/*{ending}.json"))
+        return {path.stem.removesuffix(ending): read_json(path) for path in paths}
+
+    @cached_property
+    def vector_names(self) -> tuple[str, ...]:
+        """Names of the vectors of a passage before pooling, if it has several and equally many as others; else ()."""
+        if self.config.get("task") != "retrieval":
+            return ()
+        config = stored_config(self.workdir)
+        model = build_retriever_model(config, encoder_config(config, self.workdir.encoder)).unpooled()
+        return model.module.head.vector_names() if (model.vectors_per_passage or 1) > 1 else ()
+
+
+@dataclass(frozen=True)
+class ComparedSet:
+    """The results of one data set.
+
+    Attributes:
+        name: of the result.
+        runs: those that have it.
+        comparison: of the systems; None where they cannot be compared.
+        systems: name -> its results, as `compare_runs` returns them.
+        problem: why they cannot be compared.
+    """
+
+    name: str
+    runs: tuple[RunFiles, ...]
+    comparison: SystemComparison | None = None
+    systems: Mapping[str, Sequence[RunResult]] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures that all runs have; those of the first one where they cannot be compared."""
+        return self.comparison.measures if self.comparison else tuple(self.runs[0].evaluations[self.name].mean)
+
+    def run_of(self, result: RunResult) -> RunFiles:
+        """Return the run of a result."""
+        return next(run for run in self.runs if run.workdir.evaluation(self.name) == result.path)
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The runs of a report, in the order of its arguments.
+
+    Attributes:
+        arguments: folders, or NAME=RUN,RUN.
+        data: names of the results to show; () for all.
+        measures: to compare; () for all.
+    """
+
+    arguments: tuple[str, ...]
+    data: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+
+    @cached_property
+    def runs(self) -> tuple[RunFiles, ...]:
+        """The runs. Raises FileNotFoundError for a folder without a run or a result, ValueError for one that is named
+        twice."""
+        workdirs = [Workdir(path) for argument in self.arguments for path in split_argument(argument)[1]]
+        names = [workdir.name for workdir in workdirs]
+        for place, workdir in enumerate(workdirs):
+            if not workdir.config.exists() and not workdir.evaluations:
+                raise FileNotFoundError(f"{workdir} is no run: it has neither config.json nor a result in eval/")
+            if workdir.path.resolve() in [other.path.resolve() for other in workdirs[:place]]:
+                raise ValueError(f"{workdir} is there twice; a report shows a run once")
+        return tuple(
+            RunFiles(name if names.count(name) == 1 else str(workdir), workdir)
+            for name, workdir in zip(names, workdirs, strict=True)
+        )
+
+    @property
+    def trained(self) -> Runs:
+        """Label -> the run, of those that have a config: what pictures draw."""
+        return {run.label: [run.workdir] for run in self.runs if run.workdir.config.exists()}
+
+    @cached_property
+    def sets(self) -> tuple[ComparedSet, ...]:
+        """The data sets that some run was evaluated on. Raises FileNotFoundError for a name in `data` of no result."""
+        names = dict.fromkeys(name for run in self.runs for name in run.results)
+        for name in self.data:
+            if name not in names:
+                raise FileNotFoundError(f"no run has the result {name!r}; they have {', '.join(names) or 'none'}")
+        return tuple(self._compare(name) for name in names if name in self.data or not self.data)
+
+    def _compare(self, name: str) -> ComparedSet:
+        runs = tuple(run for run in self.runs if name in run.results)
+        try:
+            comparison, systems = compare_runs(list(self._arguments(name)), name, self.measures)
+        except ValueError as error:
+            return ComparedSet(name, runs, problem=str(error))
+        return ComparedSet(name, runs, comparison, systems)
+
+    def _arguments(self, result: str) -> Iterator[str]:
+        """Yield the arguments with the runs that have a result."""
+        for argument in self.arguments:
+            name, paths = split_argument(argument)
+            members = [path for path in paths if Workdir(path).evaluation(result).exists()]
+            if members:
+                yield f"{name}={','.join(members)}" if name else members[0]

@@ -1,0 +1,262 @@
+"""Sections on the runs themselves: what they are, how their configs differ, curves of training, throughput, origin."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, picture_svg
+from jaxret.experiments.pictures.run_pictures import metric_picture
+from jaxret.experiments.report.html import (
+    Cell,
+    Html,
+    Number,
+    as_html,
+    bullets,
+    data_table,
+    details,
+    gallery,
+    join,
+    missing,
+    paragraph,
+    tag,
+    value_cell,
+)
+from jaxret.experiments.report.page import inline_figure
+from jaxret.experiments.report.run_files import ReportFiles, RunFiles
+from jaxret.runs.identity import without_seeds
+
+NO_PICTURES = missing(f"Pictures are missing: {MISSING.partition(';')[0]}.", "pip install 'jaxret[plots]'")
+_TITLES = {
+    "loss": "Training loss",
+    "learning_rate": "Learning rate",
+    "tokens_per_second": "Tokens per second",
+    "data_wait": "Share of the time that devices wait for data",
+    "gradient_norm": "Norm of the gradient",
+}
+
+
+def overview_section(files: ReportFiles) -> Html:
+    """Return what the report is of: counts, the best system of each data set, and a line for each run."""
+    facts: list[tuple[str, str, str]] = [("Runs", str(len(files.runs)), ", ".join(run.label for run in files.runs))]
+    for compared in files.sets:
+        measure = compared.measures[0]
+        if compared.comparison:
+            scores = [compared.comparison.score(system, measure) for system in compared.comparison.systems]
+            best = max(scores, key=lambda score: score.mean)
+            several = f"the best of {len(scores)}, " if len(scores) > 1 else ""
+            queries = compared.comparison.describe_queries()
+            facts.append((f"{compared.name}: {measure}", str(best), f"{best.system}: {several}{queries}"))
+    cards = (tag("div", tag("dt", name), tag("dd", value, tag("small", note))) for name, value, note in facts)
+    header = ["run", "family", "encoder", "steps", "best checkpoint on dev", "results", "folder"]
+    rows = [_overview_row(run) for run in files.runs]
+    return join([tag("dl", *cards, class_="facts"), data_table("The runs of this report", header, rows)])
+
+
+def _overview_row(run: RunFiles) -> list[Cell]:
+    config = run.config
+    if not config:
+        return [
+            run.label,
+            "BM25" if _is_bm25(run) else "",
+            "",
+            Number(None),
+            Number(None),
+            _names(run),
+            str(run.workdir),
+        ]
+    steps = max((line["step"] for line in run.metrics if "loss" in line), default=0)
+    metric = config.get("validation.metric", "")
+    dev = [line[f"validation/{metric}"] for line in run.metrics if f"validation/{metric}" in line]
+    lower = metric in ("nll", "average_rank")
+    best = (min if lower else max)(dev) if dev else None
+    shown = Number(best, f"{metric} {best:.4f}") if best is not None else Number(None)
+    family = config["head.name"] if config.get("task") == "retrieval" else config.get("task", "")
+    return [
+        run.label,
+        family,
+        config["encoder.checkpoint"],
+        value_cell(steps, ",.0f"),
+        shown,
+        _names(run),
+        str(run.workdir),
+    ]
+
+
+def _is_bm25(run: RunFiles) -> bool:
+    return any("bm25" in one.get("provenance", {}).get("config", {}) for one in run.results.values())
+
+
+def _names(run: RunFiles) -> str:
+    return ", ".join(run.results) or "none"
+
+
+def config_section(files: ReportFiles) -> Html:
+    """Return the keys in which the configs differ, all others, and what changed on resuming."""
+    runs = [run for run in files.runs if run.config]
+    if not runs:
+        return missing("No run has a config: these folders hold results alone.")
+    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    values = {key: [_shown(run.config.get(key)) for run in runs] for key in keys}
+    differing = [key for key in keys if len(set(values[key])) > 1]
+    header = ["key", *(run.label for run in runs)]
+    parts: list[str] = []
+    if differing:
+        parts.append(data_table(f"{len(differing)} keys differ", header, [[key, *values[key]] for key in differing]))
+        if all(key.startswith("seed.") for key in without_results(runs, differing)):
+            parts.append(paragraph("Beside seeds, no key differs that results depend on."))
+    else:
+        parts.append(paragraph("The configs are equal." if len(runs) > 1 else "There is one run, so nothing differs."))
+    same = [[key, values[key][0]] for key in keys if key not in differing]
+    parts.append(details(f"The other {len(same)} keys", data_table("Keys with one value", ["key", "value"], same)))
+    for run in runs:
+        for line in run.history:
+            changes = (f"{key}: {_shown(old)} → {_shown(new)}" for key, (old, new) in line["changes"].items())
+            parts.append(paragraph(f"{run.label} was resumed at step {line['step']:,} with other settings:"))
+            parts.append(bullets(list(changes)))
+    return join(parts)
+
+
+def without_results(runs: list[RunFiles], keys: list[str]) -> list[str]:
+    """Return those of some keys that results depend on, seeds included."""
+    kept = without_seeds(dict.fromkeys(keys))
+    return [key for key in keys if key in kept or key.startswith("seed.")]
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else '""' if value == "" else str(value)
+
+
+def training_section(files: ReportFiles) -> Html:
+    """Return curves of loss, learning rate and dev measures, and a table of their ends."""
+    runs = [run for run in files.runs if run.metrics]
+    if not any("loss" in line for run in runs for line in run.metrics):
+        return missing("No run has logged a training step; a run is trained by", "jaxret train --workdir=RUN")
+    dev = sorted({name for run in runs for line in run.metrics for name in line if name.startswith("validation/")})
+    chosen = [f"validation/{metric}" for metric in dict.fromkeys(run.config["validation.metric"] for run in runs)]
+    first = ["loss", "learning_rate", *(name for name in chosen if name in dev)]
+    others = [name for name in dev if name not in first] + ["gradient_norm"]
+    parts: list[str] = [curves(files, first)]
+    if not dev:
+        parts.append(missing("There are no dev curves: no run was validated. A dev set is", "--config.data.dev=DATA"))
+    parts.append(data_table("Ends of the curves", ["run", "steps", "first loss", "last loss", *_dev_names(dev)],
+                            [_ends(run, dev) for run in runs]))  # fmt: skip
+    if more := curves(files, others):
+        parts.append(details("More curves", more))
+    return join(parts)
+
+
+def _dev_names(dev: list[str]) -> list[str]:
+    return [f"dev {name.removeprefix('validation/')}" for name in dev]
+
+
+def _ends(run: RunFiles, dev: list[str]) -> list[Cell]:
+    losses = [line for line in run.metrics if "loss" in line]
+    last = {name: line[name] for line in run.metrics for name in dev if name in line}
+    ends = (losses[0]["loss"], losses[-1]["loss"]) if losses else (None, None)
+    steps = value_cell(losses[-1]["step"] if losses else 0, ",.0f")
+    return [run.label, steps, *map(value_cell, ends), *(value_cell(last.get(name)) for name in dev)]
+
+
+def curves(files: ReportFiles, names: list[str]) -> Html:
+    """Return a picture of each metric that some run has logged."""
+    if not drawing_is_installed():
+        return NO_PICTURES
+    figures = []
+    logged = {name for run in files.runs for line in run.metrics for name in line}
+    for name in names:
+        if name in logged:
+            title = _TITLES.get(name, f"Dev {name.removeprefix('validation/')}")
+            svg = picture_svg(partial(_drawn, files, name))
+            figures.append(inline_figure(svg, title, f"curve-{'-'.join(name.split('/')).replace('@', '-')}"))
+    return gallery(figures)
+
+
+def _drawn(files: ReportFiles, name: str) -> Any:
+    picture = metric_picture(files.trained, name)
+    assert picture is not None  # the metric is logged
+    return picture
+
+
+def throughput_section(files: ReportFiles) -> Html:
+    """Return speed and data wait of training, and the speed of encoding."""
+    parts: list[str] = []
+    runs = [run for run in files.runs if any("seconds_per_step" in line for line in run.metrics)]
+    if runs:
+        parts.append(curves(files, ["tokens_per_second", "data_wait"]))
+        header = ["run", "device", "seconds a step", "tokens a second", "padding", "MFU", "data wait"]
+        parts.append(data_table("Training: medians over the logged steps", header, [_speed(run) for run in runs]))
+        parts.append(
+            paragraph(
+                "Padding: tokens computed for each real one. Data wait: share of the time that the devices waited "
+                "for a batch. MFU: share of the chips' full rate; empty on chips whose rate is not known. The first "
+                "line of a log includes compilation."
+            )
+        )
+    else:
+        parts.append(missing("No training step was timed; a run is trained by", "jaxret train --workdir=RUN"))
+    times = [(run.label, corpus, one) for run in files.runs for corpus, one in run.encoding_times.items()]
+    if times:
+        header = ["run", "corpus", "passages", "passages a second", "ms a passage", "device"]
+        rows: list[list[Cell]] = [
+            [label, corpus, value_cell(one["passages"], ",.0f"), value_cell(one["passages_per_second"], ",.1f"),
+             value_cell(one["ms_per_passage"], ",.3f"), f"{one['devices']} × {one['device']}"]
+            for label, corpus, one in times
+        ]  # fmt: skip
+        parts.append(data_table("Encoding of corpora", header, rows))
+    else:
+        parts.append(missing("No corpus was encoded; this is", "jaxret encode --workdir=RUN --corpus=CORPUS"))
+    return join(parts)
+
+
+def _speed(run: RunFiles) -> list[Cell]:
+    def median(name: str) -> float | None:
+        values = [line[name] for line in run.metrics if name in line]
+        return statistics.median(values) if values else None
+
+    devices = run.environment.get("devices", [])
+    device = f"{len(devices)} × {devices[0].partition(':')[2]}" if devices else ""
+    forms = {"seconds_per_step": ".3f", "tokens_per_second": ",.0f", "padding": ".2f", "mfu": ".1%", "data_wait": ".2%"}
+    return [run.label, device, *(value_cell(median(name), form) for name, form in forms.items())]
+
+
+def origin_section(files: ReportFiles) -> Html:
+    """Return where the runs come from: versions, devices, commands, and digests of data and checkpoints."""
+    parts: list[str] = []
+    header = ["run", "jaxret", "Python", "JAX", "devices", "platform"]
+    rows = [_versions(run) for run in files.runs if run.environment]
+    parts.append(data_table("Where the runs were trained", header, rows) if rows else missing("No run has env.json."))
+    digests = list(_digests(files))
+    if digests:
+        header = ["run", "of", "digest (SHA-256)", "size"]
+        parts.append(details("Digests of data, checkpoints and corpora", data_table("Digests", header, digests)))
+    commands = [(run.label, " ".join(map(str, run.environment.get("command", [])))) for run in files.runs]
+    lines = [Html(f"{as_html(label)}: {tag('code', command)}") for label, command in commands if command]
+    return join([*parts, details("Commands", bullets(lines))]) if lines else join(parts)
+
+
+def _versions(run: RunFiles) -> list[Cell]:
+    one = run.environment
+    devices = one.get("devices", [])
+    names = f"{len(devices)} × {devices[0]}" if devices else ""
+    jax = one.get("packages", {}).get("jax", "")
+    return [run.label, one.get("jaxret", ""), one.get("python", ""), jax, names, one.get("platform", "")]
+
+
+def _digests(files: ReportFiles) -> Iterator[list[Cell]]:
+    for run in files.runs:
+        for name, entry in run.data.items():
+            if isinstance(entry, dict) and "sha256" in entry:
+                yield [run.label, f"{name} data", entry["sha256"], f"{entry.get('examples', 0):,} examples"]
+        for name, result in run.results.items():
+            made = result.get("provenance", {})
+            if "checkpoint" in made:
+                step = made["checkpoint"].get("step")
+                yield [run.label, f"checkpoint of {name}", str(made["checkpoint"].get("digest")), f"step {step}"]
+            for what, digest in made.get("dataset", {}).get("sha256", {}).items():
+                yield [run.label, f"{what} of {name}", digest, ""]
+            if "corpus" in made:
+                size = f"{made['corpus'].get('passages', 0):,} passages"
+                yield [run.label, f"corpus of {name}", str(made["corpus"].get("sha256")), size]

@@ -1,0 +1,127 @@
+"""Texts behind the results of a data set: queries, judgements, passages, rankings, and the vectors that won."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import read_run
+from jaxret.data.records import Passage, Query
+from jaxret.experiments.evaluation_queries import EvaluationQueries, load_evaluation_queries
+from jaxret.experiments.report.run_files import ComparedSet, RunFiles
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.passages import Passages
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import open_run
+from jaxret.search.bm25_index import MANIFEST
+from jaxret.storage.atomic import read_json
+
+Winners = dict[tuple[str, str], str]  # (query id, passage id) -> name of the vector of the passage that won
+
+
+@dataclass(frozen=True)
+class SetTexts:
+    """Texts of the queries and passages of a data set.
+
+    Attributes:
+        compared: the data set.
+    """
+
+    compared: ComparedSet
+
+    @cached_property
+    def dataset(self) -> EvaluationQueries:
+        """Queries and judgements. Raises ContractError if the files are others than those of the results."""
+        run = self.compared.runs[0]
+        made = run.results[self.compared.name]["provenance"]["dataset"]
+        if "queries" not in made:
+            raise ContractError(f"{run.workdir.evaluation(self.compared.name)} does not say where its queries are")
+        source = made["queries"], made.get("qrels", ""), made.get("split", "")
+        dataset = load_evaluation_queries(*source, Policy("skip"))
+        if dataset.digests() != made["sha256"]:
+            raise ContractError(f"the queries or judgements of {made['queries']} are no longer those of the results")
+        return dataset
+
+    @cached_property
+    def queries(self) -> dict[str, Query]:
+        return {query.id: query for query in self.dataset.queries}
+
+    @cached_property
+    def relevant(self) -> set[tuple[str, str]]:
+        """(query id, passage id) of the relevant passages."""
+        return {(one.query_id, one.passage_id) for one in self.dataset.judgements if one.relevance > 0}
+
+    def passages(self, ids: Collection[str]) -> dict[str, Passage]:
+        """Return passages by id. Raises FileNotFoundError if no run has kept where their texts are."""
+        by_id: dict[str, Passage] = {}
+        for texts in self._readers:
+            by_id |= texts.read([key for key in ids if key not in by_id])
+        return {key: by_id.get(key) or Passage(key, "") for key in ids}
+
+    @cached_property
+    def _readers(self) -> list[Passages]:
+        """Readers of the corpus of the results, that of the last part first."""
+        for run in self.compared.runs:
+            if folders := _corpus_folders(run, self.compared.name):
+                return [Passages(folder) for folder in reversed(folders)]
+        raise FileNotFoundError("no run has the encoded corpus of these results any more, which says where texts are")
+
+
+def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
+    """Return the folders of the parts of the corpus that a result was measured on; [] if it is not there."""
+    corpus = run.results[result]["provenance"]["corpus"]
+    for name in run.workdir.corpora:
+        encoded = open_encoded(run.workdir.embeddings(name), verify=False)
+        if encoded.corpus == corpus:
+            return [shards.folder for shards in encoded.shards]
+    manifests = sorted(run.workdir.path.glob(f"bm25/*/{MANIFEST}"))
+    return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]
+
+
+def read_rankings(run: RunFiles, result: str, queries: Iterable[str], depth: int) -> dict[str, list[tuple[str, float]]]:
+    """Return the first passages of some queries with their scores. Raises FileNotFoundError without a file of rankings.
+
+    Args:
+        run: whose file is read.
+        result: name of the data set.
+        queries: ids.
+        depth: passages of a query.
+    """
+    rankings = read_run(run.workdir.rankings(result))
+    return {query: list(rankings.get(query, ())[:depth]) for query in queries}
+
+
+def winning_vectors(
+    run: RunFiles, result: str, queries: Sequence[Query], hits: Mapping[str, Sequence[Passage]]
+) -> Winners:
+    """Return the vector of each passage, before pooling, that has the best score with its query; the model of the run
+    computes them.
+
+    Args:
+        run: the run.
+        result: name of the data set.
+        queries: with their texts.
+        hits: query id -> passages.
+
+    Raises:
+        CheckpointError, ContractError, FileNotFoundError: the checkpoint of the result cannot be opened.
+    """
+    made = run.results[result]["provenance"]["checkpoint"]
+    opened = open_run(run.workdir, str(made["step"]))
+    if opened.checkpoint["digest"] != made["digest"]:
+        raise ContractError(f"checkpoint {made['step']} of {run.workdir} is no longer that of the results")
+    passages = {one.id: one for of_query in hits.values() for one in of_query}
+    query_vectors = opened.embedder()(opened.tokenizer.queries(one.text for one in queries), "query").stacked()[:, 0]
+    tokens = opened.tokenizer.passages(list(passages.values()))
+    vectors = opened.embedder(unpooled=True)(tokens, "passage").stacked()
+    row = {key: place for place, key in enumerate(passages)}
+    winners: Winners = {}
+    for query, vector in zip(queries, query_vectors.astype(np.float64), strict=True):
+        for passage in hits[query.id]:
+            winners[query.id, passage.id] = run.vector_names[int((vectors[row[passage.id]] @ vector).argmax())]
+    return winners

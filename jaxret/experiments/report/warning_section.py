@@ -1,0 +1,142 @@
+"""Section with every warning: those that jobs kept in the folders of runs, those that results imply, and what the data
+themselves show: queries of an evaluation that are trained on, and equal passages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import Corpus, read_examples, source_path
+from jaxret.data.formats.format import content_id
+from jaxret.data.record_checks import question_key
+from jaxret.experiments.report.html import Html, bullets, details, join, paragraph, tag
+from jaxret.experiments.report.run_files import ReportFiles, RunFiles
+from jaxret.experiments.report.set_texts import SetTexts
+from jaxret.runs.run_warnings import RunWarning
+from jaxret.search.searcher import encoded_source
+
+READ_BYTES = 2**28  # of data that a report reads through: larger ones are for `jaxret data check`
+_NAMES = {
+    "truncation": "Cut texts",
+    "collapse": "Collapsed vectors",
+    "leak": "Leaks",
+    "duplicates": "Equal passages",
+    "results": "Results",
+    "data": "Data",
+    "settings": "Settings",
+    "devices": "Devices",
+}
+
+
+def warning_section(files: ReportFiles) -> Html:
+    """Return every warning, by kind."""
+    warnings: dict[str, list[str]] = {}
+    remarks: list[str] = []
+    for run in files.runs:
+        for warning in _of_run(run):
+            warnings.setdefault(warning.kind, []).append(f"{run.label}, {warning.text}")
+        if run.config and "train" not in run.warnings:
+            remarks.append(
+                f"{run.label} kept no warnings of its training: it began with an earlier version, or not by training."
+            )
+    for warning in [*_leaks(files), *_equal_passages(files)]:
+        if warning.kind == "unread":
+            remarks.append(warning.text)
+        else:
+            warnings.setdefault(warning.kind, []).append(warning.text)
+    parts: list[str] = []
+    for kind in sorted(warnings, key=lambda kind: list(_NAMES).index(kind) if kind in _NAMES else len(_NAMES)):
+        lines = list(dict.fromkeys(warnings[kind]))
+        parts.append(tag("h3", f"{_NAMES.get(kind, kind)} ({len(lines):,})"))
+        parts += [paragraph(line, "warning") for line in lines]
+    if not warnings:
+        parts.append(paragraph("There is no warning."))
+    looked = "Looked for: cut texts, collapsed vectors, queries that are trained on, equal passages, missing results."
+    parts.append(paragraph(looked, "lead"))
+    if remarks:
+        parts.append(details("What could not be looked at", bullets(list(dict.fromkeys(remarks)))))
+    return join(parts)
+
+
+def _of_run(run: RunFiles) -> Iterator[RunWarning]:
+    """Yield the warnings that the jobs of a run kept, and those that its results imply."""
+    for job, warnings in run.warnings.items():
+        for one in warnings:
+            yield RunWarning(one.kind, one.text if job == "train" else f"{job}: {one.text}")
+    skipped = max((line.get("skipped_steps", 0) for line in run.metrics), default=0)
+    if skipped:
+        yield RunWarning("results", f"train: {skipped:,.0f} steps were skipped, because the loss was not finite")
+    for name, result in run.results.items():
+        yield from _of_result(name, result)
+
+
+def _of_result(name: str, result: dict[str, Any]) -> Iterator[RunWarning]:
+    dataset = result.get("provenance", {}).get("dataset", {})
+    if absent := dataset.get("relevant_passages_not_in_corpus", 0):
+        text = f"{absent:,} relevant passages are not in the corpus: they count as not found"
+        yield RunWarning("results", f"{name}: {text}")
+    if result["queries_found"] < result["queries_expected"]:
+        text = f"{result['queries_expected'] - result['queries_found']:,} queries have no passage: they count as zero"
+        yield RunWarning("results", f"{name}: {text}")
+    if result.get("provenance", {}).get("search", {}).get("exact") is False:
+        yield RunWarning("results", f"{name}: the search was approximate")
+    for reason, count in dataset.get("skipped", {}).items():
+        yield RunWarning("data", f"{name}: {count:,} records were skipped ({reason})")
+
+
+def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
+    """Yield a warning for each training set that has queries of an evaluation; of kind "unread" where it is unknown."""
+    sources: dict[tuple[str, str], list[str]] = {}
+    for run in files.runs:
+        if run.config.get("data.train") and run.config.get("task") != "pretraining":
+            key = str(run.config["data.train"]), str(run.config["data.train_split"])
+            sources.setdefault(key, []).append(run.label)
+    for (source, split), labels in sources.items():
+        if problem := _too_large(source):
+            yield RunWarning("unread", problem)
+            continue
+        try:
+            examples = read_examples(source, split, Policy("skip"), targets=False)
+            trained = {question_key(example.query.text) for example in examples}
+            for compared in files.sets:
+                queries = SetTexts(compared).queries.values()
+                both = [query for query in queries if question_key(query.text) in trained]
+                if both:
+                    names, first = ", ".join(labels), both[0].text
+                    yield RunWarning(
+                        "leak",
+                        f"{len(both):,} of {len(queries):,} queries of {compared.name} are in {source} ({split}), "
+                        f"which {names} trained on, as {first!r}",
+                    )
+        except (OSError, ValueError) as error:
+            yield RunWarning("unread", f"Queries of {source} could not be compared with those of results: {error}")
+
+
+def _equal_passages(files: ReportFiles) -> Iterator[RunWarning]:
+    """Yield a warning for each encoded corpus with equal passages; of kind "unread" where it is unknown."""
+    folders = (run.workdir.embeddings(name) for run in files.runs for name in run.workdir.corpora)
+    for source in sorted({encoded_source(folder) for folder in folders} - {""}):
+        if problem := _too_large(source):
+            yield RunWarning("unread", problem)
+            continue
+        try:
+            texts = [content_id(passage.text, passage.title) for passage in Corpus.open(source).read(Policy("skip"))]
+        except (OSError, ValueError) as error:
+            yield RunWarning("unread", f"{source} could not be read: {error}")
+            continue
+        if copies := len(texts) - len(set(texts)):
+            text = f"{copies:,} of {len(texts):,} passages have the text of another one"
+            yield RunWarning("duplicates", f"{source}: {text}; they take places of a ranking")
+
+
+def _too_large(source: str) -> str:
+    """Return a sentence if data are missing, or larger than a report reads; "" if they are read."""
+    path = source_path(source)
+    if not path.exists():
+        return f"{source} is no file or folder here, so nobody looked for leaks and equal passages in it."
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    size = sum(one.stat().st_size for one in files)
+    if size <= READ_BYTES:
+        return ""
+    return f"{source} has {size / 1e6:,.0f} MB, which a report does not read through; jaxret data check {source} does."

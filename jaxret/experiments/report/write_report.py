@@ -1,0 +1,106 @@
+"""A report of runs as one HTML file, which needs no network: `jaxret report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxret.experiments.compare_runs import split_argument
+from jaxret.experiments.report.page import Section, render_page
+from jaxret.experiments.report.quality_sections import cost_section, layer_section, quality_section, winner_section
+from jaxret.experiments.report.query_section import query_section
+from jaxret.experiments.report.run_files import ReportFiles
+from jaxret.experiments.report.run_sections import (
+    config_section,
+    origin_section,
+    overview_section,
+    throughput_section,
+    training_section,
+)
+from jaxret.experiments.report.warning_section import warning_section
+from jaxret.storage.atomic import atomic_write, require_parent
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of a report.
+
+    Attributes:
+        data: names of the results to show (eval/NAME.json); () for all.
+        measures: to compare; () for all that every result has. The first one is that of pictures and single queries.
+        queries: wins, and losses, that are shown with their texts.
+        title: of the page; "" for one made of the names of the runs.
+    """
+
+    data: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+    queries: int = 5
+    title: str = ""
+
+
+def write_report(arguments: Sequence[str], out: str | Path, options: ReportOptions | None = None) -> Path:
+    """Write a report of runs, and return its path. The same files of runs give the same bytes.
+
+    Args:
+        arguments: folders of runs, or NAME=RUN,RUN for the seeds of a system; the first one is the baseline.
+        out: HTML file to write.
+        options: of the report.
+
+    Raises:
+        FileNotFoundError: a folder is no run, or no run has a result that `options.data` names.
+        ContractError: a file of a run was edited.
+        ValueError: a run is there twice.
+    """
+    options = options or ReportOptions()
+    require_parent(out, "--out")
+    files = ReportFiles(tuple(arguments), options.data, options.measures)
+    page = render_report(files, options)
+    with atomic_write(out) as file:
+        file.write(page)
+    return Path(out)
+
+
+def run_folders(arguments: Sequence[str]) -> list[str]:
+    """Return arguments of `jaxret compare` with the folder of the run in the place of each result file. Raises
+    ValueError for a file that is in no run."""
+    folders = []
+    for argument in arguments:
+        name, paths = split_argument(argument)
+        members = ",".join(str(_folder(Path(path))) for path in paths)
+        folders.append(f"{name}={members}" if name else members)
+    return folders
+
+
+def _folder(path: Path) -> Path:
+    if path.is_dir():
+        return path
+    if path.resolve().parent.name != "eval":
+        raise ValueError(f"{path} is in the folder eval/ of no run, and a report is of runs; leave --report out")
+    return path.resolve().parent.parent
+
+
+def render_report(files: ReportFiles, options: ReportOptions) -> str:
+    """Return the HTML of a report."""
+    labels = [run.label for run in files.runs]
+    title = options.title or (f"Report of {_listed(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs")
+    data = ", ".join(compared.name for compared in files.sets)
+    lead = f"Evaluated on {data}." if data else "Not evaluated yet."
+    sections = [
+        Section("overview", "Overview", overview_section(files)),
+        Section("configs", "Configs", config_section(files)),
+        Section("training", "Training", training_section(files)),
+        Section("throughput", "Throughput", throughput_section(files)),
+        Section("quality", "Quality", quality_section(files)),
+        Section("layers", "Layers", layer_section(files)),
+        Section("winners", "Winning vectors", winner_section(files)),
+        Section("cost", "Storage and latency", cost_section(files)),
+        Section("queries", "Wins and losses", query_section(files, options.queries)),
+        Section("warnings", "Warnings", warning_section(files)),
+        Section("origin", "Origin", origin_section(files)),
+    ]
+    return render_page(title, lead, sections)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

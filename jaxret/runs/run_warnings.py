@@ -1,0 +1,35 @@
+"""Warnings of the jobs of a run, kept in its folder for `jaxret report`: a file for each job, which the next one of the
+same name replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, write_json
+
+
+class RunWarning(NamedTuple):
+    """A sentence, and its kind in one word: truncation, collapse, leak, duplicates, settings or devices."""
+
+    kind: str
+    text: str
+
+
+def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) -> None:
+    """Write the warnings of a job ("train", "encode scifact", "search scifact.test"). A job without any has a file,
+    too: it says that somebody looked."""
+    write_json(workdir.warnings(job), {"job": job, "warnings": [one._asdict() for one in warnings]})
+
+
+def read_warnings(workdir: Workdir) -> dict[str, list[RunWarning]]:
+    """Return job -> its warnings, in the order of the names. Raises ValueError for a file that is none of warnings."""
+    jobs: dict[str, list[RunWarning]] = {}
+    for path in sorted(workdir.path.glob("warnings/*.json")):
+        stored = read_json(path)
+        try:
+            jobs[str(stored["job"])] = [RunWarning(str(one["kind"]), str(one["text"])) for one in stored["warnings"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds no warnings of a job ({error!r}); remove it") from error
+    return jobs

@@ -1,0 +1,202 @@
+"""Reports of runs: what they show, that text stays text, the same bytes, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.experiments.report.html import Number, as_html, data_table, tag, value_cell
+from jaxret.experiments.report.run_files import ReportFiles
+from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+from tests.experiments.report.conftest import QUESTION, TITLE
+from tests.pipeline import run_script, untrained_run, write_data, write_encoder
+
+pytest.importorskip("matplotlib")
+
+SECTIONS = (
+    *("overview", "configs", "training", "throughput", "quality", "layers"),
+    *("winners", "cost", "queries", "warnings", "origin"),
+)
+VOID = {"meta", "link"}
+
+
+class Page(HTMLParser):
+    """A page that was read: its tags, the text of each section, and whether every tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.sections: dict[str, str] = {}
+        self.open: list[str] = []
+        self._section = ""
+        self.feed(text)
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+        if name == "section":
+            self._section = str(dict(attributes)["id"])
+            self.sections[self._section] = ""
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_startendtag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+        if name == "section":
+            self._section = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._section:
+            self.sections[self._section] += data
+
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        """Return the attributes of every element with a name."""
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    write_report([str(runs / "dual"), str(runs / "layers")], out)
+    return Page(out.read_text())
+
+
+def test_every_section_shows_its_numbers(page: Page, runs: Path) -> None:
+    assert tuple(page.sections) == SECTIONS
+    assert page.open == []
+    shown = page.sections
+    mean = read_evaluation(runs / "layers" / "eval" / "data.test.json").mean
+    assert all(f"{value:.4f}" in shown["quality"] for value in mean.values())
+    assert "head.mlr.chosen" in shown["configs"].partition("The other")[0]
+    assert "encoder.tied" in shown["configs"].partition("The other")[2]
+    assert "Training loss" in shown["training"]
+    assert "Learning rate" in shown["training"]
+    assert "Dev RR@10" in shown["training"]
+    assert "Share of the time that devices wait for data" in shown["throughput"]
+    assert "dual, data.test" in shown["layers"]
+    wins = read_json(runs / "layers" / "eval" / "data.test.diversity.json")["wins"]
+    assert all(name in shown["winners"] for name in wins)
+    assert "Quality against storage" in shown["cost"]
+    assert "Quality against latency" in shown["cost"]
+    assert "missing" not in [one.get("class") for one in page.of("p") if one.get("class") != "missing"]
+
+
+def test_a_query_has_the_texts_of_both_and_the_vector_that_won(page: Page, runs: Path) -> None:
+    shown = page.sections["queries"]
+    values = [
+        read_evaluation(runs / name / "eval" / "data.test.json").per_query["nDCG@10"] for name in ("dual", "layers")
+    ]
+    wins = sum(values[1][query] > values[0][query] for query in values[0])
+    losses = sum(values[1][query] < values[0][query] for query in values[0])
+    assert wins + losses > 0
+    assert f"layers against dual: {wins} wins, {losses} losses" in shown
+    assert re.search(r"layer [13] won", shown)
+    assert "relevant" in shown
+
+
+def test_warnings_of_jobs_and_of_the_data(page: Page) -> None:
+    shown = page.sections["warnings"]
+    assert re.search(r"dual, train: \d+ passages: \d+\.\d% cut at 24 tokens", shown)
+    assert re.search(r"dual, encode data: [\d,]+ passages: \d+\.\d% cut", shown)
+    assert re.search(r"layers, search data\.test: \d+ queries: \d+\.\d% cut at 12 tokens", shown)
+    assert re.search(r"\d+ of \d+ queries of data\.test are in .*data \(train\), which dual, layers trained on", shown)
+    assert "1 of 117 passages have the text of another one" in shown
+
+
+def test_text_stays_text(page: Page) -> None:
+    """A passage or query that looks like HTML makes no element."""
+    assert len(page.of("script")) == 1
+    assert page.of("img") == []
+    assert TITLE in page.sections["queries"]
+    assert QUESTION in page.sections["queries"]
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert as_html("<b>") == "&lt;b&gt;"
+    assert tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
+    table = data_table("<i>", ["<u>", "n"], [["<s>", value_cell(0.5)], ["x", Number(None)]])
+    assert not re.search("<[ius]>", table)
+    assert '<td class="n" data-value="0.5">0.5000</td>' in table
+
+
+def test_a_page_is_one_file(page: Page, runs: Path, tmp_path: Path) -> None:
+    """It names nothing to load, its policy forbids it, its script is small, and ids are there once."""
+    addresses = [a.get(key) for _, a in page.tags for key in ("src", "href", "xlink:href") if a.get(key)]
+    assert all(str(address).startswith(("#", "data:")) for address in addresses)
+    text = write_report([str(runs / "dual")], tmp_path / "one.html").read_text()
+    assert "default-src 'none'" in text
+    assert len(text.partition("<script>")[2].partition("</script>")[0]) < 2000
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = {str(address)[1:] for address in addresses if str(address).startswith("#")}
+    assert targets <= set(ids)
+
+
+def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
+    arguments = [str(runs / "dual"), str(runs / "layers")]
+    first = write_report(arguments, tmp_path / "a.html").read_bytes()
+    assert first == write_report(arguments, tmp_path / "b.html").read_bytes()
+    assert first != write_report(arguments[::-1], tmp_path / "c.html").read_bytes(), "control: another baseline"
+
+
+def test_a_run_without_results_says_what_makes_them(tmp_path: Path) -> None:
+    untrained_run(tmp_path / "new", write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"))
+    shown = Page(write_report([str(tmp_path / "new")], tmp_path / "report.html").read_text()).sections
+    for section, command in {
+        "training": "jaxret train",
+        "throughput": "jaxret encode",
+        "quality": "jaxret search",
+        "layers": "jaxret probe",
+        "cost": "jaxret search",
+        "queries": "jaxret search",
+    }.items():
+        assert command in shown[section], section
+    assert "wins always" in shown["winners"]
+
+
+def test_texts_that_are_gone_are_named(runs: Path, tmp_path: Path) -> None:
+    (runs / "data" / "queries.jsonl").rename(runs / "data" / "moved")
+    try:
+        shown = Page(write_report([str(runs / "dual"), str(runs / "layers")], tmp_path / "a.html").read_text()).sections
+    finally:
+        (runs / "data" / "moved").rename(runs / "data" / "queries.jsonl")
+    assert "Texts are missing: " in shown["queries"]
+
+
+def test_results_that_cannot_be_compared_are_shown_with_the_reason(runs: Path, tmp_path: Path) -> None:
+    shown = Page(write_report([str(runs / "dual")], tmp_path / "a.html").read_text()).sections
+    assert "There is one system" in shown["quality"]
+    assert "with the lowest nDCG@10" in shown["queries"]
+    compared = ReportFiles((str(runs / "dual"), str(runs / "layers")), measures=("P@1",)).sets
+    assert "has no 'P@1'" in compared[0].problem
+
+
+def test_arguments(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is no run: it has neither config\.json nor a result"):
+        write_report([str(tmp_path)], tmp_path / "report.html")
+    with pytest.raises(ValueError, match="is there twice"):
+        write_report([str(runs / "dual"), str(runs / "dual")], tmp_path / "report.html")
+    with pytest.raises(FileNotFoundError, match=r"no run has the result 'x'; they have data\.test"):
+        write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(data=("x",)))
+    with pytest.raises(ValueError, match=r"--out=.*there is no folder"):
+        write_report([str(runs / "dual")], tmp_path / "no" / "report.html")
+    assert not (tmp_path / "report.html").exists()
+    result = Workdir(runs / "dual").evaluation("data.test")
+    assert run_folders([f"a={result},{runs / 'layers'}"]) == [f"a={(runs / 'dual').resolve()},{runs / 'layers'}"]
+    with pytest.raises(ValueError, match="is in the folder eval/ of no run"):
+        run_folders([str(tmp_path / "mine.json")])
+
+
+def test_the_verb_and_the_flag_of_compare(runs: Path, tmp_path: Path) -> None:
+    arguments = (str(runs / "dual"), str(runs / "layers"))
+    done = run_script("-m", "jaxret", "report", *arguments, f"--out={tmp_path / 'a.html'}", "--queries=1")
+    assert (done.returncode, done.stdout) == (0, f"report: {tmp_path / 'a.html'}\n"), done.stderr
+    done = run_script("-m", "jaxret", "compare", *arguments, f"--report={tmp_path / 'b.html'}")
+    assert (done.returncode, done.stderr) == (0, f"report: {tmp_path / 'b.html'}\n")
+    assert tuple(Page((tmp_path / "b.html").read_text()).sections) == SECTIONS
