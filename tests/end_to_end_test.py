@@ -46,6 +46,8 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^  [123]\. +\d+\.\d{4}  \w+", printed, re.MULTILINE)) == 15, "the top 3 of five questions"
     assert len(re.findall(r"the training step was compiled to [1-4] program\(s\)", printed)) == 2
     assert re.search(r"[\d,]+ passages: \d+\.\d% cut at 32 tokens, \d+\.\d% of tokens lost", printed)
+    assert printed.endswith(f"The report, which a browser opens: {tmp_path / 'report.html'}\n")
+    assert "<title>Questions about Python</title>" in (tmp_path / "report.html").read_text()
     own_data = printed.split("The same on your own data")[1]
     assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search", "search"]
     assert all(title in text and title in printed for title in ("BM25", *(system.title for system in tool.SYSTEMS)))

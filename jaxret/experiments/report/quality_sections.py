@@ -76,8 +76,8 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
         title = f"{comparison.measures[0]} minus that of {comparison.systems[0]}, with 95 % intervals"
         picture = picture_svg(partial(interval_picture, tests)) if drawing_is_installed() else ""
         parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
-        header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses", "t-test", "Holm"]
-        header += ["randomisation", "Holm", "over runs", "significant"]
+        header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]
+        header += ["randomisation", "Holm", "over runs"]
         counted = sum(not test.comparison.equal for test in comparison.tests)
         rows = [_test_cells(test) for test in comparison.tests]
         parts.append(data_table(f"Minus {comparison.systems[0]}, query by query: paired tests", header, rows))
@@ -118,9 +118,9 @@ def _test_cells(test: SystemTest) -> list[Cell]:
         test.measure,
         value_cell(one.difference, "+.4f"),
         Number(one.low, f"{one.low:+.4f} to {one.high:+.4f}"),
+        verdict,
         *(value_cell(count, ",.0f") for count in (one.wins, one.ties, one.losses)),
         *(Number(p, format_p_value(p)) if p is not None else Number(None, "–") for p in p_values),
-        verdict,
     ]
 
 

@@ -103,18 +103,23 @@ def _pairs(compared: ComparedSet, values: Values, texts: SetTexts, shown: int) -
     first, *others = values
     if not others:
         worst = sorted(values[first], key=lambda query: (values[first][query], query))[:shown]
-        sides = [_side(compared, first, values, texts, worst)]
+        side = _side(compared, first, values, texts, worst)
         title = f"The {len(worst)} queries with the lowest {compared.measures[0]}"
-        yield details(title, *(_query(compared, query, sides, texts) for query in worst))
-    for place, other in enumerate(others):
+        yield details(title, *(_query(compared, query, [side], texts) for query in worst))
+        return
+    wins, losses = {}, {}
+    for other in others:
         difference = {query: values[other][query] - values[first][query] for query in values[first]}
-        wins = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
-        losses = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
-        chosen = [*wins[:shown], *losses[:shown]]
-        sides = [_side(compared, name, values, texts, chosen) for name in (first, other)]
-        notes = [paragraph(side.note, "warning") for side in sides if side.note]
-        title = f"{other} against {first}: {len(wins):,} wins, {len(losses):,} losses"
-        part = details(title, *notes, *(_query(compared, query, sides, texts) for query in chosen))
+        wins[other] = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
+        losses[other] = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
+    chosen = {other: [*wins[other][:shown], *losses[other][:shown]] for other in others}
+    chosen[first] = list(dict.fromkeys(query for queries in chosen.values() for query in queries))
+    sides = {system: _side(compared, system, values, texts, queries) for system, queries in chosen.items()}
+    for place, other in enumerate(others):
+        pair = [sides[first], sides[other]]
+        notes = [paragraph(side.note, "warning") for side in pair if side.note]
+        title = f"{other} against {first}: {len(wins[other]):,} wins, {len(losses[other]):,} losses"
+        part = details(title, *notes, *(_query(compared, query, pair, texts) for query in chosen[other]))
         yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
 
 

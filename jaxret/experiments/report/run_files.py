@@ -13,7 +13,8 @@ from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.compare_runs import RunResult, compare_runs, split_argument
 from jaxret.experiments.pictures.run_pictures import Runs, read_metrics
-from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.models.heads import make_head
+from jaxret.models.retriever import encoder_config
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.run import config_json, stored_config
 from jaxret.runs.run_warnings import RunWarning, read_warnings
@@ -88,8 +89,8 @@ class RunFiles:
         if self.config.get("task") != "retrieval":
             return ()
         config = stored_config(self.workdir)
-        model = build_retriever_model(config, encoder_config(config, self.workdir.encoder)).unpooled()
-        return model.module.head.vector_names() if (model.vectors_per_passage or 1) > 1 else ()
+        head = make_head(config, encoder_config(config, self.workdir.encoder))
+        return head.vector_names() if (head.vectors_per_passage() or 1) > 1 else ()
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,16 @@ def warning_section(files: ReportFiles) -> Html:
     """Return every warning, by kind."""
     warnings: dict[str, list[str]] = {}
     remarks: list[str] = []
+    labels: dict[RunWarning, list[str]] = {}  # runs often have a warning in common
     for run in files.runs:
         for warning in _of_run(run):
-            warnings.setdefault(warning.kind, []).append(f"{run.label}, {warning.text}")
+            labels.setdefault(warning, []).append(run.label)
         if run.config and "train" not in run.warnings:
             remarks.append(
                 f"{run.label} kept no warnings of its training: it began with an earlier version, or not by training."
             )
+    for warning, names in labels.items():
+        warnings.setdefault(warning.kind, []).append(f"{warning.text} ({', '.join(names)})")
     for warning in [*_leaks(files), *_equal_passages(files)]:
         if warning.kind == "unread":
             remarks.append(warning.text)
