@@ -94,6 +94,16 @@ def use_whole_numbers(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
+def use_log_axis(ax: Axes, ratio: float) -> None:
+    """Make the horizontal axis logarithmic, with numbers that are written out. ratio: of its largest and smallest."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 100 else (1.0,)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+
+
 def line_style(number: int) -> dict[str, Any]:
     """Return colour, marker and dash of the line with a number; they repeat together only after many lines."""
     return {

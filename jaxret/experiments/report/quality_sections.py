@@ -73,7 +73,7 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
         parts.append(paragraph("±: standard deviation over runs."))
     if comparison.tests:
         tests = [test for test in comparison.tests if test.measure == comparison.measures[0]]
-        title = f"{comparison.measures[0]} minus that of {comparison.systems[0]}, with 95 % intervals"
+        title = f"{comparison.measures[0]} minus that of {comparison.systems[0]}, with intervals of 95\u00a0%"
         picture = picture_svg(partial(interval_picture, tests)) if drawing_is_installed() else ""
         parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
         header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]

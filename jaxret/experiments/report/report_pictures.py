@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxret.evaluation.comparison import SystemTest
-from jaxret.experiments.pictures.canvas import HEIGHT, INK, add_legend, line_style, new_picture, use_whole_numbers
+from jaxret.experiments.pictures.canvas import (
+    HEIGHT,
+    INK,
+    add_legend,
+    line_style,
+    new_picture,
+    use_log_axis,
+    use_whole_numbers,
+)
 from jaxret.experiments.probe.layer_vectors import TOKENS
 from jaxret.experiments.probe.probe_report import MEASURE
 
@@ -39,7 +47,7 @@ def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str
         look = line_style(number)
         ax.plot(*place, color=look["color"], marker=look["marker"], linestyle="none", markersize=8, label=name)
     if min(costs) > 0 and max(costs) / min(costs) >= _LOG_FROM:
-        ax.set_xscale("log")
+        use_log_axis(ax, max(costs) / min(costs))
     ax.margins(0.15)
     ax.set_xlabel(axes[0])
     ax.set_ylabel(axes[1])

@@ -152,9 +152,9 @@ class ReportFiles:
         )
 
     @property
-    def trained(self) -> Runs:
-        """Label -> the run, of those that have a config: what pictures draw."""
-        return {run.label: [run.workdir] for run in self.runs if run.workdir.config.exists()}
+    def drawn(self) -> Runs:
+        """Label -> the run: what pictures draw. All of them, so that a run has one colour in all pictures."""
+        return {run.label: [run.workdir] for run in self.runs}
 
     @cached_property
     def sets(self) -> tuple[ComparedSet, ...]:

@@ -175,7 +175,7 @@ def curves(files: ReportFiles, names: list[str]) -> Html:
 
 
 def _drawn(files: ReportFiles, name: str) -> Any:
-    picture = metric_picture(files.trained, name)
+    picture = metric_picture(files.drawn, name)
     assert picture is not None  # the metric is logged
     return picture
 

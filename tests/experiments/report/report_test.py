@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from jaxret.evaluation.evaluation_report import read_evaluation
+from jaxret.experiments.pictures.canvas import picture_svg
 from jaxret.experiments.report.html import Number, as_html, data_table, tag, value_cell
+from jaxret.experiments.report.report_pictures import cost_picture
 from jaxret.experiments.report.run_files import ReportFiles
 from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
 from jaxret.runs.workdir import Workdir
@@ -200,3 +203,14 @@ def test_the_verb_and_the_flag_of_compare(runs: Path, tmp_path: Path) -> None:
     done = run_script("-m", "jaxret", "compare", *arguments, f"--report={tmp_path / 'b.html'}")
     assert (done.returncode, done.stderr) == (0, f"report: {tmp_path / 'b.html'}\n")
     assert tuple(Page((tmp_path / "b.html").read_text()).sections) == SECTIONS
+
+
+def test_a_wide_range_of_costs_has_a_logarithmic_axis() -> None:
+    """Its numbers are written out, and do not overlap."""
+    near = picture_svg(partial(cost_picture, {"a": (100.0, 0.5), "b": (300.0, 0.6)}, ("bytes", "nDCG@10")))
+    assert "10^" not in near
+    for costs, shown in (((154, 1536), ("200", "500", "1,000")), ((0.1, 1e4), ("0.1", "1,000"))):
+        points = {str(cost): (float(cost), 0.5) for cost in costs}
+        svg = picture_svg(partial(cost_picture, points, ("bytes", "nDCG@10")))
+        assert all(f">{number}</text>" in svg for number in shown)
+        assert len(re.findall(">[0-9.,]+</text>", svg)) < 20
