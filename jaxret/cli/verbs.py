@@ -23,6 +23,7 @@ VERBS = {
     "fuse": "fuse the runs of several systems, by ranks or normalized scores",
     "rerank": "rerank a run by a cross-encoder, or score training data with it",
     "open": "make a run of a pre-trained model, without training",
+    "serve": "serve runs over HTTP: vectors, search, a web page",
     "export": "export a run to the files of another library, and verify it",
     "verify": "verify everything in a folder against its digests",
     "data check": "describe a data set: counts, lengths, duplicates, leaks, bad records",

@@ -41,18 +41,29 @@ def padded_length(length: int) -> int:
     return max(-(-length // step) * step, 8)
 
 
-def plan_batches(lengths: np.ndarray, tokens_per_batch: int, multiple: int) -> Iterator[tuple[np.ndarray, int, int]]:
+Padding = Callable[[int], int]  # the length that a text of so many tokens is padded to
+
+
+def plan_batches(
+    lengths: np.ndarray, tokens_per_batch: int, multiple: int, padding: Padding = padded_length
+) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yield (rows, padded number of rows, padded length) of batches, longest texts first, ties in their order.
 
     A batch holds about `tokens_per_batch` tokens; its number of rows is a power of two times `multiple` (the number of
     devices) and depends on its length only, except for the last batch, which shrinks. A single text, such as a query of
     a user, is not padded to the smallest batch: that would take four times as long.
+
+    Args:
+        lengths: Tokens of each text.
+        tokens_per_batch: Tokens of a batch, approximately.
+        multiple: Number of devices.
+        padding: Padded length of a text.
     """
     least = SMALLEST_BATCH if len(lengths) > 1 else 1
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        length = padded_length(int(lengths[order[start]]))
+        length = padding(int(lengths[order[start]]))
         smallest = -(-least // multiple) * multiple
         size = smallest
         while size * 2 * length <= tokens_per_batch:
@@ -91,6 +102,7 @@ class Embedder:
         compiled: Programs, which depend on model, mesh and side alone; embedders with other parameters may share them.
         counts: Counts of the work done.
         most_words: Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all.
+        padding: Padded length of a text; a server has fewer, and compiles all of them before it begins.
     """
 
     retriever: RetrieverModel
@@ -102,6 +114,7 @@ class Embedder:
     compiled: Programs = field(default_factory=dict, repr=False, compare=False)
     counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
     most_words: int = 0
+    padding: Padding = padded_length
 
     def with_params(self, params: Any) -> Embedder:
         """Return a copy with other parameters of the same shapes; nothing is compiled again."""
@@ -209,7 +222,7 @@ class Embedder:
 
     def _batches(self, program: Program, texts: Ragged, side: Side) -> Iterator[tuple[np.ndarray, jax.Array]]:
         """Yield (rows of the texts, their vectors [size, V, D] on the device, being copied to the host)."""
-        for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size):
+        for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size, self.padding):
             length = min(length, self.max_lengths[side])
             padding = np.full(size - len(rows), -1)
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))

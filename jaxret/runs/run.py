@@ -28,7 +28,7 @@ from jaxret.models.retriever import RetrieverModel, build_retriever_model, encod
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.contract import DIMENSION, make_contract, require_same_contract
-from jaxret.runs.embedder import Embedder, Programs
+from jaxret.runs.embedder import Embedder, Padding, Programs, padded_length
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
@@ -135,6 +135,7 @@ class OpenedRun(Generic[ModelT]):
         contract: The contract, with the same lengths.
         checkpoint: {"step", "digest"} of `params`.
         compiled: Programs of this run's embedders.
+        padding: Padded length of a text, in this run's embedders.
     """
 
     workdir: Workdir
@@ -146,6 +147,7 @@ class OpenedRun(Generic[ModelT]):
     checkpoint: dict[str, Any]
     mesh: Mesh
     compiled: Programs = field(default_factory=dict, repr=False, compare=False)
+    padding: Padding = padded_length
 
     def embedder(self: Run, unpooled: bool = False) -> Embedder:
         """Return an embedder with this run's parameters; all embedders of a run share their programs.
@@ -153,7 +155,8 @@ class OpenedRun(Generic[ModelT]):
         With `unpooled`, passages have the vectors of the head before pooling.
         """
         retriever = self.model.unpooled() if unpooled else self.model
-        return make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
+        embedder = make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
+        return replace(embedder, padding=self.padding)
 
     def with_dimension(self: Run, size: int, key: str = "dimension") -> Run:
         """Return the run with vectors of their first `size` numbers; 0: all. Raises ValueError, naming `key`, for a

@@ -23,7 +23,7 @@ from jaxret.parallel.mesh import (
     shard_whole_batch,
     shardings,
 )
-from jaxret.runs.embedder import plan_batches
+from jaxret.runs.embedder import Padding, padded_length, plan_batches
 from jaxret.types import Ragged, Tokens
 
 OnProgress = Callable[[int], object]  # called with the size of each finished batch
@@ -43,6 +43,7 @@ class PairScorer:
     joiner: PairJoiner
     tokens_per_batch: int
     compiled: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
+    padding: Padding = padded_length
 
     @property
     def program(self) -> Program:
@@ -84,7 +85,7 @@ class PairScorer:
         """
         scores = np.full(len(query_rows), np.nan, np.float32)
         lengths = self.joiner.lengths(queries, passages, query_rows, passage_rows)
-        for rows, size, length in plan_batches(lengths, self.tokens_per_batch, self.mesh.size):
+        for rows, size, length in plan_batches(lengths, self.tokens_per_batch, self.mesh.size, self.padding):
             padded_rows = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # copies of the last pair
             length = min(length, self.joiner.limit)
             pairs = self.joiner.tokens(queries, passages, query_rows[padded_rows], passage_rows[padded_rows], length)

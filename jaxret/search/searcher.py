@@ -237,13 +237,23 @@ class Searcher:
         """Return a searcher of the first passages alone, in memory as those of many searches are. Raises as
         `require_first` does."""
         self.require_first(passages)
+        return self._part(self.shards.select_first(passages))
+
+    def _part(self, shards: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
-        part.shards = self.shards.select_first(passages)
+        part.shards = shards
         if self.lists:
             part._corpus, part.lists = part.shards, type(self.lists)(part.shards, True, self.lists.backend)
         else:
             part._corpus = hold_in_memory(part.shards, fits_devices(part.shards, self.backend))
         return part
+
+    def among(self, rows: np.ndarray) -> Searcher:
+        """Return a searcher of some rows alone (`matching_rows`), in memory as those of many searches are; it shares
+        the rest. Raises ValueError for an approximate search."""
+        if self.generator or self.index:
+            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+        return self._part(self.shards.select(rows))
 
     def require_first(self, passages: int) -> None:
         """Raise ValueError for an approximate search, and for more passages than there are."""

@@ -1,0 +1,34 @@
+"""Serves runs over HTTP, with a web page at /:
+
+jaxret serve runs/mlr                              OpenAI's and TEI's interfaces, /search, /explain, and the page
+jaxret serve runs/mlr runs/dual runs/cross         several runs: two side by side, a cross-encoder for /rerank
+JAXRET_TOKEN=... jaxret serve runs/mlr --host=0.0.0.0    for other machines, which send the token
+
+Needs `pip install 'jaxret[serve]'`. docs/serving.md has the routes and examples.
+"""
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.search.search_options import SearchOptions
+from jaxret.serving.serve_options import ServeOptions
+
+ARGUMENTS = {"WORKDIR...": "folders of runs; a model is called as the last part of its folder"}
+_CORPUS = shared_flags.encoded_corpus()
+_CHECKPOINT = shared_flags.checkpoint()
+_PLATFORM = shared_flags.platform()
+_SERVER = OptionFlags(ServeOptions)
+_SEARCH = OptionFlags(SearchOptions)
+
+
+def main(*workdirs: str) -> None:
+    from importlib.util import find_spec
+
+    from jaxret.parallel.processes import require_platform
+
+    if missing := [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]:
+        raise ValueError(f"jaxret serve needs {missing[0]}, which is not installed: pip install 'jaxret[serve]'")
+    require_platform(_PLATFORM.value, "--platform")
+
+    from jaxret.serving.server import serve
+
+    serve(workdirs, _CORPUS.value, _CHECKPOINT.value, _SERVER(), _SEARCH())

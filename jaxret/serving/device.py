@@ -1,0 +1,153 @@
+"""The one thread that computes: it takes whatever waits, and nothing waits for more to come."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class QueueFullError(Exception):
+    """More texts wait than may."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function of many items, `function(items, *arguments)`, that returns a result for each. Items of requests with
+    an equal operation are computed together."""
+
+    function: Callable[..., list[Any]]
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, items: Sequence[Any]) -> list[Any]:
+        return self.function(items, *self.arguments)
+
+
+@dataclass(eq=False)
+class _Work:
+    """A request's items; the results of those that are computed."""
+
+    operation: Operation
+    items: Sequence[Any]
+    future: Future[list[Any]] = field(default_factory=Future)
+    results: list[Any] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return len(self.items) - len(self.results)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.results)
+
+
+class DeviceThread:
+    """Computes requests of any threads one batch at a time, in a thread of its own.
+
+    A batch has items of the oldest request and of all others with the same operation, in equal shares, so that a
+    large request does not hold up small ones. A request whose future is cancelled is dropped.
+    """
+
+    def __init__(self, batch: int, most: int) -> None:
+        """Start the thread. batch: items computed at a time; most: items that may wait."""
+        self._batch, self._most = batch, most
+        self.report: Callable[[int], object] = lambda items: None  # is called with the number of items of each batch
+        self._waiting: deque[_Work] = deque()
+        self._changed = threading.Condition()
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="device")
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of items that wait."""
+        return sum(work.left for work in list(self._waiting) if not work.future.cancelled())
+
+    def submit(self, operation: Operation, items: Sequence[Any]) -> Future[list[Any]]:
+        """Return a future of the result of each item. Raises QueueFullError; an empty queue takes any request."""
+        work = _Work(operation, items)
+        with self._changed:
+            if self._ending:
+                raise QueueFullError("the server is ending")
+            waiting = self.waiting
+            if waiting and waiting + len(items) > self._most:
+                raise QueueFullError(f"{waiting} texts wait, and at most {self._most} may; try again in a moment")
+            self._waiting.append(work)
+            self._changed.notify()
+        return work.future
+
+    def end(self) -> None:
+        """End the thread after everything that waits."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._take():
+            operation = batch[0][0].operation
+            self.report(sum(count for _, count in batch))
+            try:
+                results = operation([item for work, count in batch for item in _next(work, count)])
+            except Exception as error:
+                self._compute_apart(batch, error)
+                continue
+            for work, count in batch:
+                work.results += results[:count]
+                results = results[count:]
+                if not work.left:
+                    work.finish()
+
+    def _take(self) -> list[tuple[_Work, int]]:
+        """Wait for requests; return those of the next batch, and how many items of each. [] at the end."""
+        with self._changed:
+            while True:
+                self._waiting = deque(work for work in self._waiting if work.left and not work.future.cancelled())
+                if self._waiting:
+                    break
+                if self._ending:
+                    return []
+                self._changed.wait()
+            same = [work for work in self._waiting if work.operation == self._waiting[0].operation]
+            free = self._batch
+            batch: dict[_Work, int] = {}
+            while free and any(batch.get(work, 0) < work.left for work in same):
+                share = max(1, free // len(same))
+                for work in same:
+                    more = min(share, free, work.left - batch.get(work, 0))
+                    batch[work] = batch.get(work, 0) + more
+                    free -= more
+            for work in [work for work, count in batch.items() if count]:  # what is left of it comes after the others
+                self._waiting.remove(work)
+                self._waiting.append(work)
+            return [(work, count) for work, count in batch.items() if count]
+
+    def _compute_apart(self, batch: list[tuple[_Work, int]], error: Exception) -> None:
+        """Compute the requests of a failed batch alone, so that one of them does not fail the others."""
+        for work, count in batch:
+            if len(batch) > 1:
+                try:
+                    work.results += work.operation(_next(work, count))
+                except Exception as own:
+                    self._drop(work, own)
+                else:
+                    if not work.left:
+                        work.finish()
+            else:
+                self._drop(work, error)
+
+    def _drop(self, work: _Work, error: Exception) -> None:
+        with self._changed:
+            self._waiting.remove(work)
+        work.finish(error)
+
+
+def _next(work: _Work, count: int) -> Sequence[Any]:
+    return work.items[len(work.results) : len(work.results) + count]

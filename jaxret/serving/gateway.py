@@ -1,0 +1,194 @@
+"""Checks and limits of every request: host, token, size, time, the end of a client; the log and the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from jaxret.serving.counters import Counters, log_event
+from jaxret.serving.device import QueueFullError
+from jaxret.serving.refusal import Body, RefusalError
+from jaxret.serving.serve_options import ServeOptions
+
+Endpoint = Callable[[Request, Body], Awaitable[Response]]
+OPEN = ("/", "/health")  # paths that need no token: they have nothing of the run
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_DRAINED_BYTES, _DRAINED_SECONDS = 64 * 2**20, 2.0  # of a body that is too large, so that its sender reads the answer
+_CLIENT_GONE = 499  # in the log alone
+_ERROR_TYPES = {413: "validation", 422: "validation", 429: "overloaded", 424: "backend", 503: "unhealthy"}
+_HEADERS = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Gateway:
+    """The ASGI application: one endpoint for each (method, path)."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[tuple[str, str], Endpoint],
+        options: ServeOptions,
+        counters: Counters,
+        token: str = "",
+        debug: bool = False,
+    ) -> None:
+        """Keep the endpoints.
+
+        Args:
+            endpoints: by method and path.
+            options: of the server.
+            counters: counts of its requests.
+            token: that a request must have; "": only this machine may ask.
+            debug: write tracebacks to the log.
+        """
+        self._endpoints, self._options, self._counters = endpoints, options, counters
+        self._token, self._debug = token.encode(), debug
+        self._paths = {path for _, path in endpoints}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        begun, path = time.perf_counter(), str(scope["path"])
+        request = Request(scope, receive)
+        number = uuid.uuid4().hex[:16]
+        status, size = _CLIENT_GONE, 0
+        try:
+            if response := await self._answer(request, path, number):
+                response.headers.update({**_HEADERS, "x-request-id": number})
+                status, size = response.status_code, len(response.body)
+                await response(scope, receive, send)
+        finally:
+            self._note(request, path, status, size, time.perf_counter() - begun, number)
+
+    def _note(self, request: Request, path: str, status: int, size: int, seconds: float, number: str) -> None:
+        route = path if path in self._paths else "other"
+        self._counters.requests.labels(route, str(status)).inc()
+        self._counters.seconds.labels(route).observe(seconds)
+        values = {"request": number, "client": request.client.host if request.client else ""}
+        values |= {"method": request.method, "path": path[:200]}
+        log_event("request", **values, status=status, bytes=size, milliseconds=round(seconds * 1000, 2))
+
+    async def _answer(self, request: Request, path: str, number: str) -> Response | None:
+        """Return the answer to a request, errors too; None if the client is gone."""
+        try:
+            self._admit(request, path)
+            endpoint = self._endpoint(request.method, path)
+            body = Body(await self._json(request)) if request.method == "POST" else Body({})
+            return await self._unless_gone(request, endpoint(request, body))
+        except RefusalError as error:
+            return refusal_response(path, error)
+        except QueueFullError as error:
+            return refusal_response(path, RefusalError(429, str(error), "overloaded"))
+        except ClientDisconnect:
+            return None
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            more = {"traceback": traceback.format_exc()} if self._debug else {}
+            log_event("error", request=number, path=path[:200], message=message[:2000], **more)
+            return refusal_response(path, RefusalError(500, f"internal error; the log has it as request {number}"))
+
+    def _admit(self, request: Request, path: str) -> None:
+        """Raise `RefusalError` for a request that must not be answered."""
+        if self._token:
+            sent = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+            if path not in OPEN and not hmac.compare_digest(sent, self._token):
+                raise RefusalError(401, "this server needs its token: Authorization: Bearer TOKEN", "unauthorized")
+            return
+        host = request.headers.get("host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name.lower() not in _LOOPBACK:  # a page of the web whose name was pointed here
+            raise RefusalError(403, "without a token this server answers to localhost alone", "forbidden")
+
+    def _endpoint(self, method: str, path: str) -> Endpoint:
+        method = "GET" if method == "HEAD" else method
+        if (method, path) in self._endpoints:
+            return self._endpoints[method, path]
+        if path in self._paths:
+            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed")
+        raise RefusalError(404, "there is no such path", "not_found")
+
+    async def _json(self, request: Request) -> Any:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # what other pages may send without being allowed to
+            raise RefusalError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+        data = await self._body(request)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise RefusalError(400, "the body is no JSON") from None
+
+    async def _body(self, request: Request) -> bytes:
+        """Read a body within the limits of size and time."""
+        most, size = self._options.most_bytes, 0
+        parts: list[bytes] = []
+        length = request.headers.get("content-length", "0")
+        too_large = length.isdecimal() and int(length) > most
+        try:
+            async with asyncio.timeout(_DRAINED_SECONDS if too_large else self._options.body_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most and not too_large:
+                        too_large, parts = True, []
+                    if too_large and size > _DRAINED_BYTES:
+                        break
+                    if not too_large:
+                        parts.append(part)
+        except TimeoutError:
+            if not too_large:
+                seconds = self._options.body_seconds
+                raise RefusalError(408, f"the request did not arrive in {seconds:g} s", "timeout") from None
+        if too_large:
+            raise RefusalError(413, f"the body has more than {most} bytes", "too_large")
+        return b"".join(parts)
+
+    async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:
+        """Await an answer; cancel it, and return None, if the client goes first."""
+        computing = asyncio.ensure_future(answer)
+        watching = asyncio.ensure_future(_disconnected(request.receive))
+        try:
+            async with asyncio.timeout(self._options.answer_seconds):
+                await asyncio.wait({computing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if computing.done():
+                return computing.result()
+            return None
+        except TimeoutError:
+            seconds = self._options.answer_seconds
+            raise RefusalError(504, f"the answer took longer than {seconds:g} s", "timeout") from None
+        finally:
+            computing.cancel()
+            watching.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()
+
+
+def refusal_response(path: str, error: RefusalError) -> Response:
+    """Return an error in the form of the interface that a path belongs to."""
+    message = str(error)
+    if path in ("/embed", "/embed_all", "/embed_sparse", "/rerank"):
+        kind = _ERROR_TYPES.get(error.status, "backend" if error.status >= 500 else "validation")
+        content: dict[str, Any] = {"error": message, "message": message, "code": error.status, "error_type": kind}
+    else:
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        content = {"error": {"message": message, "type": kind, "param": None, "code": error.code}}
+    headers = {"connection": "close"} if error.status in (408, 413) else {}
+    if error.status in (429, 503):
+        headers["retry-after"] = "1"
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(content, error.status, headers)

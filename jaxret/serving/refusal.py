@@ -1,0 +1,98 @@
+"""A request that is refused, and checks of a request's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RefusalError(Exception):
+    """An answer of one sentence with an HTTP status; `code` is a word for programs."""
+
+    def __init__(self, status: int, message: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Body:
+    """The JSON object of a request. Each method raises `RefusalError` with the name and the value of a wrong key."""
+
+    def __init__(self, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise RefusalError(422, "the body must be a JSON object")
+        self._values: dict[str, Any] = value
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def get(self, name: str, kind: type, default: Any) -> Any:
+        """Return a value of a type; `default` if it is missing or null."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if type(value) is not kind:
+            kinds = {str: "a text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
+            raise RefusalError(422, f"{name} is {shown(value)}; it must be {kinds[kind]}")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        """Return one of some texts."""
+        value = self.get(name, str, default)
+        if value not in choices:
+            raise RefusalError(422, f"{name} is {shown(value)}; it must be one of {', '.join(choices)}")
+        return value
+
+    def count(self, name: str, default: int, most: int) -> int:
+        """Return a whole number from 1 to `most`."""
+        value = self.get(name, int, default)
+        if not 1 <= value <= most:
+            raise RefusalError(422, f"{name} is {value}; it must be 1 to {most}")
+        return value
+
+    def texts(self, name: str, most: int, most_characters: int) -> list[str]:
+        """Return a list of texts that are not blank; one text is a list of one.
+
+        Args:
+            name: key.
+            most: texts.
+            most_characters: characters of each text.
+        """
+        value = self._values.get(name)
+        if value is None:
+            raise RefusalError(422, f"{name} is missing: a text, or a list of texts")
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list) or not values:
+            raise RefusalError(422, f"{name} must be a text, or a list of texts that is not empty")
+        if len(values) > most:
+            raise RefusalError(413, f"{name} has {len(values)} texts; a request may have {most}", "too_many_inputs")
+        for number, text in enumerate(values):
+            place = name if isinstance(value, str) else f"{name}[{number}]"
+            if isinstance(text, int | list):
+                raise RefusalError(
+                    400,
+                    f"{place} is a list of token ids, of another model's vocabulary; send texts "
+                    "(LangChain: check_embedding_ctx_length=False)",
+                )
+            check_text(text, place, most_characters)
+        return values
+
+
+def check_text(text: Any, place: str, most_characters: int) -> str:
+    """Return a text. Raises `RefusalError` for one that is none, blank or too long, or holds half of a surrogate
+    pair."""
+    if not isinstance(text, str):
+        raise RefusalError(422, f"{place} is {shown(text)}; it must be a text")
+    if not text.strip():
+        raise RefusalError(422, f"{place} is blank")
+    if len(text) > most_characters:
+        raise RefusalError(413, f"{place} has {len(text)} characters; a text may have {most_characters}", "too_long")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        message = f"{place} holds half of a surrogate pair at character {error.start + 1}"
+        raise RefusalError(422, message) from None
+    return text
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error, shortened."""
+    return f"{value!r:.60}"

@@ -1,0 +1,348 @@
+"""The interfaces of a server: OpenAI's embeddings, those of text-embeddings-inference (TEI), and its own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jaxret.data.records import Passage
+from jaxret.index.shards import ShardError
+from jaxret.models.heads.head import Side
+from jaxret.runs.mismatch import ContractError
+from jaxret.serving.counters import Counters, log_event
+from jaxret.serving.device import DeviceThread, Operation
+from jaxret.serving.gateway import Endpoint
+from jaxret.serving.refusal import Body, RefusalError, check_text, shown
+from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.served import Served, ServedReranker, ServedRetriever
+from jaxret.version import __version__
+
+_SIDES: dict[str, Side] = {
+    "query": "query",
+    "search_query": "query",
+    "passage": "passage",
+    "document": "passage",
+    "search_document": "passage",
+}
+
+
+class Routes:
+    """The endpoints over some runs and the thread of the device."""
+
+    def __init__(
+        self, served: Sequence[Served], device: DeviceThread, options: ServeOptions, counters: Counters
+    ) -> None:
+        """Keep the runs.
+
+        Args:
+            served: runs; the first of a task is its default.
+            device: computes.
+            options: of the server.
+            counters: counts of its requests.
+        """
+        self._models = {model.name: model for model in served}
+        self._device, self._options, self._counters = device, options, counters
+        self._started = int(time.time())
+        self._ready = False
+
+    def warm_up(self) -> None:
+        """Compile all programs in the thread of the device, and answer from then on."""
+        begun, programs = time.perf_counter(), 0
+
+        def compile_programs(models: Sequence[Served]) -> list[int]:
+            return [model.warm_up(lambda text: log_event("start", message=text)) for model in models]
+
+        for count in self._device.submit(Operation(compile_programs), list(self._models.values())).result():
+            programs += count
+        self._counters.programs.set(programs)
+        self._counters.ready.set(1)
+        self._ready = True
+        log_event("ready", programs=programs, seconds=round(time.perf_counter() - begun, 1))
+
+    def endpoints(self) -> dict[tuple[str, str], Endpoint]:
+        """Return the endpoints by method and path."""
+        posts: dict[str, Endpoint] = {
+            "/v1/embeddings": self._openai_embeddings,
+            "/embed": self._embed,
+            "/embed_all": self._embed_all,
+            "/embed_sparse": self._embed_sparse,
+            "/rerank": self._rerank,
+            "/search": self._search,
+            "/explain": self._explain,
+        }
+        gets: dict[str, Endpoint] = {
+            "/v1/models": self._openai_models,
+            "/info": self._info,
+            "/fields": self._fields,
+            "/health": self._health,
+            "/metrics": self._metrics,
+        }
+        return {("POST", path): each for path, each in posts.items()} | {("GET", p): each for p, each in gets.items()}
+
+    # OpenAI
+
+    async def _openai_embeddings(self, request: Request, body: Body) -> Response:
+        name = body.get("model", str, "")
+        model, side = self._retriever_of(
+            name, body.choice("input_type", tuple(_SIDES), "passage"), "input_type" in body
+        )
+        texts = body.texts("input", self._options.most_inputs, self._options.most_characters)
+        encoding = body.choice("encoding_format", ("float", "base64"), "float")
+        dimensions = body.get("dimensions", int, model.dimension)
+        model.cut([], dimensions)  # refused before anything is computed
+        if not model.side_is_single(side):
+            raise RefusalError(
+                400, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
+            )
+        tokens = await run_in_threadpool(model.tokens, texts, side)
+        vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(own[0], encoding)}
+            for index, own in enumerate(vectors)
+        ]
+        count = sum(map(len, tokens))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return JSONResponse({"object": "list", "data": data, "model": name or model.name, "usage": usage})
+
+    async def _openai_models(self, request: Request, body: Body) -> Response:
+        names = [
+            name
+            for model in self._models.values()
+            for name in ([model.name] if isinstance(model, ServedReranker) else [model.name, f"{model.name}:query"])
+        ]
+        data = [{"id": name, "object": "model", "created": self._started, "owned_by": "jaxret"} for name in names]
+        return JSONResponse({"object": "list", "data": data})
+
+    # TEI
+
+    async def _embed(self, request: Request, body: Body) -> Response:
+        model, side, vectors = await self._tei_vectors(body)
+        if not model.side_is_single(side):
+            raise RefusalError(
+                424, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
+            )
+        return JSONResponse([own[0].tolist() for own in vectors])
+
+    async def _embed_all(self, request: Request, body: Body) -> Response:
+        model, _, vectors = await self._tei_vectors(body)
+        if model.run.model.sparse:
+            raise RefusalError(424, f"{model.name} has weights of words: POST /embed_sparse")
+        return JSONResponse([own.tolist() for own in vectors])
+
+    async def _embed_sparse(self, request: Request, body: Body) -> Response:
+        model, _, vectors = await self._tei_vectors(body)
+        if not model.run.model.sparse:
+            raise RefusalError(424, f"{model.name} has dense vectors: POST /embed or /embed_all")
+        return JSONResponse(
+            [[{"index": int(word), "value": float(own[0, word])} for word in np.flatnonzero(own[0])] for own in vectors]
+        )
+
+    async def _tei_vectors(self, body: Body) -> tuple[ServedRetriever, Side, list[np.ndarray]]:
+        model, side = self._retriever_of(
+            body.get("model", str, ""), body.choice("prompt_name", tuple(_SIDES), "passage"), "prompt_name" in body
+        )
+        texts = body.texts("inputs", self._options.most_inputs, self._options.most_characters)
+        dimensions = body.get("dimensions", int, model.dimension)
+        model.cut([], dimensions)
+        body.choice("truncation_direction", ("right", "Right"), "right")
+        tokens = await run_in_threadpool(model.tokens, texts, side, body.get("truncate", bool, True))
+        vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
+        if body.get("normalize", bool, False):
+            norms = [np.linalg.norm(own, axis=1, keepdims=True) for own in vectors]
+            vectors = [own / np.maximum(norm, 1e-12) for own, norm in zip(vectors, norms, strict=True)]
+        return model, side, vectors
+
+    async def _rerank(self, request: Request, body: Body) -> Response:
+        model = self._of_task(body.get("model", str, ""), ServedReranker, "a cross-encoder, which /rerank needs")
+        question = check_text(body.get("query", str, ""), "query", self._options.most_characters)
+        texts = body.texts("texts", self._options.most_inputs, self._options.most_characters)
+        pairs = await run_in_threadpool(model.pairs, question, texts, body.get("truncate", bool, True))
+        scores = np.array(await self._compute(Operation(model.score), pairs))
+        if not body.get("raw_scores", bool, False):
+            scores = 1 / (1 + np.exp(-scores))
+        with_text = body.get("return_text", bool, False)
+        return JSONResponse(
+            [
+                {"index": row, "score": float(scores[row]), **({"text": texts[row]} if with_text else {})}
+                for row in np.argsort(-scores, kind="stable").tolist()
+            ]
+        )
+
+    async def _info(self, request: Request, body: Body) -> Response:
+        first, *_ = self._models.values()
+        options = self._options
+        kinds = {"retrieval": "embedding", "reranking": "reranker"}
+        return JSONResponse(
+            {
+                "model_id": first.name,
+                "model_sha": _checkpoint(first)["digest"],
+                "model_dtype": "float32",
+                "model_type": {kinds[first.task]: {}},
+                "max_concurrent_requests": options.queue,
+                "max_input_length": _lengths(first)[-1],
+                "max_batch_tokens": options.batch * _lengths(first)[-1],
+                "max_client_batch_size": options.most_inputs,
+                "auto_truncate": True,
+                "tokenization_workers": 1,
+                "version": __version__,
+                "ready": self._ready,
+                "models": [_described(model) for model in self._models.values()],
+            }
+        )
+
+    # Its own
+
+    async def _search(self, request: Request, body: Body) -> Response:
+        model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
+        questions = body.texts("queries", self._options.most_inputs, self._options.most_characters)
+        k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
+        filters = await run_in_threadpool(model.filtered, body.get("filter", dict, {}))
+        tokens = await run_in_threadpool(model.tokens, questions, "query")
+        operation = Operation(model.search, (model.count(k), filters, texts))
+        try:
+            answers = await self._compute(operation, tokens)
+        except (OSError, ContractError, ShardError) as error:
+            log_event("error", path="/search", message=str(error)[:2000])
+            raise RefusalError(
+                503, 'the texts of the corpus cannot be read (the log says why); "texts": false needs none', "no_texts"
+            ) from None
+        assert model.searcher is not None
+        searcher = model.searcher
+        exact = not (searcher.generator or searcher.index)
+        content = {
+            "model": model.name,
+            "corpus": {"name": model.corpus, **searcher.shards.corpus},
+            "exact": exact,
+            "results": [[asdict(hit) for hit in answer.hits[:k]] for answer in answers],
+            "query_vectors": [model.question_labels(ids) for ids in tokens],
+            "proof": [
+                {
+                    "proven": exact,
+                    "backend": answer.backend,
+                    "rounds": answer.rounds,
+                    "scored_exactly": answer.scored,
+                    "questions": answer.batch,
+                }
+                for answer in answers
+            ],
+        }
+        return JSONResponse(content)
+
+    async def _explain(self, request: Request, body: Body) -> Response:
+        model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /explain needs")
+        most = self._options.most_characters
+        question = check_text(body.get("query", str, ""), "query", most) if "query" in body else ""
+        passage, key = None, body.get("passage_id", str, "")
+        if "passage" in body:
+            text = check_text(body.get("passage", str, ""), "passage", most)
+            passage = Passage("passage", text, body.get("title", str, ""))
+        if bool(passage) == bool(key) and (passage or not question):
+            raise RefusalError(422, "give query and passage (a text) or passage_id, or one of them alone")
+        if key and not self._options.texts:
+            raise RefusalError(404, "this server has no texts (--notexts)", "no_texts")
+        operation = Operation(model.explained, (body.count("top", 10, 100),))
+        (explanation,) = await self._compute(operation, [(question, passage, key)])
+        if isinstance(explanation, RefusalError):
+            raise explanation
+        return JSONResponse({"model": model.name, "explanation": explanation})
+
+    async def _fields(self, request: Request, body: Body) -> Response:
+        model = self._of_task(request.query_params.get("model", ""), ServedRetriever, "a retriever")
+        if not self._options.search:
+            return JSONResponse({"model": model.name, "fields": {}})
+        fields = await run_in_threadpool(lambda: model.fields)
+        named = {name: [{"value": v, "passages": n} for v, n in values] for name, values in fields.items()}
+        return JSONResponse({"model": model.name, "fields": named})
+
+    async def _health(self, request: Request, body: Body) -> Response:
+        return JSONResponse({"status": "ok"} if self._ready else {"status": "starting"}, 200 if self._ready else 503)
+
+    async def _metrics(self, request: Request, body: Body) -> Response:
+        return Response(self._counters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # Parts
+
+    async def _compute(self, operation: Operation, items: Sequence[Any]) -> list[Any]:
+        if not self._ready:
+            raise RefusalError(503, "the server is starting: /health says when it is ready", "starting")
+        return await asyncio.wrap_future(self._device.submit(operation, items))
+
+    def _of_task(self, name: str, kind: type[Any], described: str) -> Any:
+        """Return the model of a name; "" for the first of a kind."""
+        if not name:
+            for model in self._models.values():
+                if isinstance(model, kind):
+                    return model
+            raise RefusalError(424, f"no run of this server is {described}", "no_model")
+        if name not in self._models:
+            have = ", ".join(self._models)
+            raise RefusalError(404, f"there is no model {shown(name)}; there are {have}", "model_not_found")
+        if not isinstance(self._models[name], kind):
+            raise RefusalError(424, f"{name} is not {described}", "no_model")
+        return self._models[name]
+
+    def _retriever_of(self, name: str, side: str, explicit: bool) -> tuple[ServedRetriever, Side]:
+        """Return the retriever and the side of a model's id: NAME, NAME:passage or NAME:query.
+
+        Args:
+            name: the id; "" for the first retriever.
+            side: of the texts, where the id has none.
+            explicit: the request has a side.
+        """
+        front, _, own = name.rpartition(":")
+        if name in self._models or own not in _SIDES:
+            front, own = name, side
+        elif explicit and _SIDES[own] != _SIDES[side]:
+            raise RefusalError(422, f"model {shown(name)} is not of the side {side}")
+        return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[own]
+
+
+def _encoded(vector: np.ndarray, encoding: str) -> Any:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+def _others(model: ServedRetriever) -> str:
+    return "POST /embed_sparse" if model.run.model.sparse else "POST /embed_all"
+
+
+def _checkpoint(model: Served) -> Mapping[str, Any]:
+    return model.run.checkpoint if isinstance(model, ServedRetriever) else model.reranker.origin["checkpoint"]
+
+
+def _lengths(model: Served) -> tuple[int, int]:
+    """Return the upper bounds of a query's and a passage's length."""
+    tokenizer = model.run.tokenizer if isinstance(model, ServedRetriever) else model.reranker.tokenizer
+    return tokenizer.query_length, tokenizer.passage_length
+
+
+def _described(model: Served) -> dict[str, Any]:
+    """Return the facts on a model, of /info."""
+    query_length, passage_length = _lengths(model)
+    checkpoint = _checkpoint(model)
+    facts: dict[str, Any] = {
+        "id": model.name,
+        "task": model.task,
+        "step": checkpoint["step"],
+        "query_length": query_length,
+        "passage_length": passage_length,
+    }
+    if isinstance(model, ServedReranker):
+        return facts
+    facts |= {"head": model.run.config.head.name, "dimension": model.dimension, "corpus": None}
+    facts["vectors_per_passage"] = model.run.model.vectors_per_passage
+    if model.searcher:
+        facts["corpus"] = {"name": model.corpus, **model.searcher.shards.corpus}
+        facts["backend"] = model.searcher.description
+        facts["stale"] = model.searcher.is_stale()
+    return facts

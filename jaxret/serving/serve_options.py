@@ -1,0 +1,31 @@
+"""Options of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a server listens, and its limits. Raises ValueError for a value that makes no sense."""
+
+    host: str = option("127.0.0.1", "address to listen at; any other than loopback needs the variable JAXRET_TOKEN")
+    port: int = option(8080, "port to listen at; 0: a free one", lower_bound=0)
+    search: bool = option(True, "search the corpus; --nosearch: vectors and scores of texts alone, without a corpus")
+    texts: bool = option(True, "show titles and texts; --notexts: ids alone, where the corpus's file is gone")
+    batch: int = option(32, "texts computed at a time", lower_bound=1)
+    queue: int = option(2048, "texts that may wait; a request beyond gets 429", lower_bound=1)
+    most_inputs: int = option(1024, "texts of a request", lower_bound=1)
+    most_characters: int = option(100_000, "characters of a text", lower_bound=1)
+    most_bytes: int = option(8 * 2**20, "bytes of a request's body", lower_bound=1)
+    most_k: int = option(1000, "passages of a question", lower_bound=1)
+    body_seconds: float = option(10.0, "seconds in which a request must have arrived", lower_bound=0.1)
+    answer_seconds: float = option(60.0, "seconds in which a request must be answered", lower_bound=0.1)
+    stop_seconds: float = option(30.0, "seconds that requests have to end in after SIGTERM", lower_bound=0.1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.port > 65535:
+            raise ValueError(f"--port={self.port}: ports end at 65535")

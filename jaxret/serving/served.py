@@ -1,0 +1,422 @@
+"""Runs as they are served: texts to tokens in the thread of a request, tokens to answers in the thread of the device.
+
+Every text is padded to one of a few lengths, and computed with at most `ServeOptions.batch` others; the programs of
+all these shapes are compiled by `warm_up`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxret.api import Retriever
+from jaxret.data.records import Passage
+from jaxret.data.tokens.tokenizer import Truncation
+from jaxret.experiments.explain import explain, vector_labels
+from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.metadata import matching_rows, read_fields
+from jaxret.models.heads.head import Side
+from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.runs.reranker import Reranker, open_reranker
+from jaxret.runs.run import Run, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder
+from jaxret.serving.refusal import RefusalError, shown
+from jaxret.serving.serve_options import ServeOptions
+from jaxret.types import Ragged, TextVectors
+
+COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
+WARM_COUNTS = (10, 30)
+_FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
+_MOST_VALUES = 50  # of a field, as the page offers them
+
+
+def served_length(length: int) -> int:
+    """Return the length that a served text is padded to: 8, 16, 24, 32, 48, 64, 96, 128, ... tokens."""
+    power = 8
+    while power < length:
+        if power >= 16 and length <= power * 3 // 2:
+            return power * 3 // 2
+        power *= 2
+    return power
+
+
+def served_lengths(limit: int) -> list[int]:
+    """Return the padded lengths of texts of up to `limit` tokens."""
+    return sorted({min(served_length(length), limit) for length in range(1, limit + 1)})
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A passage of a ranking: `vectors` are those of it that won, `winners` their names."""
+
+    id: str
+    score: float
+    title: str
+    text: str
+    vectors: tuple[int, ...]
+    winners: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """The ranking of a question. `rounds` and `scored` are of the batch that it was computed in."""
+
+    hits: list[SearchHit]
+    backend: str
+    rounds: int
+    scored: int
+    batch: int
+
+
+class ServedRetriever:
+    """A retriever's run, its corpus if it is searched, and its operations."""
+
+    task = "retrieval"
+
+    def __init__(
+        self, workdir: str, corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions
+    ) -> None:
+        """Open the run and the corpus.
+
+        Args:
+            workdir: folder of the run.
+            corpus: encoded corpus; "": the only one.
+            checkpoint: "best", "last" or a step.
+            options: of the server.
+            search: how candidates are found.
+
+        Raises what `Retriever.open`, `corpus_folder` and `Searcher` raise, and FileNotFoundError or ContractError if
+        texts cannot be shown.
+        """
+        self.name, self.options = Path(workdir).resolve().name, options
+        folder = corpus_folder(Workdir(workdir), corpus).absolute() if options.search else None
+        length = open_encoded(folder, verify=False).fingerprint["contract"].get("passage_length") if folder else None
+        opened = Retriever.open(workdir, checkpoint, passage_length=length)
+        run: Run = replace(opened.run, padding=served_length)
+        self.searcher = Searcher(run, folder, search, many=True) if folder else None
+        self.run = self.searcher.run if self.searcher else run  # vectors may be cut, as those of the corpus
+        self.embedder = self.searcher.embedder if self.searcher else run.embedder()
+        self.corpus = folder.name if folder else ""
+        self._filtered: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self._opening = threading.Lock()
+        if self.searcher and options.texts:
+            _require_texts(self.searcher)
+
+    # Facts
+
+    @property
+    def dimension(self) -> int:
+        return self.run.model.dimension
+
+    @property
+    def single(self) -> bool:
+        """Return whether every text has one dense vector."""
+        model = self.run.model
+        return model.vectors_per_passage == 1 and not model.late_interaction and not model.sparse
+
+    def side_is_single(self, side: Side) -> bool:
+        """Return whether the texts of a side have one dense vector."""
+        return self.single or (side == "query" and not self.run.model.late_interaction and not self.run.model.sparse)
+
+    @cached_property
+    def fields(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
+        counts: dict[str, dict[str, int]] = {}
+        for shards in self._searcher().shards.shards:
+            for name, field in read_fields(shards).items():
+                of_field, lengths = counts.setdefault(name, {}), field.rows.lengths
+                for place in np.argsort(-lengths, kind="stable")[:_MOST_VALUES].tolist():
+                    value = field.values[place]
+                    of_field[value] = of_field.get(value, 0) + int(lengths[place])
+        return {
+            name: sorted(values.items(), key=lambda item: (-item[1], item[0]))[:_MOST_VALUES]
+            for name, values in sorted(counts.items())
+        }
+
+    # In the thread of a request
+
+    def tokens(self, texts: Sequence[str], side: Side, cut: bool = True) -> list[np.ndarray]:
+        """Return the token ids of texts. Raises `RefusalError` for one that is too long, unless it may be cut."""
+        tokenizer = self.run.tokenizer
+        limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
+        lost = Truncation("texts", limit)
+        if side == "query":
+            ids = tokenizer.queries(texts, truncation=lost)
+        else:
+            ids = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
+        if lost.cut and not cut:
+            raise RefusalError(413, f"{lost.cut} of the texts have more than {limit} tokens", "too_long")
+        return list(ids)
+
+    def cut(self, vectors: Sequence[np.ndarray], dimensions: int) -> list[np.ndarray]:
+        """Return the first numbers of vectors, as `jaxret encode --dimension` stores them. Raises `RefusalError` for a
+        size that they cannot have."""
+        if dimensions == self.dimension:
+            return list(vectors)
+        try:
+            smaller = self.run.model.with_dimension(dimensions, "dimensions")
+        except ValueError as error:
+            raise RefusalError(400, str(error)) from None
+        if not 1 <= dimensions < self.dimension:
+            raise RefusalError(400, f"dimensions is {dimensions}; it must be 1 to {self.dimension}")
+        return [cut_vectors(own, smaller.dimension, smaller.module.normalize) for own in vectors]
+
+    def filtered(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return "FIELD:VALUE" texts of a filter {field: value or list of values}, whose searcher is then open.
+
+        Raises `RefusalError` for a field or a value that no passage has.
+        """
+        texts: list[str] = []
+        for name, values in filters.items():
+            several = values if isinstance(values, list) else [values]
+            if not several or not all(isinstance(value, str) for value in several):
+                raise RefusalError(422, f"filter.{name:.60} is {shown(values)}; it must be a text, or a list of texts")
+            texts += [f"{name}:{value}" for value in several]
+        key = tuple(sorted(set(texts)))
+        if not key:
+            return ()
+        base = self._searcher()
+        if base.filters:
+            raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
+        with self._opening:
+            if key in self._filtered:
+                self._filtered.move_to_end(key)
+                return key
+            names = self.fields
+            if missing := [name for name in filters if name not in names]:
+                among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
+                raise RefusalError(422, f"no passage has a field {missing[0]!r:.60}; {among}")
+            try:
+                rows = matching_rows(base.shards, key)
+            except ValueError:
+                raise RefusalError(422, "no passage has one of the values of filter") from None
+            if not len(rows):
+                raise RefusalError(422, "no passage matches the filter")
+            try:
+                self._filtered[key] = base.among(rows)
+            except ValueError as error:
+                raise RefusalError(422, str(error)) from None
+            while len(self._filtered) > _FILTERED:
+                self._filtered.popitem(last=False)
+        return key
+
+    def count(self, k: int) -> int:
+        """Return the number of passages to search for, of which the first k are the answer."""
+        searcher = self._searcher()
+        if searcher.generator and k > searcher.generator.spec.passages:
+            raise RefusalError(422, f"k is {k}; this server scores {searcher.generator.spec.passages} candidates")
+        if searcher.generator or searcher.index:
+            return k
+        return next((count for count in COUNTS if count >= k), k)
+
+    # In the thread of the device
+
+    def embed(self, items: Sequence[np.ndarray], side: Side) -> list[np.ndarray]:
+        """Return the vectors [V,D] of each text."""
+        rows: list[np.ndarray] = [np.empty(0)] * len(items)
+        for part, vectors in self._embedded(items, side):
+            for row, own in zip(part, vectors, strict=True):
+                rows[row] = own
+        return rows
+
+    def search(self, items: Sequence[np.ndarray], k: int, filters: tuple[str, ...], texts: bool) -> list[SearchAnswer]:
+        """Return the ranking of each question.
+
+        Args:
+            items: token ids of questions.
+            k: passages.
+            filters: as `filtered` returned them.
+            texts: read titles and texts.
+        """
+        searcher = self._filtered.get(filters) if filters else self._searcher()
+        if searcher is None:  # others came between
+            searcher = self._searcher().among(matching_rows(self._searcher().shards, filters))
+        answers: list[SearchAnswer | None] = [None] * len(items)
+        for part, vectors in self._embedded(items, "query"):
+            result, ids = searcher.nearest(vectors, k)
+            outcome = SearchOutcome({}, result, searcher.shards, Truncation("queries", 0), vectors)
+            best = searcher.best_vectors(outcome)
+            every = {key for ranking in ids for key in ranking}
+            passages = searcher.passages(every) if texts else {}
+            for place, row in enumerate(part):
+                hits = [
+                    self._hit(passages.get(key) or Passage(key, ""), float(score), won)
+                    for key, score, won in zip(ids[place], result.scores[place], best[place], strict=True)
+                    if np.isfinite(score)
+                ]
+                counts = len(result.rounds), result.scored, len(part)
+                answers[row] = SearchAnswer(hits, result.backend, *counts)
+        return [answer for answer in answers if answer]
+
+    def explained(self, items: Sequence[tuple[str, Passage | None, str]], top: int) -> list[str | RefusalError]:
+        """Return explanations of (question, passage, id of a passage instead)."""
+        return [self._explained(*item, top) for item in items]
+
+    def warm_up(self, done: Callable[[str], object] = lambda text: None) -> int:
+        """Compile all programs; return how many. `done` is called with a text on each part."""
+        batch, late = self.options.batch, self.run.model.late_interaction
+        counts = sorted({min(1 << power, batch) for power in range(12)})
+        for side in self._sides():
+            tokenizer = self.run.tokenizer
+            limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
+            for length in served_lengths(limit):
+                for count in counts:
+                    ids = [np.full(length, tokenizer.sep_id, np.int32)] * count
+                    vectors = self._vectors(ids, side)
+                    first = length == served_lengths(limit)[0]
+                    if side == "query" and self.searcher and (late or first):
+                        for k in WARM_COUNTS:
+                            self.searcher.nearest(vectors, self.count(min(k, self.options.most_k)))
+            done(f"{self.name}: compiled the {side} side, texts of up to {limit} tokens")
+        return self.embedder.programs
+
+    def _sides(self) -> tuple[Side, ...]:
+        return ("query", "passage")
+
+    def _searcher(self) -> Searcher:
+        if self.searcher is None:
+            raise RefusalError(404, f"{self.name} is served without a corpus (--nosearch)", "no_corpus")
+        return self.searcher
+
+    def _embedded(self, items: Sequence[np.ndarray], side: Side) -> Iterator[tuple[list[int], TextVectors]]:
+        """Yield (positions, vectors) of batches, shortest texts first."""
+        order = np.argsort([len(ids) for ids in items], kind="stable").tolist()
+        for start in range(0, len(order), self.options.batch):
+            part = order[start : start + self.options.batch]
+            yield part, self._vectors([items[row] for row in part], side)
+
+    def _vectors(self, ids: Sequence[np.ndarray], side: Side) -> TextVectors:
+        return self.embedder(Ragged.from_lists([row.tolist() for row in ids]), side)
+
+    def _hit(self, passage: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
+        names = self._names(passage)
+        winners = tuple(names[place] for place in vectors) if max(vectors, default=0) < len(names) else ()
+        return SearchHit(passage.id, score, passage.title, passage.text, vectors, winners)
+
+    def _names(self, passage: Passage) -> list[str]:
+        """Return a name for each vector of a passage; none for one vector."""
+        model = self.run.model
+        if model.vectors_per_passage == 1:
+            return []
+        if names := model.module.head.vector_names():
+            return list(names) if len(names) == model.vectors_per_passage else []
+        if not passage.text and not passage.title:
+            return []
+        return vector_labels(self.run, self.run.tokenizer.passages([passage]), "passage")
+
+    def question_labels(self, ids: np.ndarray) -> list[str]:
+        """Return a label for each vector of a question, where it has several."""
+        if not self.run.model.late_interaction:
+            return []
+        return vector_labels(self.run, Ragged.from_lists([ids.tolist()]), "query")
+
+    def _explained(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
+        if key:
+            searcher = self._searcher()
+            if searcher.shards.missing_ids({key}):
+                return RefusalError(404, f"the corpus has no passage {key!r:.60}", "no_passage")
+            passage = searcher.passages({key})[key]
+            if not passage.text and not passage.title:
+                return RefusalError(404, f"passage {key!r:.60} has no text", "no_text")
+        try:
+            return explain(self.run, question, passage, top)
+        except ValueError:
+            return RefusalError(422, "this run explains a query and a passage together only: give both")
+
+
+class ServedReranker:
+    """A cross-encoder's run, and its operation."""
+
+    task = "reranking"
+
+    def __init__(self, workdir: str, checkpoint: str, options: ServeOptions) -> None:
+        """Open the run. Raises what `open_reranker` raises."""
+        self.name, self.options = Path(workdir).resolve().name, options
+        opened = open_reranker(workdir, checkpoint)
+        self.reranker: Reranker = replace(opened, scorer=replace(opened.scorer, padding=served_length))
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the upper bound of a pair's length."""
+        return self.reranker.scorer.joiner.limit
+
+    def pairs(self, question: str, texts: Sequence[str], cut: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the token ids of a question with each of some texts. Raises `RefusalError` for a text that is too
+        long, unless it may be cut."""
+        tokenizer = self.reranker.tokenizer
+        lost = Truncation("texts", tokenizer.passage_length)
+        query = tokenizer.queries([question], truncation=lost)[0]
+        passages = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
+        if lost.cut and not cut:
+            raise RefusalError(413, f"{lost.cut} of the texts have too many tokens", "too_long")
+        return [(query, passage) for passage in passages]
+
+    def score(self, items: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        """Return the score of each pair."""
+        scores: list[float] = [0.0] * len(items)
+        order = np.argsort([len(query) + len(passage) for query, passage in items], kind="stable").tolist()
+        for start in range(0, len(order), self.options.batch):
+            part = order[start : start + self.options.batch]
+            queries, passages = (Ragged.from_lists([items[row][side].tolist() for row in part]) for side in (0, 1))
+            rows = np.arange(len(part))
+            for row, score in zip(part, self.reranker.scorer(queries, passages, rows, rows).tolist(), strict=True):
+                scores[row] = score
+        return scores
+
+    def warm_up(self, done: Callable[[str], object] = lambda text: None) -> int:
+        """Compile all programs; return how many. `done` is called with a text."""
+        tokenizer = self.reranker.tokenizer
+        for length in served_lengths(self.most_tokens):
+            if length < 8:
+                continue
+            query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2))
+            for count in sorted({min(1 << power, self.options.batch) for power in range(12)}):
+                self.score([(query, passage)] * count)
+        done(f"{self.name}: compiled pairs of up to {self.most_tokens} tokens")
+        return self.reranker.scorer.program.count
+
+
+Served = ServedRetriever | ServedReranker
+
+
+def open_served(
+    workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions
+) -> list[Served]:
+    """Open runs of retrievers and of cross-encoders.
+
+    Args:
+        workdirs: folders of runs, whose last parts are their names.
+        corpus: encoded corpus; "": the only one of each run.
+        checkpoint: "best", "last" or a step.
+        options: of the server.
+        search: how candidates are found.
+
+    Raises ValueError for two runs with one name, and what opening them raises.
+    """
+    names = [Path(workdir).resolve().name for workdir in workdirs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two runs are called {min(twice)}: a model's name is the last part of its folder's path")
+    opened: list[Served] = []
+    for workdir in workdirs:
+        if stored_config(Workdir(workdir)).task == "reranking":
+            opened.append(ServedReranker(workdir, checkpoint, options))
+        else:
+            opened.append(ServedRetriever(workdir, corpus, checkpoint, options, search))
+    return opened
+
+
+def _require_texts(searcher: Searcher) -> None:
+    """Read a text. Raises what `Passages` raises, with the remedy."""
+    try:
+        searcher.passages(set(searcher.shards.ids([0])))
+    except (OSError, ValueError) as error:
+        raise type(error)(f"{error}; --notexts serves ids and scores without texts") from error

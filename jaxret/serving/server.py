@@ -1,0 +1,195 @@
+"""The process of a server: its socket, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jaxret.search.search_options import SearchOptions
+from jaxret.serving.counters import Counters, LogHandler, log_event
+from jaxret.serving.device import DeviceThread
+from jaxret.serving.gateway import Gateway
+from jaxret.serving.page import page_endpoint
+from jaxret.serving.routes import Routes
+from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.served import open_served
+
+TOKEN = "JAXRET_TOKEN"
+_SENT_SECONDS = 10.0  # in which a client must have read its answer
+_BATCHES = 4  # items of a round of the device: sorted by length, they are this many batches
+
+
+def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions) -> None:
+    """Serve runs until SIGTERM or Ctrl-C; requests that are running then are answered.
+
+    Args:
+        workdirs: folders of runs.
+        corpus: encoded corpus; "": the only one of each run.
+        checkpoint: "best", "last" or a step.
+        options: address and limits.
+        search: how candidates are found.
+
+    Raises ValueError for an address that is in use, or beyond loopback without a token, and what `open_served` raises.
+    """
+    token = os.environ.get(TOKEN, "").strip()
+    require_token(options.host, token)
+    with bound_socket(options.host, options.port) as listener:
+        served = open_served(workdirs, corpus, checkpoint, options, search)
+        device = DeviceThread(_BATCHES * options.batch, options.queue)
+        counters = Counters(device)
+        try:
+            routes = Routes(served, device, options, counters)
+            endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
+            gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
+            names = ", ".join(model.name for model in served)
+            print(f"{names} at {_address(listener)} (compiling; /health says when it is ready)", flush=True)
+            _run(gateway, routes, listener, options)
+        finally:
+            device.end()
+        print("stopped", flush=True)
+
+
+def require_token(host: str, token: str) -> None:
+    """Raise ValueError for an address that other machines reach, without a token."""
+    if token:
+        if not (token.isascii() and token.isprintable() and " " not in token):
+            raise ValueError(f"{TOKEN} must be of printable ASCII characters without blanks")
+        return
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f"--host={host} can be reached from other machines: set the variable {TOKEN} to a secret that they must "
+            "send, or leave --host out"
+        )
+
+
+@contextmanager
+def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that is bound to an address. Raises ValueError if that is not possible."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError:
+        raise ValueError(f"--host={host}: there is no such address") from None
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ValueError(f"--port={port} of {host} is in use; choose another, or 0 for a free one") from None
+            raise ValueError(f"--host={host} --port={port}: {error.strerror or error}") from None
+        yield listener
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol with times: a connection ends if the head of a request, or all of it and its answer, take
+    longer. uvicorn's own time is of connections between two requests alone."""
+
+    head_seconds, whole_seconds = 10.0, 80.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._allow(self.head_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None:
+            self._allow(self.head_seconds)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._allow(self.whole_seconds)
+
+    def on_response_complete(self) -> None:
+        self._allow(None)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._allow(None)
+        super().connection_lost(exc)
+
+    def _allow(self, seconds: float | None) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends a process with status 0 after a signal that was obeyed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def obey(number: int, frame: FrameType | None) -> None:
+            log_event("stop", signal=signal.Signals(number).name)
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _run(gateway: Gateway, routes: Routes, listener: socket.socket, options: ServeOptions) -> None:
+    """Listen, compile meanwhile, and end after a signal. Raises what compiling raises."""
+    for name in ("uvicorn.error", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [LogHandler()], False
+        logger.setLevel(logging.WARNING)
+    whole = options.body_seconds + options.answer_seconds + _SENT_SECONDS
+    protocol = type("_TimedProtocol", (_Protocol,), {"head_seconds": options.body_seconds, "whole_seconds": whole})
+    config = uvicorn.Config(
+        gateway,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=int(max(1, options.stop_seconds)),
+        limit_concurrency=None,
+    )
+    server = _Server(config)
+    failures: list[BaseException] = []
+
+    def warm_up() -> None:
+        try:
+            routes.warm_up()
+        except BaseException as error:
+            failures.append(error)
+            server.should_exit = True
+
+    thread = threading.Thread(target=warm_up, name="warm-up", daemon=True)
+    thread.start()
+    server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+
+
+def _address(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,174 @@
+"""The page, in a headless Chromium that is typed into. Skipped where Chromium, its driver or selenium is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.servers import Running, running
+
+webdriver: Any = pytest.importorskip("selenium.webdriver", reason="selenium is missing: pip install selenium")
+support: Any = pytest.importorskip("selenium.webdriver.support.ui")
+By, Keys = webdriver.common.by.By, webdriver.common.keys.Keys
+Select, WebDriverWait = support.Select, support.WebDriverWait
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is missing"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
+        options.add_argument(argument)
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # no network
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser: Any, server: Running) -> Any:
+    """Open the page anew, without a history."""
+    browser.get(f"http://127.0.0.1:{server.port}/")
+    browser.execute_script("localStorage.clear(); sessionStorage.clear()")
+    browser.get(f"http://127.0.0.1:{server.port}/")
+    until(browser, lambda: Select(find(browser, "#model")).options)
+    return browser
+
+
+def until(browser: Any, condition: Callable[[], Any]) -> Any:
+    return WebDriverWait(browser, 30).until(lambda _: condition())
+
+
+def find(browser: Any, selector: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    return [element.text for element in browser.find_elements(By.CSS_SELECTOR, selector)]
+
+
+def ask(browser: Any, question: str, key: str = Keys.ENTER) -> None:
+    """Type a question, and wait for its answer."""
+    field = find(browser, "#question")
+    field.clear()
+    field.send_keys(question, key)
+    until(browser, lambda: browser.title.startswith(question) and " ms" in find(browser, "#state").text)
+
+
+def test_a_question_marks_words_and_shows_scores_and_winners(page: Any, server: Running) -> None:
+    ask(page, "silver castle bridges")
+    _, answer = server.ask("/search", {"queries": ["silver castle bridges"], "k": 10, "model": "mlr"})
+    hits = answer["results"][0]
+    assert texts(page, "li h3") == [hit["title"] for hit in hits]
+    assert texts(page, "li .facts b") == [f"{hit['score']:.4f}" for hit in hits]
+    assert texts(page, "li .chip") == [hit["winners"][0] for hit in hits]
+    marked = {text.lower() for text in texts(page, "mark")}
+    assert marked
+    assert marked <= {"silver", "castle", "bridge", "bridges"}, "and no other word"
+    assert "proven" in find(page, "section > p").text
+    assert "120 passages" in find(page, "#state").text
+
+
+def test_text_of_a_passage_is_text(page: Any) -> None:
+    """Markup in a passage is shown as it is; nothing of it runs, and the console has no error."""
+    find(page, "#count").clear()
+    find(page, "#count").send_keys("100")
+    ask(page, "silver castle bridge")
+    Select(find(page, "#model")).select_by_visible_text("dual")
+    until(page, lambda: texts(page, "section h2") == ["dual"])
+    assert page.find_elements(By.CSS_SELECTOR, "li img") == []
+    assert any("<img src=x onerror=alert(1)>" in text for text in texts(page, "li .text"))
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_why(page: Any) -> None:
+    ask(page, "river stone")
+    find(page, "li button").click()
+    until(page, lambda: "the score is the product with layer" in find(page, "li pre").text)
+    find(page, "li button").click()
+    assert texts(page, "li pre") == []
+
+
+def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
+    ask(page, "paper light")
+    select = find(page, "#fields select")
+    assert select.get_attribute("data-field") == "colour"
+    Select(select).select_by_value("red")
+    until(page, lambda: "filter=" in page.current_url)
+    Select(find(page, "#beside")).select_by_visible_text("late")
+    until(page, lambda: texts(page, "section h2") == ["mlr", "late"])
+    left, right = page.find_elements(By.CSS_SELECTOR, "section")
+    assert left.location["y"] == right.location["y"], "side by side"
+    assert any(" → " in text for text in texts(page, "section:last-child .chip")), "tokens that won"
+    assert texts(page, "li .only"), "passages that one of them has are named"
+    shown = texts(page, "li h3")
+    _, answer = server.ask("/search", {"queries": "paper light", "filter": {"colour": "red"}, "model": "mlr"})
+    assert shown[:10] == [hit["title"] for hit in answer["results"][0]]
+    link = page.current_url
+    page.get("about:blank")
+    page.get(link)
+    until(page, lambda: texts(page, "li h3") == shown)
+    assert find(page, "#question").get_attribute("value") == "paper light"
+    page.set_window_size(400, 800)
+    left, right = page.find_elements(By.CSS_SELECTOR, "section")
+    assert left.location["y"] < right.location["y"], "below each other on a phone"
+    assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    page.set_window_size(1200, 900)
+
+
+def test_the_history_by_keyboard(page: Any) -> None:
+    for question in ("first river", "second stone", "third music"):
+        ask(page, question)
+    field = find(page, "#question")
+    field.send_keys(Keys.ESCAPE, Keys.ARROW_UP)
+    assert field.get_attribute("value") == "third music"
+    field.send_keys(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_UP)
+    assert field.get_attribute("value") == "first river"
+    field.send_keys(Keys.ARROW_DOWN)
+    assert field.get_attribute("value") == "second stone"
+    field.send_keys(Keys.ENTER)
+    until(page, lambda: page.title.startswith("second stone"))
+    page.execute_script("document.activeElement.blur()")
+    page.switch_to.active_element.send_keys("/")
+    assert page.switch_to.active_element.get_attribute("id") == "question"
+    page.back()
+    until(page, lambda: page.title.startswith("third music"))
+
+
+def test_an_error_is_shown_in_a_sentence(page: Any) -> None:
+    field = find(page, "#question")
+    field.send_keys(Keys.ENTER)
+    assert find(page, "#state").text == "Write a question."
+    page.execute_script("const run = document.getElementById('model'); run.add(new Option('gone')); run.value = 'gone'")
+    field.send_keys("river", Keys.ENTER)
+    until(page, lambda: "there is no model 'gone'; there are mlr" in find(page, "#state").text)
+
+
+def test_the_page_needs_nothing_but_its_server(page: Any, server: Running) -> None:
+    ask(page, "winter")
+    events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    addresses = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
+    own = (f"http://127.0.0.1:{server.port}/", "data:", "about:", "chrome:")
+    assert [address for address in addresses if not address.startswith(own)] == []
+    assert len(addresses) > 2, "control: requests are seen"
+
+
+def test_a_token_is_asked_for(browser: Any, runs: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
+        browser.get(f"http://127.0.0.1:{server.port}/?q=winter")
+        until(browser, lambda: find(browser, "#token").is_displayed())
+        assert "needs its token" in find(browser, "#state").text
+        find(browser, "#token").send_keys("sesame", Keys.TAB)
+        until(browser, lambda: texts(browser, "li h3"))
+        assert "sesame" not in browser.current_url

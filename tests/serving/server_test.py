@@ -1,0 +1,489 @@
+"""`jaxret serve` as a process: answers, refusals, clients that misbehave, and its end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxret.api import Index, Passage, Retriever, SearchOptions
+from jaxret.data.records import Query
+from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.runs.reranker import open_reranker
+from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.served import ServedRetriever, served_lengths
+from tests.pipeline import untrained_run
+from tests.serving.servers import PASSAGES, Running, refused, running
+
+pytestmark = pytest.mark.slow
+QUESTIONS = ["river stone music", "silver garden", "paper light forest winter market", "winter"]
+
+
+def close(left: Any, right: Any) -> bool:
+    """Return whether vectors or scores are equal but for the rounding of another batch's size."""
+    return np.allclose(np.array(left), np.array(right), rtol=0, atol=2e-5)
+
+
+# Answers
+
+
+def test_the_streams_of_a_server(server: Running) -> None:
+    """stdout has the address, stderr a JSON object a line; texts of requests are in neither."""
+    assert re.fullmatch(
+        r"mlr, dual, late, cross at http://127\.0\.0\.1:\d+ \(compiling; /health .*\)\n", server.first_line
+    )
+    server.ask("/search", {"queries": ["thunder copper meadow"], "k": 1})
+    entries: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 30
+    while not entries and time.monotonic() < deadline:  # a line is written after the answer
+        entries = [entry for entry in server.log if entry.get("path") == "/search"]
+    last = entries[-1]
+    assert last.keys() == {"time", "event", "request", "client", "method", "path", "status", "bytes", "milliseconds"}
+    assert {entry["event"] for entry in server.log} <= {"start", "ready", "request", "error", "library"}
+    assert "thunder" not in server.stderr.read_text()
+
+
+@pytest.mark.parametrize("name", ["mlr", "dual", "late"])
+def test_search_has_the_results_of_an_index(server: Running, runs: Path, name: str) -> None:
+    index = Index.open(Retriever.open(runs / name))
+    for k in (3, 10, 25, 1000):
+        status, answer = server.ask("/search", {"queries": QUESTIONS, "k": k, "model": name})
+        assert status == 200
+        for hits, expected in zip(answer["results"], index.search(QUESTIONS, k), strict=True):
+            assert len(hits) == len(expected) == min(k, PASSAGES)
+            assert close([hit["score"] for hit in hits], [hit.score for hit in expected])
+            by_id = {hit.id: asdict(hit) for hit in expected}
+            for hit in hits:
+                if hit["id"] in by_id:  # equal scores may change places with the last bits
+                    own = by_id[hit["id"]]
+                    assert (hit["title"], hit["text"]) == (own["title"], own["text"])
+                    assert hit["vectors"] == list(own["vectors"])
+    assert answer["exact"] is True
+    assert answer["proof"][0]["proven"] is True
+    assert answer["corpus"]["passages"] == PASSAGES
+
+
+def test_search_names_the_vector_that_won(server: Running) -> None:
+    _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "mlr"})
+    for hit in answer["results"][0]:
+        assert hit["winners"] == [f"layer {3 - hit['vectors'][0]}"]  # the last one comes first
+    _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "late"})
+    assert len(answer["query_vectors"][0]) == len(answer["results"][0][0]["winners"]) > 3
+    assert re.fullmatch(r"\d+: \S+", answer["results"][0][0]["winners"][2])
+    _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "dual"})
+    assert answer["results"][0][0]["winners"] == []
+
+
+def test_search_by_filters(server: Running, runs: Path) -> None:
+    for several in (["red"], ["blue", "green"]):
+        _, answer = server.ask("/search", {"queries": QUESTIONS[:2], "k": 50, "filter": {"colour": several}})
+        options = SearchOptions(filters=tuple(f"colour:{value}" for value in several))
+        expected = Index.open(Retriever.open(runs / "mlr"), options=options).search(QUESTIONS[:2], 50)
+        for hits, own in zip(answer["results"], expected, strict=True):
+            assert {hit["id"] for hit in hits} == {hit.id for hit in own}
+    assert server.ask("/fields?model=mlr")[1]["fields"]["colour"][0].keys() == {"value", "passages"}
+    for wrong, sentence in {
+        "colour": "filter is 'colour'; it must be an object",
+        "shape": "no passage has a field 'shape'; the fields are colour",
+        "value": "no passage has one of the values of filter",
+    }.items():
+        body = {"colour": "colour", "shape": {"shape": "round"}, "value": {"colour": "mauve"}}[wrong]
+        status, answer = server.ask("/search", {"queries": "x", "filter": body})
+        assert (status, answer["error"]["message"]) == (422, sentence)
+
+
+def test_64_clients_have_the_answers_of_one(server: Running) -> None:
+    generator = np.random.default_rng(1)
+    names = ("mlr", "dual", "late")
+    questions = [" ".join(generator.choice(QUESTIONS, 1 + n % 3)) for n in range(64)]
+
+    def ask(number: int) -> Any:
+        body = {"queries": [questions[number]], "k": 1 + number % 12, "model": names[number % 3]}
+        if number % 5 == 0:
+            body["filter"] = {"colour": "red"}
+        return server.ask("/search", body)
+
+    alone = [ask(number) for number in range(64)]
+    barrier = threading.Barrier(64)
+
+    def ask_together(number: int) -> list[Any]:
+        barrier.wait()
+        return [ask(number) for _ in range(3)]
+
+    with ThreadPoolExecutor(64) as threads:
+        together = list(threads.map(ask_together, range(64)))
+    for number, answers in enumerate(together):
+        for status, answer in answers:
+            assert status == 200
+            hits, expected = answer["results"][0], alone[number][1]["results"][0]
+            assert close([hit["score"] for hit in hits], [hit["score"] for hit in expected])
+            assert {hit["id"] for hit in hits[:-1]} <= {hit["id"] for hit in expected}
+    assert alone[0][1]["results"] != alone[6][1]["results"], "control: other questions have other answers"
+    metrics = server.ask("/metrics")[1]
+    batches = dict(re.findall(r'jaxret_batch_texts_bucket\{le="([\d.]+|\+Inf)"\} (\S+)', metrics))
+    assert float(batches["1.0"]) < float(batches["+Inf"]), "some were computed together"
+
+
+def test_embeddings_of_both_sides(server: Running, runs: Path) -> None:
+    retriever = Retriever.open(runs / "dual")
+    texts = [*QUESTIONS, "stone " * 60]
+    sides = [np.asarray(retriever.encode_passages(texts))[:, 0], np.asarray(retriever.encode_queries(texts))]
+    assert not close(*sides), "control: the sides differ"
+    for model, side, expected in [
+        ("dual", None, sides[0]),
+        ("dual:passage", None, sides[0]),
+        ("dual:query", None, sides[1]),
+        ("dual", "query", sides[1]),
+    ]:
+        body = {"model": model, "input": texts} | ({"input_type": side} if side else {})
+        status, answer = server.ask("/v1/embeddings", body)
+        assert status == 200
+        assert close([entry["embedding"] for entry in answer["data"]], expected)
+        _, packed = server.ask("/v1/embeddings", body | {"encoding_format": "base64"})
+        raw = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in packed["data"]]
+        assert close(raw, expected)
+        _, shorter = server.ask("/v1/embeddings", body | {"dimensions": 8})
+        assert close([entry["embedding"] for entry in shorter["data"]], cut_vectors(expected, 8, normalize=True))
+        tei = {"model": "dual", "inputs": texts, "prompt_name": side or model.partition(":")[2] or "passage"}
+        assert close(server.ask("/embed", tei)[1], expected)
+    assert [entry["id"] for entry in server.ask("/v1/models")[1]["data"]] == [
+        *("mlr", "mlr:query", "dual", "dual:query", "late", "late:query", "cross")
+    ]
+
+
+def test_all_vectors_of_a_text(server: Running, runs: Path) -> None:
+    for name in ("mlr", "late"):
+        retriever = Retriever.open(runs / name)
+        _, answer = server.ask("/embed_all", {"model": name, "inputs": QUESTIONS})
+        for own, expected in zip(answer, retriever.encode_passages(QUESTIONS), strict=True):
+            assert close(own, expected)
+    status, answer = server.ask("/v1/embeddings", {"model": "late", "input": "x"})
+    assert (status, answer["error"]["message"]) == (
+        400,
+        "late has several vectors, or weights of words, for a text: POST /embed_all",
+    )
+    _, answer = server.ask("/embed", {"model": "mlr", "inputs": "river", "prompt_name": "query", "normalize": True})
+    assert np.linalg.norm(answer[0]) == pytest.approx(1, abs=1e-6)
+
+
+def test_rerank(server: Running, runs: Path) -> None:
+    texts = ["river stone", "music " * 40, "paper"]
+    _, answer = server.ask("/rerank", {"query": "river", "texts": texts, "raw_scores": True, "return_text": True})
+    reranker = open_reranker(runs / "cross")
+    passages = {str(n): Passage(str(n), text) for n, text in enumerate(texts)}
+    scores, _ = reranker({"q": Query("q", "river")}, passages, [("q", key) for key in passages])
+    assert [entry["index"] for entry in answer] == np.argsort(-scores, kind="stable").tolist()
+    assert close([entry["score"] for entry in answer], sorted(scores.tolist(), reverse=True))
+    assert answer[0]["text"] == texts[answer[0]["index"]]
+    _, answer = server.ask("/rerank", {"query": "river", "texts": texts})
+    assert close([entry["score"] for entry in answer], [1 / (1 + np.exp(-s)) for s in sorted(scores, reverse=True)])
+
+
+def test_explain(server: Running) -> None:
+    status, answer = server.ask("/explain", {"query": "silver garden", "passage_id": "p3", "model": "mlr"})
+    assert status == 200
+    assert "the score is the product with layer" in answer["explanation"]
+    status, answer = server.ask("/explain", {"query": "silver", "passage": "silver stone", "model": "late"})
+    assert "query token" in answer["explanation"]
+    status, answer = server.ask("/explain", {"query": "silver", "passage_id": "../../etc/passwd"})
+    assert (status, answer["error"]["message"]) == (404, "the corpus has no passage '../../etc/passwd'")
+
+
+def test_info_and_metrics(server: Running) -> None:
+    _, info = server.ask("/info")
+    assert (info["model_id"], info["ready"], info["max_input_length"]) == ("mlr", True, 24)
+    assert [model["id"] for model in info["models"]] == ["mlr", "dual", "late", "cross"]
+    assert info["models"][0]["vectors_per_passage"] == 3
+    server.ask("/nowhere")
+    metrics = server.ask("/metrics")[1]
+    assert 'jaxret_requests_total{route="other",status="404"}' in metrics
+    assert "jaxret_ready 1.0" in metrics
+    assert "nowhere" not in metrics, "paths that do not exist make no labels"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/v1/embeddings", {"input": [[1, 2, 3]]}, 400, "LangChain: check_embedding_ctx_length=False"),
+        ("/v1/embeddings", {"input": [1, 2, 3]}, 400, "token ids, of another model's vocabulary"),
+        (
+            "/v1/embeddings",
+            {"input": "x", "model": "dual", "dimensions": 33},
+            400,
+            "dimensions is 33; it must be 1 to 32",
+        ),
+        ("/v1/embeddings", {"input": "x", "model": "gpt"}, 404, "there is no model 'gpt'; there are mlr, dual"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "xml"}, 422, "must be one of float, base64"),
+        ("/v1/embeddings", {"model": "dual"}, 422, "input is missing"),
+        ("/v1/embeddings", {"input": ["x", ""]}, 422, "input[1] is blank"),
+        ("/v1/embeddings", {"input": ["x", None]}, 422, "input[1] is None; it must be a text"),
+        ("/v1/embeddings", {"input": []}, 422, "a list of texts that is not empty"),
+        ("/v1/embeddings", {"input": "x" * 100_001}, 413, "has 100001 characters"),
+        ("/v1/embeddings", {"input": ["x"] * 1025}, 413, "input has 1025 texts; a request may have 1024"),
+        ("/v1/embeddings", {"input": "x", "model": "cross"}, 424, "cross is not a retriever"),
+        ("/v1/embeddings", [1], 422, "the body must be a JSON object"),
+        ("/v1/embeddings", b"{", 400, "the body is no JSON"),
+        ("/v1/embeddings", b"[" * 100_000, 400, "the body is no JSON"),
+        ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
+        ("/embed", {"inputs": "x " * 60, "truncate": False, "model": "dual"}, 413, "more than 24 tokens"),
+        ("/embed", {"inputs": "x", "truncation_direction": "left"}, 422, "must be one of right"),
+        ("/embed_sparse", {"inputs": "x"}, 424, "mlr has dense vectors"),
+        ("/rerank", {"query": "x", "texts": ["y"], "model": "mlr"}, 424, "mlr is not a cross-encoder"),
+        ("/rerank", {"texts": ["y"]}, 422, "query is blank"),
+        ("/search", {"queries": "x", "k": 0}, 422, "k is 0; it must be 1 to 1000"),
+        ("/search", {"queries": "x", "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
+        ("/search", {"queries": "x", "k": True}, 422, "k is True; it must be a whole number"),
+        ("/explain", {}, 422, "give query and passage"),
+        ("/search/", {"queries": "x"}, 404, "there is no such path"),
+    ],
+)
+def test_a_bad_request_is_one_sentence(server: Running, path: str, body: Any, status: int, message: str) -> None:
+    got, answer = server.ask(path, body)
+    assert got == status
+    text = answer["message"] if path in ("/embed", "/embed_sparse", "/rerank") else answer["error"]["message"]
+    assert message in text
+    assert "\n" not in text
+    assert "/tmp" not in json.dumps(answer)
+    assert "Traceback" not in json.dumps(answer)
+
+
+def test_methods_paths_hosts_and_kinds_of_content(server: Running, runs: Path) -> None:
+    assert server.ask("/search")[0] == 405
+    assert server.ask("/health", {})[0] == 405
+    assert server.ask("/search", {"queries": "x"}, {"content-type": "text/plain"})[0] == 415
+    assert server.ask("/search", {"queries": "x"}, {"host": "evil.example"})[0] == 403
+    assert server.ask("/search", {"queries": "x"}, {"host": "localhost:1"})[0] == 200
+    for path in (
+        "/../config.json",
+        "/..%2f..%2fetc/passwd",
+        "/config.json",
+        "//etc/passwd",
+        f"/{runs}/mlr/config.json",
+    ):
+        status, answer = server.ask(path)
+        assert (status, answer["error"]["message"]) == (404, "there is no such path")
+
+
+def test_an_error_that_nobody_foresaw_says_nothing_of_this_machine(runs: Path, tmp_path: Path) -> None:
+    """The corpus's file is gone while the server runs: searches without texts go on, and the log says why others
+    do not."""
+    shutil.copytree(runs / "dual", tmp_path / "dual")
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copyfile(runs / "corpus.jsonl", corpus)
+    Index.build(Retriever.open(tmp_path / "dual"), corpus, "moved", progress=False)
+    with running(tmp_path / "stderr", str(tmp_path / "dual"), "--corpus=moved", "--batch=1") as server:
+        assert server.ask("/search", {"queries": "x"})[0] == 200
+        corpus.rename(tmp_path / "elsewhere.jsonl")
+        status, answer = server.ask("/search", {"queries": "x"})
+        assert status == 503
+        assert answer["error"]["message"].startswith("the texts of the corpus cannot be read")
+        assert server.ask("/search", {"queries": "x", "texts": False})[0] == 200
+        status, answer = server.ask("/explain", {"query": "x", "passage_id": "p1"})
+        assert status == 500
+        assert re.fullmatch(r"internal error; the log has it as request \w{16}", answer["error"]["message"])
+        (entry,) = [entry for entry in server.log if entry["event"] == "error" and entry["path"] == "/explain"]
+        assert "no longer at" in entry["message"]
+        assert entry["request"] in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{runs}/dual", "--host=0.0.0.0"), "--host=0.0.0.0 can be reached from other machines: set the variable"),
+        (("{runs}/dual", "--host=no.such.invalid"), "--host=no.such.invalid can be reached from other machines"),
+        (("{runs}/nowhere",), "nowhere is no run (it has no config.json)"),
+        (("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual"),
+        (("{runs}/dual", "--corpus=other"), "has no corpus 'other'; it has corpus"),
+        (("{runs}/dual", "--batch=0"), "--batch=0: it must be a whole number of at least 1"),
+    ],
+)
+def test_a_bad_start_is_one_sentence(runs: Path, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(*(argument.format(runs=runs) for argument in arguments), "--port=0")
+
+
+def test_a_port_in_use(runs: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        line = refused(str(runs / "dual"), f"--port={port}")
+    assert line == f"error: --port={port} of 127.0.0.1 is in use; choose another, or 0 for a free one"
+
+
+def test_a_run_without_vectors_and_a_corpus_without_texts(runs: Path, tmp_path: Path) -> None:
+    untrained_run(tmp_path / "bare", runs / "encoder", runs / "data")
+    assert "has no encoded corpus; jaxret encode" in refused(str(tmp_path / "bare"))
+    with running(tmp_path / "stderr", str(tmp_path / "bare"), "--nosearch", "--batch=1") as server:
+        status, answer = server.ask("/search", {"queries": "x"})
+        assert (status, answer["error"]["code"]) == (404, "no_corpus")
+        assert server.ask("/v1/embeddings", {"input": "x"})[0] == 200
+        assert server.stop() == (0, "stopped\n")
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copyfile(runs / "corpus.jsonl", corpus)
+    Index.build(Retriever.open(tmp_path / "bare"), corpus, progress=False)
+    corpus.unlink()
+    line = refused(str(tmp_path / "bare"))
+    assert "no text can be shown; --notexts serves ids and scores without texts" in " ".join(line.split("): "))
+
+
+# Clients that misbehave
+
+
+def connect(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def test_a_huge_body(server: Running) -> None:
+    status, answer = server.ask("/search", b" " * (9 * 2**20))
+    assert (status, answer["error"]["message"]) == (413, "the body has more than 8388608 bytes")
+    with connect(server) as client:  # in pieces, without a length
+        client.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
+        piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
+        for _ in range(9):
+            client.sendall(piece)
+        client.sendall(b"0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 413")
+    assert server.ask("/search", {"queries": "x"})[0] == 200
+
+
+def test_slow_clients_end_and_hold_up_nobody(server: Running) -> None:
+    """A head that never ends, a body that never comes, one that drips, and a connection that says nothing."""
+    head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+    clients = [connect(server) for _ in range(4)]
+    clients[0].sendall(head)
+    clients[1].sendall(head + b"\r\n")
+    clients[2].sendall(head + b"\r\n")
+    begun = time.monotonic()
+    while time.monotonic() < begun + 5:
+        try:
+            clients[2].sendall(b" ")
+        except OSError:
+            break
+        assert server.ask("/search", {"queries": "x"})[0] == 200
+        time.sleep(0.3)
+    answers = [read_all(client) for client in clients]
+    assert [answer[:12] for answer in answers] == [b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b""]
+    assert b"the request did not arrive in 3 s" in answers[1]
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Read what a server sent until it ended the connection."""
+    parts = []
+    with client:
+        try:
+            while part := client.recv(65536):
+                parts.append(part)
+        except ConnectionResetError:
+            pass
+    return b"".join(parts)
+
+
+def test_a_dead_client_is_not_computed_for(server: Running) -> None:
+    """Clients send large requests and are gone: the requests leave the queue, and the log says 499."""
+    body = json.dumps({"model": "dual", "input": ["stone " * 30] * 1000}).encode()
+    head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(6):
+        with connect(server) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            time.sleep(0.05)
+    deadline = time.monotonic() + 60
+    while "jaxret_waiting_texts 0.0" not in server.ask("/metrics")[1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert server.ask("/search", {"queries": "x"})[0] == 200
+    assert 499 in {entry.get("status") for entry in server.log}
+
+
+def test_a_full_queue(runs: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", "--queue=8") as server:
+
+        def ask(number: int) -> tuple[int, Any]:
+            return server.ask("/v1/embeddings", {"input": ["stone " * 30] * 6})
+
+        with ThreadPoolExecutor(32) as threads:
+            answers = list(threads.map(ask, range(96)))
+        assert {status for status, _ in answers} == {200, 429}
+        message = next(answer for status, answer in answers if status == 429)["error"]["message"]
+        assert re.fullmatch(r"\d+ texts wait, and at most 8 may; try again in a moment", message)
+
+
+def test_a_token(runs: Path, tmp_path: Path) -> None:
+    """With a token every route but the page and /health needs it; other hosts may ask then."""
+    with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
+        right, wrong = {"authorization": "Bearer sesame"}, {"authorization": "Bearer sesam"}
+        for headers in ({}, wrong, {"authorization": "sesame"}):
+            for path, body in (("/search", {"queries": "x"}), ("/metrics", None), ("/info", None), ("/nowhere", None)):
+                assert server.ask(path, body, headers)[0] == 401
+        assert server.ask("/search", {"queries": "x"}, right | {"host": "gpu.example"})[0] == 200
+        assert server.ask("/health")[0] == server.ask("/")[0] == 200
+        assert "sesame" not in server.stderr.read_text()
+
+
+# The end
+
+
+def test_sigterm_under_load(runs: Path, tmp_path: Path) -> None:
+    """Every request that began is answered; later ones find no server. The process ends with 0."""
+    with running(tmp_path / "stderr", str(runs / "dual"), "--batch=4") as server:
+        answers: list[tuple[int, Any]] = []
+        stopping = threading.Event()
+
+        def ask() -> None:
+            while True:
+                try:
+                    answers.append(server.ask("/v1/embeddings", {"input": ["river stone"] * 8}))
+                except OSError:
+                    assert stopping.is_set()
+                    return
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        stopping.set()
+        assert server.stop() == (0, "stopped\n")
+        for thread in threads:
+            thread.join(30)
+        assert {status for status, _ in answers} == {200}
+        assert all(len(answer["data"]) == 8 for _, answer in answers)
+        assert [entry["signal"] for entry in server.log if entry["event"] == "stop"] == ["SIGTERM"]
+
+
+# Shapes
+
+
+@pytest.fixture(scope="module")
+def served(runs: Path) -> ServedRetriever:
+    return ServedRetriever(str(runs / "late"), "", "best", ServeOptions(batch=16), SearchOptions())
+
+
+def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
+    """Texts of any length and number use the programs of `warm_up`; control: it compiled some."""
+    compiled = served.warm_up()
+    assert compiled > 4
+    for length in (1, 3, 9, 20, 50):
+        for count in (1, 2, 7, 16, 33):
+            for side in ("query", "passage"):
+                served.embed(served.tokens(["stone " * length] * count, side), side)  # type: ignore[arg-type]
+    assert served.embedder.programs == compiled
+
+
+def test_lengths_of_served_texts() -> None:
+    assert served_lengths(64) == [8, 16, 24, 32, 48, 64]
+    assert served_lengths(12) == [8, 12]
+    assert served_lengths(512)[-3:] == [256, 384, 512]
