@@ -149,8 +149,15 @@ def get_config() -> ConfigDict:
     c.tokens.query_length = 256
     c.tokens.passage_length = 256
     # Text in front of every query and passage, tokenised with it: "query: " and "passage: " for E5.
+    # {task} in the query's stands for the instruction of the query, where its record has one, else for `task`.
     c.tokens.query_prompt = ""
     c.tokens.passage_prompt = ""
+    # Both as published, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral, embedding_gemma, e5
+    # (docs/language-models.md); "": those above.
+    c.tokens.prompts = ""
+    c.tokens.task = ""  # "": with `prompts`, that of a web search
+    # False: tokens of a prompt, and [CLS] or <s> before it, do not count in head.token mean and mean_without_first.
+    c.tokens.prompt_in_mean = True
     # Between title and text: "[SEP]", the tokenizer's own marker ([CLS] title [SEP] text [SEP]); or any text, and both
     # are tokenised as one with it: " " is Tevatron's, BEIR's and mteb's. A passage without a title has none. "auto" is
     # " " for a sentence-transformers or PyLate directory, else "[SEP]".

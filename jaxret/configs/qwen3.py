@@ -23,8 +23,7 @@ def get_config(suffix: str) -> ConfigDict:
     c.head.token = "last"
     c.normalize = True
     c.loss.temperature = 0.02
-    task = "Given a web search query, retrieve relevant passages that answer the query"
-    c.tokens.query_prompt = f"Instruct: {task}\nQuery:"
+    c.tokens.prompts = "qwen3"
     c.tokens.title_separator = " "
     c.tokens.query_length = 64
     c.tokens.passage_length = 156

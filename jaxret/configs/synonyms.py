@@ -47,6 +47,9 @@ _NAMES: dict[str, str] = {
     "tokens.passage_length": "passagemaxlen pmaxlen maxseqlength maxlength maxpassagelength documentlength doclength"
     " docmaxlen docmaxlength passagemaxlength maxseqlen",
     "tokens.query_prompt": "queryprefix queryinstruction prompts queryprompt",
+    "tokens.prompts": "prompttemplate instructiontemplate queryinstructionformat template",
+    "tokens.task": "instruction task queryinstructionforretrieval",
+    "tokens.prompt_in_mean": "includeprompt skipinstruction",
     "tokens.passage_prompt": "passageprefix documentprefix documentprompt passageinstruction docprefix",
     "query_length": "querymaxlen qmaxlen maxquerylength",
     "passage_length": "passagemaxlen pmaxlen maxseqlength maxlength documentlength doclength",

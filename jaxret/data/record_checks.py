@@ -113,8 +113,8 @@ def check_query(query: Query, location: Location) -> Query:
     require_id(query.id, "query id", location)
     if _is_blank(query.text):
         raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")
-    for text in (query.text, *query.answers):
-        require_text(text, "the question or an answer", location)
+    for text in (query.text, *query.answers, query.instruction):
+        require_text(text, "the question, an answer or the instruction", location)
     return query
 
 

@@ -18,11 +18,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question. `answers` are answer strings, where the data set has them."""
+    """A question. `answers` are answer strings, `instruction` says what is looked for, where the data set has them."""
 
     id: str
     text: str
     answers: tuple[str, ...] = ()
+    instruction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

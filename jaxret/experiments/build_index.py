@@ -104,7 +104,7 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     """Vectors of up to `sample` of the queries, evenly spread."""
     queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
-    tokens = run.tokenizer.queries([queries[number].text for number in numbers])
+    tokens = run.tokenizer.queries([queries[number] for number in numbers])
     encoded = run.embedder()(tokens, "query")
     vectors = encoded if isinstance(encoded, SparseRows) else np.ascontiguousarray(encoded.stacked()[:, 0], np.float32)
     return RecallQueries(vectors, f"questions of {options.queries}")

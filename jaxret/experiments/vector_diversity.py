@@ -63,7 +63,7 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
     row = {passage.id: i for i, passage in enumerate(passages)}
     query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
 
-    texts = run.tokenizer.queries((queries[query_id].text for query_id in query_rows), progress)
+    texts = run.tokenizer.queries((queries[query_id] for query_id in query_rows), progress)
     query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
     texts = run.tokenizer.passages(passages, progress)
     passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()

@@ -65,9 +65,12 @@ def compare_with_original(run: Run, directory: Path) -> str:
 def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
     """Return the first text that the tokenizer of transformers reads otherwise; "" if there is none."""
     tokenizer, _ = _transformers(encoder_folder(directory))
-    length, prompt = run.config.tokens.query_length, run.config.tokens.query_prompt
+    length, prompt = run.config.tokens.query_length, run.tokenizer.prompt("query")
     for text, row in zip(texts, run.tokenizer.queries(texts), strict=True):
-        ours, theirs = row.tolist(), tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"]
+        ours, theirs = (
+            np.where(row < 0, ~row, row).tolist(),
+            tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"],
+        )
         if ours != theirs:
             return f"their tokenizer makes {theirs} of {text!r}, and ours {ours}; see post_processor in tokenizer.json"
     return ""
@@ -94,7 +97,7 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         texts: texts without prompt.
         side: "query" or "passage".
     """
-    prompt = run.config.tokens[f"{side}_prompt"]
+    prompt = run.tokenizer.prompt(side)
     if library == "pylate":
         return np.concatenate(pylate_vectors(directory, [prompt + text for text in texts], side))
     if library == "sentence-transformers":
@@ -111,7 +114,9 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
     for text in texts:  # one at a time: nothing is padded
         tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
         states = model(**tokens).last_hidden_state[0].numpy()
-        vectors.append(_pooled(states, token))
+        read = run.tokenizer.queries([text]) if side == "query" else run.tokenizer.passages([Passage("0", text)])
+        skipped = int((read.flat < 0).sum())  # tokens of a prompt that does not count
+        vectors.append(states[skipped:].mean(0) if skipped else _pooled(states, token))
     stacked = np.stack(vectors)
     for matrix in read_dense_modules(directory):
         stacked = stacked @ matrix

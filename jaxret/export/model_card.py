@@ -66,7 +66,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     """
     config, tokens, measures = run.config, run.config.tokens, _measures(run)
     lengths = f"| tokens at most | {tokens.query_length} | {tokens.passage_length} |\n"
-    prompts = f"| text in front | `{tokens.query_prompt!r}` | `{tokens.passage_prompt!r}` |\n"
+    prompts = f"| text in front | `{run.tokenizer.prompt('query')!r}` | `{run.tokenizer.prompt('passage')!r}` |\n"
     export = f"jaxret export --workdir={run.workdir} --to={kind} --out={name}"
     lines = [
         f"---\n{_header(run, kind, name, measures)}---\n\n# {name}\n",

@@ -117,7 +117,7 @@ def write_modules(run: Run, out: Path) -> None:
     differently. If stock modules cannot compute the vectors, the encoder is the only module."""
     none = bool(stock_problem(run))
     forms: dict[Side, VectorForm | None] = {side: None if none else vector_form(run, side) for side in ROUTES}
-    prompts = {route: run.config.tokens[f"{side}_prompt"] for side, route in ROUTES.items()}
+    prompts = {route: run.tokenizer.prompt(side) for side, route in ROUTES.items()}
     similarity = "cosine" if run.config.normalize else "dot"
     cut = {"truncate_dim": run.model.cut} if run.model.cut else {}
     settings = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity, **cut}
@@ -170,7 +170,8 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
         start = min(weights)
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
         add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
-    add("Pooling", {**size, **{key: token == form.token for token, key in POOLINGS.items()}})
+    skips = {"include_prompt": False} if run.tokenizer.skip_prompt else {}
+    add("Pooling", {**size, **{key: token == form.token for token, key in POOLINGS.items()}, **skips})
     for matrix in form.projections:
         add("Dense", dense_config(matrix), **{"linear.weight": matrix.T})
     if run.config.normalize:
@@ -201,7 +202,9 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
         elif kind == f"{_TYPES}Pooling":
             settings = read_json(out / path / "config.json")
             if settings[POOLINGS["mean"]]:
-                values = (values * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+                ids, _ = tokens.padded(np.arange(len(tokens)), mask.shape[1])
+                counts = mask & (ids >= 0)  # the others are a prompt's, as `TextTokenizer` marks them
+                values = (values * counts[..., None]).sum(1) / counts.sum(1, keepdims=True)
             elif settings[POOLINGS["last"]]:
                 values = values[np.arange(len(values)), mask.sum(1) - 1]
             else:
@@ -226,6 +229,7 @@ def read_states(
     """
     config, params = load_pretrained(folder, ignore)
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()))
+    ids = np.where(ids < 0, ~ids, ids)  # of a prompt that does not count in means
     batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if seen is None else seen))
     apply = jax.jit(lambda params, batch: make_encoder(config).apply({"params": params}, batch).states)
     return np.asarray(apply(params, batch)), mask

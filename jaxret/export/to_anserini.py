@@ -155,7 +155,7 @@ def write_topics(run: Run, queries: str, words: list[str], path: Path) -> int:
     with atomic_write(path) as file:
         for start in range(0, len(records), ROWS):
             part = records[start : start + ROWS]
-            rows = embed(run.tokenizer.queries([query.text for query in part]), "query")
+            rows = embed(run.tokenizer.queries(part), "query")
             assert isinstance(rows, SparseRows)
             for row, query in enumerate(part):
                 impacts = impacts_of(rows, row, words)

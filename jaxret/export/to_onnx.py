@@ -67,6 +67,11 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
         form: form of the vectors; None for hidden states.
         path: file to write.
     """
+    if run.tokenizer.skip_prompt:
+        raise ValueError(
+            "--to=onnx: a graph does not know where a prompt ends, whose tokens do not count in this run's means "
+            "(tokens.prompt_in_mean); use --to=sentence-transformers"
+        )
     graph = onnx_graph.Graph()
     params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
     hidden = onnx_graph.hidden_states(graph, config, jax.device_get(params))

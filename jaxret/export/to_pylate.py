@@ -71,7 +71,7 @@ def require_pylate_form(run: Run) -> None:
         "encoder.tied is False: PyLate has one encoder": not config.encoder.tied,
         "normalize is False: PyLate scales every vector to length 1": not config.normalize,
         "there are prompts, which PyLate does not put in front by itself": bool(
-            config.tokens.query_prompt or config.tokens.passage_prompt
+            run.tokenizer.query_prompt or run.tokenizer.passage_prompt
         ),
     }
     if present := [problem for problem, applies in problems.items() if applies]:

@@ -50,11 +50,12 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     sentence = compare_search(searcher, out)
     form = vector_form(run, "query")
     pooled = form is not None and form.token in ("cls", "mean") and not searcher.run.model.cut
+    pooled = pooled and not run.tokenizer.skip_prompt
     if form is None or not pooled or len(form.weights) > 1 or form.projections:
         return [sentence, "Pyserini's encoders do not compute this model's query vectors: give it stored ones."]
     write_encoder(run, "query", out / "query-encoder")
     notes = [sentence, "The query encoder is beside it; Pyserini cuts queries at its model_max_length."]
-    if prompt := run.config.tokens.query_prompt:
+    if prompt := run.tokenizer.prompt("query"):
         notes.append(f"Pyserini puts nothing in front of queries: let every topic begin with {prompt!r}.")
     return notes
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
+from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
@@ -41,6 +42,7 @@ class RetrieverModule(nn.Module):
     pooling: nn.Module
     normalize: bool
     pooled: bool = True
+    skip_prompt: bool = False  # whether ids of tokens that do not count in a mean are marked (`TextTokenizer`)
 
     def setup(self) -> None:
         if self.tied:
@@ -51,7 +53,7 @@ class RetrieverModule(nn.Module):
             self.query_head, self.passage_head = self.head.clone(), self.head.clone()
 
     def __call__(self, tokens: Tokens, side: Side, train: bool, labels: jax.Array | None = None) -> Embeddings:
-        encoder = self._encoder(side)
+        encoder, tokens = self._encoder(side), self._read_marks(tokens)
         head = self.head if self.tied else getattr(self, f"{side}_head")
         hidden = encoder(head.attended(tokens, side), head.selection(side), train, head.prefix_tokens(side))
         embeddings = head(hidden, HeadInput(side, replace(tokens, packing=None), encoder, train, labels))
@@ -67,7 +69,14 @@ class RetrieverModule(nn.Module):
         return self.encoder if self.tied else getattr(self, f"{side}_encoder")
 
     def hidden_states(self, tokens: Tokens, side: Side) -> HiddenStates:
-        return self._encoder(side)(replace(tokens, packing=None), Selection())
+        return self._encoder(side)(replace(self._read_marks(tokens), packing=None), Selection())
+
+    def _read_marks(self, tokens: Tokens) -> Tokens:
+        """Return tokens whose marked ids are ids again, with a mask of the others."""
+        if not self.skip_prompt:
+            return tokens
+        ids = jnp.where(tokens.ids < 0, ~tokens.ids, tokens.ids)
+        return replace(tokens, ids=ids, counted=tokens.mask & (tokens.ids >= 0))
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
         """Use every parameter once, to initialise."""
@@ -294,8 +303,24 @@ def build_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> Retrieve
         head=head,
         pooling=pooling,
         normalize=config.normalize,
+        skip_prompt=skips_prompt(config, head),
     )
     return RetrieverModel(module).with_dimension(config.encode.dimension, "encode.dimension")
+
+
+def skips_prompt(config: ConfigDict, head: VectorHead) -> bool:
+    """Return whether tokens of prompts do not count in means. Raises ValueError for vectors that are no such means."""
+    if read_prompts(config).in_mean:
+        return False
+    means = head.layers_of("query") and head.layers_of("passage") and head.vectors_per_passage() is not None
+    if not means or config.head.token not in ("mean", "mean_without_first"):
+        name = config.tokens.prompts
+        key = f"tokens.prompts is {name!r}, which leaves" if name else "tokens.prompt_in_mean is False, which leaves"
+        raise ValueError(
+            f"{key} prompts out of the mean over tokens, but the vectors of head {config.head.name!r} with head.token "
+            f"{config.head.token!r} are no such means: set head.token='mean'"
+        )
+    return True
 
 
 def with_pretrained(params: Params, weights: Params, head: Params | None = None) -> Params:

@@ -9,7 +9,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR
-from jaxret.models.encoders.sentence_transformers import DIMENSION, LENGTHS, MODULES, PROMPTS, TITLE_SEPARATOR
+from jaxret.models.encoders.sentence_transformers import (
+    DIMENSION,
+    LENGTHS,
+    MODULES,
+    PROMPT_IN_MEAN,
+    PROMPTS,
+    TITLE_SEPARATOR,
+)
 from jaxret.models.heads import HEADS
 
 # The keys that a directory can set, with the value that counts as not set (the default of configs/base.py).
@@ -21,8 +28,9 @@ UNSET: dict[str, Any] = {
     **dict.fromkeys(PROMPTS, ""),
     TITLE_SEPARATOR: AUTO_SEPARATOR,
     DIMENSION: 0,
+    PROMPT_IN_MEAN: True,
 }
-_OF_VECTORS = ("head.token", "normalize", DIMENSION)
+_OF_VECTORS = ("head.token", "normalize", DIMENSION, PROMPT_IN_MEAN)
 
 
 def _of_family(key: str) -> str:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save
 
+from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import Params, read_pooler
@@ -51,13 +52,15 @@ def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTok
 
     Raises ValueError if it does not fit the model.
     """
-    tokens = config.tokens
+    tokens, prompts = config.tokens, read_prompts(config)
     tokenizer = TextTokenizer.load(
         directory,
         tokens.query_length,
         tokens.passage_length,
-        query_prompt=tokens.query_prompt,
-        passage_prompt=tokens.passage_prompt,
+        query_prompt=prompts.query,
+        passage_prompt=prompts.passage,
+        task=prompts.task,
+        skip_prompt=not prompts.in_mean,
         title_separator=SEPARATOR if tokens.title_separator == AUTO_SEPARATOR else tokens.title_separator,
         **model.tokenizer_options(),
     )

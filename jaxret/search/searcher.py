@@ -273,7 +273,7 @@ class Searcher:
         if not queries:
             raise ValueError("there is no query to search for")
         cut = Truncation("queries", self.run.tokenizer.query_length)
-        tokens = self.run.tokenizer.queries((query.text for query in queries), progress, cut)
+        tokens = self.run.tokenizer.queries(queries, progress, cut)
         return cut, self.embedder(tokens, "query", progress)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:

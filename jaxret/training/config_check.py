@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from jaxret.data.tokens.prompts import read_prompts
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
@@ -100,7 +101,11 @@ def check_tokens(config: ConfigDict) -> None:
             f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
             "texts of a row apart; use 'plain', or tokens.packing=False"
         )
-    for key in ("query_prompt", "passage_prompt", "title_separator"):
+    if not read_prompts(config).in_mean and config.task != "retrieval":
+        raise ValueError(
+            f"tokens.prompt_in_mean is False, but task {config.task!r} has no mean over tokens: set it to True"
+        )
+    for key in ("query_prompt", "passage_prompt", "title_separator", "task"):
         try:
             config.tokens[key].encode("utf-8")
         except UnicodeEncodeError as error:  # a command line can hold bytes that are no text

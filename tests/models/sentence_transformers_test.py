@@ -10,7 +10,7 @@ import pytest
 
 from jaxret.configs.base import get_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
-from jaxret.models.encoders.sentence_transformers import DIMENSION, read_sentence_transformers_keys
+from jaxret.models.encoders.sentence_transformers import DIMENSION, PROMPT_IN_MEAN, read_sentence_transformers_keys
 from jaxret.runs.from_sentence_transformers import UNSET, apply_settings, settings_family
 from tests.pipeline import flat_config
 from tests.sentence_transformers import write_modules
@@ -68,6 +68,15 @@ def test_minilm(minilm_dir: Path) -> None:
         ({"encoder": "0_Transformer"}, {}),
         ({"settings": {"truncate_dim": 8}}, {DIMENSION: 8}),
         ({"settings": {"truncate_dim": None}}, {}),
+        ({"pooling": {"include_prompt": False}}, {}),  # there is none
+        (
+            {"pooling": {"include_prompt": False}, "prompts": {"query": "q: "}},
+            {"tokens.query_prompt": "q: ", PROMPT_IN_MEAN: False},
+        ),
+        (
+            {"pooling": {"pooling_mode": "lasttoken", "include_prompt": False}, "prompts": {"query": "q: "}},
+            {"tokens.query_prompt": "q: ", "head.token": "last"},
+        ),
     ],
 )
 def test_what_it_says(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -105,10 +114,7 @@ def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
             r"1_Pooling/config.json: the pooling is max and mean; 'cls', ",
         ),
         ({"pooling": {"pooling_mode": "weightedmean"}}, r"the pooling is weightedmean"),
-        (
-            {"pooling": {"pooling_mode": "mean", "include_prompt": False}, "prompts": {"query": "q: "}},
-            r"include_prompt is False; a prompt's tokens always count here",
-        ),
+        ({"pooling": {"include_prompt": "no"}}, r"include_prompt is 'no'; true or false is needed"),
         ({"similarity": "euclidean"}, r"similarity_fn_name is 'euclidean'; scores here are 'cosine' or 'dot'"),
         ({"settings": {"model_type": "SparseEncoder"}}, r"model_type is 'SparseEncoder'; only 'SentenceTransformer'"),
         ({"settings": {"truncate_dim": "8"}}, r"truncate_dim is '8'; a whole number from 1 on is needed, or null"),
@@ -126,7 +132,7 @@ def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str
 def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
     base = flat_config(get_config())
     assert {key: base[key] for key in UNSET} == UNSET
-    assert MEAN.keys() | {DIMENSION} == {key for key in UNSET if not settings_family({key: 0})}
+    assert MEAN.keys() | {DIMENSION, PROMPT_IN_MEAN} == {key for key in UNSET if not settings_family({key: 0})}
 
 
 def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error() -> None:

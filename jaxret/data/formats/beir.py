@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_beir_queries(file: DataFile, policy: Policy) -> list[Query]:
     answers_path = find_file(file.path.parent, "answers.jsonl") if named_so else None
     if answers_path:
         for query_id, answers in _answers(answers_path, policy, queries):
-            queries[query_id] = Query(query_id, queries[query_id].text, answers)
+            queries[query_id] = replace(queries[query_id], answers=answers)
     return list(queries.values())
 
 
@@ -173,7 +174,8 @@ def write_beir(
     with write_text(folder / "queries.jsonl") as file:
         for number, query in enumerate(queries, 1):
             check_query(query, Location(folder / "queries.jsonl", number))
-            _write_object(file, {"_id": query.id, "text": query.text})
+            more = {"instruction": query.instruction} if query.instruction else {}
+            _write_object(file, {"_id": query.id, "text": query.text, **more})
     # An older answers.jsonl must not outlive its queries, so it is replaced even by an empty one.
     if any(query.answers for query in queries) or (folder / "answers.jsonl").exists():
         with write_text(folder / "answers.jsonl") as file:
@@ -199,10 +201,7 @@ FORMATS = (
         "beir.texts",
         "BEIR corpus or queries",
         ("_id", "text"),
-        optional=(
-            "title",
-            "answers",
-        ),
+        optional=("title", "answers", "instruction"),
         titles={"passages": "BEIR corpus", "queries": "BEIR queries"},
         passages=read_beir_passages,
         queries=read_beir_queries,

@@ -16,12 +16,13 @@ from jaxret.data.records import Example, Passage
 
 def count_losses(examples: Iterable[Example], *held: str) -> Losses:
     """Count what a file does not hold of examples. `held` lists what it holds: "query ids", "passage ids", "titles",
-    "answers", "scores".
+    "answers", "instructions", "scores".
     """
     lost: Losses = Counter()
     for number, example in enumerate(examples):
         passages = (*example.positives, *example.negatives)
         lost["queries' ids"] += "query ids" not in held and example.query.id != str(number)
+        lost["queries' instructions"] += "instructions" not in held and bool(example.query.instruction)
         lost["queries' answers"] += "answers" not in held and bool(example.query.answers)
         lost["scores"] += 0 if "scores" in held else example.score_count
         if "titles" not in held:
@@ -46,25 +47,26 @@ def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[
             text |= {"score": score} if math.isfinite(score) else {}
         return texts
 
-    answers = {"answers": list(example.query.answers)} if example.query.answers else {}
+    more: dict[str, Any] = {"answers": list(example.query.answers)} if example.query.answers else {}
+    more |= {"instruction": example.query.instruction} if example.query.instruction else {}
     first = {} if every_positive else {"every_positive": False}
     texts = {
         "positive_passages": side(example.positives, example.positive_scores),
         "negative_passages": side(example.negatives, example.negative_scores),
     }
-    return {"query_id": example.query.id, "query": example.query.text, **answers, **first, **texts}
+    return {"query_id": example.query.id, "query": example.query.text, **more, **first, **texts}
 
 
 def write_tevatron_examples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     write_records(path, map(make_tevatron_record, examples))
-    return count_losses(examples, "query ids", "answers", "titles", "passage ids", "scores")
+    return count_losses(examples, "query ids", "answers", "instructions", "titles", "passage ids", "scores")
 
 
 def write_tevatron_first(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     write_records(path, (make_tevatron_record(example, every_positive=False) for example in examples))
-    return count_losses(examples, "query ids", "answers", "titles", "passage ids", "scores")
+    return count_losses(examples, "query ids", "answers", "instructions", "titles", "passage ids", "scores")
 
 
 def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
@@ -74,13 +76,14 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
         for e in examples:
             texts = {"pos": [joined_text(p) for p in e.positives], "neg": [joined_text(p) for p in e.negatives]}
             scores = {"pos_scores": list(e.positive_scores), "neg_scores": list(e.negative_scores)}
-            yield {"query": e.query.text, **texts, **(scores if whole(e) else {})}
+            prompt = {"prompt": e.query.instruction} if e.query.instruction else {}
+            yield {"query": e.query.text, **texts, **(scores if whole(e) else {}), **prompt}
 
     def whole(e: Example) -> bool:
         return e.score_count == len(e.positives) + len(e.negatives)
 
     write_records(path, rows())
-    lost = count_losses(examples, "scores")
+    lost = count_losses(examples, "instructions", "scores")
     lost["scores of records in which a passage has none"] = sum(e.score_count for e in examples if not whole(e))
     return lost
 

@@ -1,6 +1,6 @@
 """FlagEmbedding's training records: a query, texts of positives and negatives, perhaps a teacher's scores of both.
 
-Its `prompt` (an instruction of the record's own) and `type` are not read.
+A record's `prompt` is the instruction of its query; its `type` is not read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxret.data.formats.containers import Record, read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, content_id, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
-from jaxret.data.formats.texts import record_list
+from jaxret.data.formats.texts import parse_instruction, record_list
 from jaxret.data.record_checks import (
     check_passage,
     check_query,
@@ -42,7 +42,8 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
     for location, record in read_records(file, policy):
         try:
             question = normalise_question(require_key(record, "query", str, location))
-            query = check_query(Query(id_from_location(location), question), location)
+            instruction = parse_instruction(record, location, "prompt")
+            query = check_query(Query(id_from_location(location), question, instruction=instruction), location)
             positives = side(record, "pos", location)
             if not positives:
                 raise no_positive_error(location, "pos")
@@ -84,9 +85,9 @@ FORMATS = (
     Format(
         name="flag.examples",
         title="FlagEmbedding training records",
-        description="JSON records with query, pos, neg (lists of texts), and perhaps pos_scores, neg_scores",
+        description="JSON records with query, pos, neg (lists of texts), and perhaps pos_scores, neg_scores, prompt",
         matches=_fits,
-        keys=("query", "pos", "neg", "pos_scores", "neg_scores"),
+        keys=("query", "pos", "neg", "pos_scores", "neg_scores", "prompt"),
         without_query_ids=True,
         examples=read_flag_examples,
     ),

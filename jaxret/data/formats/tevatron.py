@@ -88,7 +88,7 @@ def _fits(every_positive: bool) -> Callable[[FileSample], bool]:
     return fits
 
 
-KEYS = ("query_id", "query", "answers", "positive_passages", "negative_passages", "every_positive")
+KEYS = ("query_id", "query", "instruction", "answers", "positive_passages", "negative_passages", "every_positive")
 FORMATS = (
     Format(
         name="tevatron.examples",
@@ -126,7 +126,7 @@ FORMATS = (
         "tevatron.queries",
         "Tevatron queries",
         ("query_id", "query"),
-        optional=("answers",),
+        optional=("answers", "instruction"),
         queries=query_reader("query_id", "query"),
     ),
 )

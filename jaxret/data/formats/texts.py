@@ -85,7 +85,15 @@ def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:
     written = normalise_question(require_key(record, text, str, location))
     answers = require_strings(record.get("answers") or [], "the value of 'answers'", location)
-    return check_query(Query(record_id(record, key, location, numbers), written, answers), location)
+    return check_query(
+        Query(record_id(record, key, location, numbers), written, answers, parse_instruction(record, location)),
+        location,
+    )
+
+
+def parse_instruction(record: Record, location: Location, key: str = "instruction") -> str:
+    """Return a query's own instruction; "" if its record has none."""
+    return "" if record.get(key) is None else require_key(record, key, str, location).strip()
 
 
 def require_new_id(key: str, kind: str, location: Location, first: dict[str, Location]) -> None:

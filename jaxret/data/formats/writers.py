@@ -44,7 +44,8 @@ def query_writer(key: str, text: str = "text", answers: bool = False) -> Callabl
             for number, query in enumerate(queries, 1):
                 check_query(query, Location(path, f"query {number}"))
                 lost["queries' answers"] += not answers and bool(query.answers)
-                more = {"answers": list(query.answers)} if answers and query.answers else {}
+                more: dict[str, Any] = {"answers": list(query.answers)} if answers and query.answers else {}
+                more |= {"instruction": query.instruction} if query.instruction else {}
                 yield {key: query.id, text: query.text, **more}
 
         write_records(path, rows())
@@ -73,6 +74,7 @@ def _tab_queries(path: Path, queries: Iterable[Query]) -> Losses:
         for number, query in enumerate(queries, 1):
             check_query(query, Location(path, number))
             lost["queries' answers"] += bool(query.answers)
+            lost["queries' instructions"] += bool(query.instruction)
             yield query.id, query.text
 
     write_tab_rows(path, rows(), lost)

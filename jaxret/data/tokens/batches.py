@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jaxret.data.records import Example, Passage
+from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import SAMPLE, USUAL, Packer, Placement, RowShape, choose_row_shape
 from jaxret.data.tokens.teacher import TeacherScores, row_subset
@@ -110,15 +110,17 @@ def tokenize_examples(
     negatives = [[row(p) for p in example.negatives] for example in examples]
     text: list[Iterable[Any]] = [(e.query.text for e in examples), ([p.title, p.text] for p in passages)]
     text += [positives, negatives]
+    if any(e.query.instruction for e in examples):
+        text.append(e.query.instruction for e in examples)
     imagined = None
     if pseudo_queries is not None:
         queries = [pseudo_queries.get(passage.id, "") for passage in passages]
         text.append(queries)
         imagined = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
-    numbers: dict[tuple[str, str], int] = {}  # a query has an example for each of its positives
-    query_rows = np.array([numbers.setdefault((e.query.id, e.query.text), len(numbers)) for e in examples])
-    of_queries = tokenizer.queries((text for _, text in numbers), progress, cut[0])
+    numbers: dict[Query, int] = {}  # a query has an example for each of its positives
+    query_rows = np.array([numbers.setdefault(e.query, len(numbers)) for e in examples])
+    of_queries = tokenizer.queries(numbers, progress, cut[0])
     return TrainingSet(
         queries=write_column("queries", iter([of_queries.take(query_rows)])),
         passages=tokenizer.passages(passages, progress, cut[1], partial(write_column, "passages")),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from jaxret.data.records import Passage
+from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # where it is looked for
 from jaxret.data.tokens.backend import load_backend
 from jaxret.parallel.progress import Progress
@@ -23,6 +23,8 @@ SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own end marker, whate
 AUTO_SEPARATOR = "auto"  # as a config's title_separator: what the model's directory implies
 # Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
 JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
+
+TASK = "{task}"  # in a query's prompt: the place of its instruction
 
 # The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
 # only a prefix is tokenised: up to the first white space after `_CHARACTERS` characters per token of the limit (English
@@ -111,6 +113,9 @@ class TextTokenizer:
         query_marker: Id after [CLS] in every query, if the head uses one.
         passage_marker: Id after [CLS] in every passage, if the head uses one.
         expand_queries: Whether queries are filled with [MASK] up to their limit, if the head uses that.
+        task: Instruction in place of TASK in `query_prompt`, for queries without one of their own.
+        skip_prompt: Whether ids of a prompt's tokens, and of markers before it, are marked: ~id instead of id. The
+            model reads these as id, and leaves them out of means (`RetrieverModule`).
     """
 
     backend: Any
@@ -126,10 +131,13 @@ class TextTokenizer:
     query_marker: int | None = None
     passage_marker: int | None = None
     expand_queries: bool = False
+    task: str = ""
+    skip_prompt: bool = False
 
     def __post_init__(self) -> None:
+        self._prompt_sizes: dict[str, int] = {}
         for side in JOINS:
-            length, prompt = getattr(self, f"{side}_length"), getattr(self, f"{side}_prompt")
+            length, prompt = getattr(self, f"{side}_length"), self.prompt(side)
             if length < 3:
                 raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
             taken = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
@@ -191,9 +199,11 @@ class TextTokenizer:
         return f"{parts} [SEP]" if self.cls_id is None else f"[CLS] {parts} [SEP]"
 
     @property
-    def joins(self) -> dict[str, str]:
-        """Prompts and separator, for the contract."""
-        return {name: getattr(self, name) for names in JOINS.values() for name in names}
+    def joins(self) -> dict[str, Any]:
+        """Prompts and separator, for the contract; with the task, where a prompt has one."""
+        joins = {name: getattr(self, name) for names in JOINS.values() for name in names}
+        task = {"task": self.task} if TASK in self.query_prompt else {}
+        return {**joins, **task, **({"prompt_in_mean": False} if self.skip_prompt else {})}
 
     @property
     def digest(self) -> str:
@@ -210,6 +220,8 @@ class TextTokenizer:
         joins = {name: value for name, value in self.joins.items() if value != usual.get(name, value)}
         more = {f"{side}_marker": id for side in sides if (id := getattr(self, f"{side}_marker")) is not None}
         more |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
+        more |= {"task": self.task} if self.task and "query" in sides else {}
+        more |= {"skip_prompt": True} if self.skip_prompt else {}
         return {
             "sha256": self.digest,
             "library": tokenizers.__version__,
@@ -224,13 +236,19 @@ class TextTokenizer:
 
         An empty text has no ids. At most 2**20 characters of a text are read.
         """
-        prompted = (self.query_prompt + text if text else "" for text in texts)
-        blocks = ([text for text, *_ in block] for block in _blocks((text, "") for text in prompted))
+        prompted = (self.prompt("query") + text if text else "" for text in texts)
+        blocks = ([text for text, *_ in block] for block in _blocks((text, "", "") for text in prompted))
         return sink(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
+
+    def prompt(self, side: str, query: str | Query = "") -> str:
+        """Return the text in front of a passage, or of a query, with its instruction."""
+        own = query.instruction if isinstance(query, Query) else ""
+        prompt = getattr(self, f"{side}_prompt")
+        return fill_task(prompt, own or self.task) if side == "query" else prompt
 
     def queries(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Query],
         progress: bool = False,
         truncation: Truncation | None = None,
         sink: BlockSink = concatenate_blocks,
@@ -238,14 +256,19 @@ class TextTokenizer:
         """Return token ids of queries.
 
         Args:
-            texts: Queries, possibly a stream.
+            texts: Queries, possibly a stream. A Query may bring an instruction along; a text has the usual one.
             progress: Whether to show a progress bar.
             truncation: Counts texts and lost tokens.
             sink: Consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("queries", self.query_length)
-        prompted = ((self.query_prompt + text, "") for text in texts)
-        return sink(self._encode(prompted, self._start("query"), truncation, progress, fill=self.expand_queries))
+
+        def prompted() -> Iterator[tuple[str, str, str]]:
+            for query in texts:
+                prompt = self.prompt("query", query)
+                yield prompt + (query.text if isinstance(query, Query) else query), "", prompt
+
+        return sink(self._encode(prompted(), self._start("query"), truncation, progress, fill=self.expand_queries))
 
     def passages(
         self,
@@ -263,7 +286,8 @@ class TextTokenizer:
             sink: Consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("passages", self.passage_length)
-        return sink(self._encode(map(self._parts, passages), self._start("passage"), truncation, progress))
+        parts = ((*self._parts(passage), self.passage_prompt) for passage in passages)
+        return sink(self._encode(parts, self._start("passage"), truncation, progress))
 
     def passage_as_read(self, passage: Passage) -> str:
         """Return a passage as one text, with prompt, title and separator."""
@@ -284,25 +308,40 @@ class TextTokenizer:
         return text, prompt + title
 
     def _encode(
-        self, texts: Iterable[tuple[str, str]], start: list[int], cut: Truncation, progress: bool, fill: bool = False
+        self,
+        texts: Iterable[tuple[str, str, str]],
+        start: list[int],
+        cut: Truncation,
+        progress: bool,
+        fill: bool = False,
     ) -> Iterator[Ragged]:
-        """Yield blocks of token ids, cut at the limit of `cut`, which counts them; with `fill`, filled up to it."""
+        """Yield blocks of token ids of (text, title, prompt in front of them), cut at the limit of `cut`, which counts
+        them; with `fill`, filled up to it."""
         limit = cut.limit
         with Progress(f"tokenize {cut.what}", shown=progress) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
                 encoded = (
                     self._encoded([text for text, *_ in block], limit),
-                    self._encoded([t for _, t, _ in block], limit),
+                    self._encoded([t for _, t, *_ in block], limit),
                 )
-                for (_, _, size), (text, text_read), (title, title_read) in zip(block, *encoded):
+                for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *encoded):
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
                     read = text_read + title_read
                     cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
                     ids = ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id]
+                    if self.skip_prompt and prompt:
+                        marked = min(len(start) + self._prompt_size(prompt), len(ids) - 1)
+                        ids[:marked] = [~id for id in ids[:marked]]
                     rows.append([*ids, *[self.mask_id] * (limit - len(ids))] if fill else ids)  # type: ignore[list-item]
                 yield Ragged.from_lists(rows)
                 bar.update(len(block))
+
+    def _prompt_size(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt alone, as sentence-transformers counts them."""
+        if prompt not in self._prompt_sizes:
+            self._prompt_sizes[prompt] = len(self.backend.encode(prompt, add_special_tokens=False).ids)
+        return self._prompt_sizes[prompt]
 
     def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
         """Return (ids, characters read) of each text: all of it, or a prefix with at least `limit` ids."""
@@ -315,6 +354,11 @@ class TextTokenizer:
             rest = [i for i in rest if len(encoded[i][0]) < limit and encoded[i][1] < len(texts[i])]
             reach *= 8
         return encoded
+
+
+def fill_task(prompt: str, task: str) -> str:
+    """Return a prompt with an instruction in place of TASK; a colon after it is not written twice."""
+    return prompt.replace(TASK, task.removesuffix(":") if f"{TASK}:" in prompt else task)
 
 
 def _added_ids(backend: Any, directory: str | Path) -> tuple[int | None, int | None]:
@@ -338,12 +382,13 @@ def _beginning(text: str, reach: int) -> str:
     return text[: space.start()].rstrip() if space else text
 
 
-def _blocks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, int]]]:
-    """Yield blocks of (text, title, characters of both), with text and title cut at `_REACH` characters."""
-    block: list[tuple[str, str, int]] = []
+def _blocks(texts: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str, int]]]:
+    """Yield blocks of (text, title, prompt, characters of text and title), with text and title cut at `_REACH`
+    characters."""
+    block: list[tuple[str, str, str, int]] = []
     held = 0
-    for text, title in texts:
-        block.append((text[:_REACH], title[:_REACH], len(text) + len(title)))
+    for text, title, prompt in texts:
+        block.append((text[:_REACH], title[:_REACH], prompt, len(text) + len(title)))
         held += len(block[-1][0]) + len(block[-1][1])
         if len(block) == _BLOCK or held >= _BLOCK_CHARACTERS:
             yield block

@@ -119,7 +119,7 @@ def encode_probe_data(
             f"{data}: {len(kept)} queries of the split {options.split!r} have a relevant passage in the corpus; "
             "a probe needs 4 at least"
         )
-    texts = run.tokenizer.queries([chosen[row].text for row in kept])
+    texts = run.tokenizer.queries([chosen[row] for row in kept])
     query_vectors = encode_layers(run, texts, "query", progress)
     passage_vectors = encode_layers(run, run.tokenizer.passages(passages), "passage", progress)
     return ProbeData(query_vectors, passage_vectors, relevance[kept])

@@ -31,13 +31,22 @@ class Selection:
         self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
         """Return the selected positions of one layer's output, of which `last_layer_positions` are enough."""
-        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens))
+        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.counted)
 
     def select_positions(
-        self, hidden: Float[jax.Array, "B queries H"], mask: Bool[jax.Array, "B T"]
+        self,
+        hidden: Float[jax.Array, "B queries H"],
+        mask: Bool[jax.Array, "B T"],
+        counted: Bool[jax.Array, "B T"] | None = None,
     ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
         """Return the selected positions of states by text. Missing ones, of a batch shorter than `tokens`, are masked
-        zeros, so that K does not depend on the batch."""
+        zeros, so that K does not depend on the batch.
+
+        Args:
+          hidden: states.
+          mask: real tokens.
+          counted: tokens that the mean is over; None: all real ones.
+        """
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
             missing = self.tokens - hidden.shape[1]
@@ -45,6 +54,8 @@ class Selection:
             masks.append(jnp.zeros((hidden.shape[0], missing), bool))
         if self.mean:
             counts = self._tokens_of_mean(mask)
+            if counted is not None and self.over != "last":
+                counts &= counted
             total = jnp.sum(jnp.where(counts[..., None], hidden, 0), axis=1, dtype=jnp.float32)
             mean = total / jnp.maximum(jnp.sum(counts, axis=1, keepdims=True), 1)
             parts.insert(0, mean.astype(hidden.dtype)[:, None])

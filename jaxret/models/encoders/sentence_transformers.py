@@ -21,6 +21,7 @@ SETTINGS = "config_sentence_transformers.json"
 LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
 TITLE_SEPARATOR = "tokens.title_separator"
 DIMENSION = "encode.dimension"
+PROMPT_IN_MEAN = "tokens.prompt_in_mean"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
 DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
 _REASONS = {
@@ -123,11 +124,12 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
         raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; a whole number from 1 on is needed, or null")
     cut = {DIMENSION: size} if size else {}
     prompts = _prompts(root / SETTINGS, settings)
-    token = _token(entries[1].folder / "config.json", any(prompts.values()))
+    token, in_mean = _token(entries[1].folder / "config.json")
+    mean = {} if in_mean or token != "mean" or not any(prompts.values()) else {PROMPT_IN_MEAN: False}
     normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
     lengths = _lengths(entries[0].folder)
     title = {TITLE_SEPARATOR: title_separator(root)}
-    return {"head.token": token, "normalize": normalize, **lengths, **prompts, **title, **cut}
+    return {"head.token": token, "normalize": normalize, **lengths, **prompts, **mean, **title, **cut}
 
 
 def title_separator(root: Path) -> str:
@@ -146,8 +148,8 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _token(path: Path, prompted: bool) -> str:
-    """Return the head.token of the Pooling."""
+def _token(path: Path) -> tuple[str, bool]:
+    """Return the head.token of the Pooling, and whether tokens of a prompt count in its mean."""
     raw = _read(path)
     chosen = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
     modes = [chosen] if isinstance(chosen, str) else list(chosen)
@@ -155,9 +157,10 @@ def _token(path: Path, prompted: bool) -> str:
     if len(modes) != 1 or modes[0] not in tokens:
         names = "'cls', 'mean' or 'lasttoken'"
         raise ValueError(f"{path}: the pooling is {' and '.join(map(str, modes))}; {names} is implemented")
-    if prompted and raw.get("include_prompt", True) is not True:
-        raise ValueError(f"{path}: include_prompt is {raw['include_prompt']!r}; a prompt's tokens always count here")
-    return tokens[modes[0]]
+    in_mean = raw.get("include_prompt", True)
+    if type(in_mean) is not bool:
+        raise ValueError(f"{path}: include_prompt is {in_mean!r}; true or false is needed")
+    return tokens[modes[0]], in_mean
 
 
 def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:

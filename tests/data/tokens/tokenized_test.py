@@ -248,7 +248,8 @@ def test_tokens_belong_to_their_tokenizer(root: Path, tokenizer: TextTokenizer, 
     assert other.recipe("query", "passage") == recipe
     other.backend.add_tokens(["more"])
     changes: dict[str, Any] = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
-    changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator"), "river ") | {"expand_queries": True}
+    changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator", "task"), "river ")
+    changes |= {"expand_queries": True, "skip_prompt": True}
     for name, value in changes.items():
         assert replace(tokenizer, **{name: value}).recipe("query", "passage") != recipe, name
     assert tokenizer.recipe("passage") != replace(tokenizer, passage_length=9).recipe("passage")

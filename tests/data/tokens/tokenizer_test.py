@@ -277,7 +277,7 @@ def test_a_stream_of_long_texts_is_not_held() -> None:
             drawn.append(i)
             yield Passage(str(i), "river " * 100_000)
 
-    blocks = tokenizer_module._blocks((p.text, p.title) for p in passages())
+    blocks = tokenizer_module._blocks((p.text, p.title, "") for p in passages())
     assert len(next(blocks)) == 2
     assert len(drawn) == 2
 

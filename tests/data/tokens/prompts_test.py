@@ -1,0 +1,126 @@
+"""Prompts as published: by name, with an instruction of the config or of a query's own; marks of their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.data.formats import read_examples, read_queries, write_beir
+from jaxret.data.formats.example_writers import write_flag_examples, write_tevatron_first, write_tuples
+from jaxret.data.records import Passage, Query
+from jaxret.data.tokens.prompts import PUBLISHED, WEB_SEARCH, read_prompts
+from jaxret.data.tokens.tokenizer import TextTokenizer, fill_task
+from tests.pipeline import write_encoder, write_language_model
+from tests.tiny import make_config
+
+QUESTION = "What is the capital of China?"
+# What models read, from their cards and their code: the whole text of a query and of a passage.
+AS_PUBLISHED = {
+    "qwen3": (f"Instruct: {WEB_SEARCH}\nQuery:{QUESTION}", "Beijing"),
+    "e5_mistral": (f"Instruct: {WEB_SEARCH}\nQuery: {QUESTION}", "Beijing"),
+    "bge_gemma2": (f"<instruct>{WEB_SEARCH}\n<query>{QUESTION}", "Beijing"),
+    "gritlm": (f"<|user|>\n{WEB_SEARCH}\n<|embed|>\n{QUESTION}", "<|embed|>\nBeijing"),
+    "repllama": (f"query: {QUESTION}", "passage: Beijing"),
+    "tevatron_mistral": (f"Query: {QUESTION}", "Passage: Beijing"),
+    "embedding_gemma": (f"task: search result | query: {QUESTION}", "title: none | text: Beijing"),
+    "e5": (f"query: {QUESTION}", "passage: Beijing"),
+}
+
+
+def test_every_published_prompt_is_the_one_of_its_card() -> None:
+    assert AS_PUBLISHED.keys() == PUBLISHED.keys()
+    for name, (query, passage) in AS_PUBLISHED.items():
+        prompts = read_prompts(make_config({"tokens.prompts": name}))
+        assert fill_task(prompts.query, prompts.task) + QUESTION == query
+        assert prompts.passage + "Beijing" == passage
+        assert prompts.in_mean == (name != "gritlm")
+
+
+def test_a_task_takes_the_place_of_that_of_the_name() -> None:
+    prompts = read_prompts(make_config({"tokens.prompts": "qwen3", "tokens.task": "Find a claim"}))
+    assert fill_task(prompts.query, prompts.task) == "Instruct: Find a claim\nQuery:"
+    own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
+    assert fill_task(own.query, own.task) == "Find a claim: "  # as LLM2Vec, which adds the colon where it is missing
+    same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
+    assert read_prompts(make_config(same)) == PUBLISHED["qwen3"]  # as a sentence-transformers directory says it
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"tokens.prompts": "qwen_3"},
+            r"tokens.prompts is 'qwen_3'; it must be .*; did you mean qwen3\?",
+        ),
+        ({"tokens.prompts": "gritml"}, r"did you mean gritlm\?"),
+        ({"tokens.prompts": "e5", "tokens.task": "Find"}, r"the prompts 'e5' have no \{task\} to put it in"),
+        ({"tokens.prompts": "e5", "tokens.query_prompt": "q: "}, r"query_prompt is 'q: ', but that of .* is 'query: '"),
+        ({"tokens.query_prompt": "q: ", "tokens.task": "Find"}, r"tokens.query_prompt, 'q: ', has no \{task\} to put"),
+        ({"tokens.query_prompt": "{task}: "}, r"has \{task\}, but tokens.task is empty: give the instruction"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_prompts(make_config(keys))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TextTokenizer:
+    return TextTokenizer.load(write_encoder(tmp_path / "encoder"), 16, 16, query_prompt="{task} river ", task="stone")
+
+
+def test_a_query_brings_its_instruction_along(tokenizer: TextTokenizer) -> None:
+    queries: list[str | Query] = [Query("1", "music"), Query("2", "music", instruction="silver light"), "music"]
+    texts = ["stone river music", "silver light river music", "stone river music"]
+    plain = replace(tokenizer, query_prompt="", task="")
+    assert [row.tolist() for row in tokenizer.queries(queries)] == [row.tolist() for row in plain.queries(texts)]
+    assert tokenizer.joins["task"] == "stone"
+    assert "task" not in plain.joins
+    assert replace(tokenizer, task="light").recipe("query") != tokenizer.recipe("query")
+    other = replace(tokenizer, query_prompt="river ")  # no place for one
+    assert other.queries(queries)[1].tolist() == plain.queries(["river music"])[0].tolist()
+
+
+def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
+    """With [CLS] before it, as in sentence-transformers; the end token never is, nor a text without a prompt."""
+    skipping, long = replace(tokenizer, skip_prompt=True), "light " * 40
+    queries = [Query(str(i), "music", instruction=text) for i, text in enumerate(["", "silver light", long])]
+    for row, marked, prompt in zip(tokenizer.queries(queries), skipping.queries(queries), (3, 4, 15), strict=True):
+        assert [id for id in marked.tolist() if id >= 0] == row[prompt:].tolist()
+        assert [~id for id in marked.tolist() if id < 0] == row[:prompt].tolist()
+    passages = [Passage("1", "music"), Passage("2", "music", "light")]
+    assert (skipping.passages(passages).flat >= 0).all()
+    titled = replace(skipping, passage_prompt="paper ").passages(passages)
+    assert [(row < 0).sum() for row in titled] == [2, 2]
+    assert skipping.joins["prompt_in_mean"] is False
+    assert skipping.recipe("passage") != tokenizer.recipe("passage")
+
+
+def test_a_language_model_without_a_start_has_only_the_prompt_marked(tmp_path: Path) -> None:
+    folder = write_language_model(tmp_path / "model")
+    tokenizer = TextTokenizer.load(folder, 16, 16, query_prompt="ab ", skip_prompt=True)
+    assert (tokenizer.queries(["cd"])[0] < 0).tolist() == [True, True, True, False, False, False]
+
+
+def test_instructions_are_read_and_kept(tmp_path: Path) -> None:
+    beir = tmp_path / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    (beir / "queries.jsonl").write_text(
+        '{"_id": "1", "text": "music", "instruction": "Find songs"}\n{"_id": "2", "text": "stone"}\n'
+    )
+    (beir / "corpus.jsonl").write_text('{"_id": "p", "text": "a song"}\n{"_id": "q", "text": "a rock"}\n')
+    (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\tp\t1\n2\tq\t1\n")
+    assert [query.instruction for query in read_queries(beir)] == ["Find songs", ""]
+    flag = tmp_path / "train.jsonl"
+    flag.write_text('{"query": "music", "pos": ["a song"], "neg": ["a rock"], "prompt": "Find songs"}\n')
+    (example,) = read_examples(flag, "train")
+    assert example.query.instruction == "Find songs"
+    for name, write in {"flag": write_flag_examples, "tevatron": write_tevatron_first}.items():
+        assert not write(tmp_path / f"{name}.jsonl", [example])["queries' instructions"]
+        assert read_examples(tmp_path / f"{name}.jsonl", "train")[0].query.instruction == "Find songs"
+    assert write_tuples(tmp_path / "tuples.tsv", [example])["queries' instructions"] == 1
+    write_beir(tmp_path / "again", [], read_queries(beir), {})
+    assert read_queries(tmp_path / "again" / "queries.jsonl") == read_queries(beir)
