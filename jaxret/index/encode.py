@@ -23,7 +23,7 @@ from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.progress import job_log
 from jaxret.runs.run import Run
-from jaxret.runs.run_warnings import RunWarning, keep_warnings
+from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.leases import Leases
 from jaxret.types import VECTOR_DTYPES
@@ -33,6 +33,7 @@ from jaxret.types import VECTOR_DTYPES
 SHARD_ROWS = 8192
 COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
+SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ def encode_corpus(
         return _cut(run, larger, folder, options, progress)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
+    if jax.process_index() == 0:
+        update_warnings(run, f"encode {folder.name}", result)
     if result.timing and jax.process_index() == 0:
         path = run.workdir.encoding_times
         stored = read_json(path) if path.exists() else {}
         write_json(path, {**stored, folder.name: result.timing})
-        keep_warnings(run.workdir, f"encode {folder.name}", result.warnings)
     return result
 
 
@@ -120,6 +122,16 @@ def _cut(run: Run, stored: Path, folder: Path, options: EncodeOptions, progress:
     written = cut_corpus(run, stored, folder, options.dtype, progress)
     manifest = read_manifest(folder / "manifest.json")
     return EncodeResult(folder, manifest.total_rows, len(manifest.shards), written, 0.0, 0, "", None)
+
+
+def update_warnings(run: Run, job: str, result: EncodeResult) -> None:
+    """Keep the warnings of a job in the run's folder. One that encoded nothing keeps those of the jobs that did, beside
+    its own, and writes nothing if it has no news: a finished folder may be read-only."""
+    before = read_warnings(run.workdir).get(job, [])
+    others = [one for one in before if one.kind not in SHARD_WARNINGS] if not result.timing else []
+    warnings = [*others, *result.warnings]
+    if result.timing or warnings != before:
+        keep_warnings(run.workdir, job, warnings)
 
 
 def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:

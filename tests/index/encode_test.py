@@ -32,6 +32,7 @@ from jaxret.parallel.mesh import make_mesh, replicated_sharding
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
+from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, write_json
@@ -750,10 +751,13 @@ def test_names(tmp_path: Path) -> None:
 def test_vectors_that_have_collapsed_are_told(
     root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for limit, expected in ((1.1, False), (-1.1, True)):
+    keep_warnings(run.workdir, "encode data", [RunWarning("truncation", "of the job that encoded them")])
+    for limit, expected in ((1.1, False), (-1.1, True), (1.1, False)):
         monkeypatch.setattr("jaxret.index.collapse.LIMIT", limit)
         encode_corpus(run, root / "data")
         assert ("alarm: " in capsys.readouterr().out) == expected
+        kept = [one.kind for one in read_warnings(run.workdir)["encode data"]]
+        assert kept == ["truncation"] + ["collapse"] * expected, "for reports, and that of who encoded stays"
 
 
 def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:

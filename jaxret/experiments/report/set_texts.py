@@ -38,8 +38,8 @@ class SetTexts:
     def dataset(self) -> EvaluationQueries:
         """Queries and judgements. Raises ContractError if the files are others than those of the results."""
         run = self.compared.runs[0]
-        made = run.results[self.compared.name]["provenance"]["dataset"]
-        if "queries" not in made:
+        made = run.results[self.compared.name].get("provenance", {}).get("dataset", {})
+        if "queries" not in made or "sha256" not in made:
             raise ContractError(f"{run.workdir.evaluation(self.compared.name)} does not say where its queries are")
         source = made["queries"], made.get("qrels", ""), made.get("split", "")
         dataset = load_evaluation_queries(*source, Policy("skip"))

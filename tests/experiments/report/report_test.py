@@ -15,8 +15,9 @@ from jaxret.experiments.report.html import Number, as_html, data_table, tag, val
 from jaxret.experiments.report.report_pictures import cost_picture
 from jaxret.experiments.report.run_files import ReportFiles
 from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
+from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import read_json
+from jaxret.storage.atomic import read_json, write_json
 from tests.experiments.report.conftest import QUESTION, TITLE
 from tests.pipeline import run_script, untrained_run, write_data, write_encoder
 
@@ -150,7 +151,9 @@ def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
 
 def test_a_run_without_results_says_what_makes_them(tmp_path: Path) -> None:
     untrained_run(tmp_path / "new", write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"))
+    keep_warnings(Workdir(tmp_path / "new"), "encode data", [RunWarning("collapse", "the vectors have collapsed")])
     shown = Page(write_report([str(tmp_path / "new")], tmp_path / "report.html").read_text()).sections
+    assert "Collapsed vectors (1)encode data: the vectors have collapsed (new)" in shown["warnings"].replace("\n", "")
     for section, command in {
         "training": "jaxret train",
         "throughput": "jaxret encode",
@@ -178,6 +181,18 @@ def test_results_that_cannot_be_compared_are_shown_with_the_reason(runs: Path, t
     assert "with the lowest nDCG@10" in shown["queries"]
     compared = ReportFiles((str(runs / "dual"), str(runs / "layers")), measures=("P@1",)).sets
     assert "has no 'P@1'" in compared[0].problem
+
+
+def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_path: Path) -> None:
+    other = Workdir(runs / "dual").evaluation("other")
+    write_json(other, read_json(Workdir(runs / "dual").evaluation("data.test")) | {"provenance": {}})
+    try:
+        shown = Page(write_report([str(runs / "dual"), str(runs / "layers")], tmp_path / "a.html").read_text()).sections
+    finally:
+        other.unlink()
+    assert "Not compared: " in shown["quality"]
+    assert "Without a result here: layers." in shown["quality"]
+    assert "other.json does not say where its queries are" in shown["warnings"]
 
 
 def test_arguments(runs: Path, tmp_path: Path) -> None:
