@@ -34,9 +34,10 @@ def stored_passage(folder: Path, passage_id: str) -> Passage:
 
 
 def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
-    """Open a run with the passage length of an encoded corpus."""
-    contract = open_encoded(folder, verify=False).fingerprint["contract"]
-    return open_run(workdir, checkpoint, passage_length=contract.get("passage_length"))
+    """Open a run with the passage length, and the size of vectors, of an encoded corpus."""
+    encoded = open_encoded(folder, verify=False)
+    run = open_run(workdir, checkpoint, passage_length=encoded.fingerprint["contract"].get("passage_length"))
+    return run.with_dimension(encoded.dimension)
 
 
 def explain_in_run(

@@ -11,6 +11,7 @@ import pytest
 
 from jaxret.data.formats import read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.explain import explain_in_run
 from jaxret.experiments.search_sizes import parse_sizes, search_sizes
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -114,6 +115,14 @@ def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: P
             assert score == pytest.approx(scores[key], abs=2e-6)
         assert results[query.id][0][1] == pytest.approx(max(scores.values()), abs=2e-6)
     assert late or len(vectors.flat) == len(queries)
+
+
+def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: Runs) -> None:
+    run = runs[DAILY]
+    query = next(iter(read_queries(root / "data" / "queries.jsonl")))
+    (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
+    stored = passage, f"first-{SIZE}"
+    assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, stored=stored)
 
 
 def test_what_is_appended_and_deleted_follows(root: Path) -> None:
