@@ -66,7 +66,8 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     assert len(vector) == 12
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     assert run.model.module.config == open_run(tmp_path / "run").model.module.config
-    export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
+    notes = export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
+    assert "The run keeps the first 12 numbers of a vector. The files give whole ones" in notes
     written = read_json(tmp_path / "twice" / settings.name)
     assert (written["prompts"], written["truncate_dim"]) == (prompts, 12)
     for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json", *DENSE):

@@ -22,7 +22,7 @@ from jaxret.training.loop import train
 from jaxret.types import Batch
 from tests import tiny
 from tests.packed import pack
-from tests.pipeline import tiny_config, untrained_run, write_language_model
+from tests.pipeline import tiny_config, untrained_run, write_encoder, write_language_model
 
 KEYS: dict[str, Any] = {
     "head__token": "mean",
@@ -116,6 +116,14 @@ def test_training_reads_the_instruction_of_each_query(tmp_path: Path, model: Pat
 def test_vectors_that_are_no_means_are_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny.make_retriever({"tokens.prompt_in_mean": False} | overrides)
+
+
+def test_a_graph_of_token_ids_has_no_form_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    keys = {"head__token": "mean", "tokens__query_prompt": "river ", "tokens__prompt_in_mean": False}
+    run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "bert"), "", **keys)
+    with pytest.raises(ValueError, match=r"--to=onnx: a graph does not know where a prompt ends"):
+        export(run.workdir.path, "onnx", tmp_path / "out")
 
 
 def test_include_prompt_of_sentence_transformers_there_and_back(tmp_path: Path, model: Path) -> None:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.scoring import unit_length
+from jaxret.models.scoring import similarities, unit_length
 from jaxret.parallel.mesh import make_mesh
-from jaxret.training.losses.in_batch import loss_settings
-from jaxret.training.losses.matryoshka import MatryoshkaSettings
+from jaxret.training.losses.in_batch import Scores, competing_documents, loss_settings, total_loss
+from jaxret.training.losses.matryoshka import MatryoshkaSettings, cut_embeddings
 from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.types import Batch, Embeddings
 from tests import tiny
@@ -151,6 +151,60 @@ def test_what_makes_no_sense_is_refused(overrides: dict[str, Any], message: str)
     overrides = MATRYOSHKA | overrides
     with pytest.raises(ValueError, match=message):
         loss_settings(tiny.make_config(overrides), tiny.make_retriever(overrides))
+
+
+def test_the_teacher_of_a_batch_teaches_every_size() -> None:
+    """loss.in_batch_kl: one teacher's scores, of whole vectors, for each size."""
+    random = np.random.default_rng(0)
+    student = {size: random.normal(size=(4, 8, 1)).astype(np.float32) for size in (16, 8, 4)}
+    teacher = random.normal(size=(4, 8)).astype(np.float32)
+    batch = make_batch(2)
+    keys = MATRYOSHKA | {"loss.in_batch_kl.weight": 0.5, "loss.contrastive_weight": 0.0, "train.teacher": "x"}
+    settings = loss_settings(tiny.make_config(keys), tiny.make_retriever(keys))
+    scores = Scores(
+        jnp.asarray(student.pop(16)),
+        batch.positives,
+        competing_documents(batch),
+        settings,
+        in_batch_teacher=jnp.asarray(teacher),
+        document_exists=jnp.ones(8, bool),
+        smaller={size: jnp.asarray(numbers) for size, numbers in student.items()},
+    )
+    expected, (target,) = 0.0, tensors(teacher)
+    for size, weight in zip(SIZES, WEIGHTS, strict=True):
+        (ours,) = tensors(scores.similarities if size == 16 else scores.smaller[size])
+        divergence = functional.kl_div(ours[..., 0].log_softmax(1), target.softmax(1), reduction="batchmean")
+        expected += weight * 0.5 * float(divergence)
+    assert float(total_loss(scores).loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(), (16, 2)])
+def test_the_first_numbers_find_what_all_find_if_they_were_trained(sizes: tuple[int, ...]) -> None:
+    """Vectors alone are trained, 24 pairs; then the first two numbers choose among 24 passages."""
+    keys = {"normalize": True, "loss.temperature": 0.1, "loss.matryoshka.sizes": sizes}
+    settings = loss_settings(tiny.make_config(keys), tiny.make_retriever(keys))
+    pairs, mask = jnp.arange(24), jnp.ones((24, 1), bool)
+
+    def loss(vectors: jax.Array) -> jax.Array:
+        q, d = (Embeddings(unit_length(side)[:, None], mask) for side in vectors)
+        smaller = {
+            size: (cut_embeddings(q, size), cut_embeddings(d, size)) for size in settings.matryoshka.smaller_sizes
+        }
+        products = {size: similarities(a.vectors[:, 0], b.vectors, mask) for size, (a, b) in smaller.items()}
+        whole = similarities(q.vectors[:, 0], d.vectors, mask)
+        return total_loss(Scores(whole, pairs, jnp.ones((24, 24), bool), settings, smaller=products)).loss
+
+    vectors = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, 16)).astype(np.float32))
+    step = jax.jit(lambda vectors: vectors - 2.0 * jax.grad(loss)(vectors))
+    for _ in range(150):
+        vectors = step(vectors)
+
+    def accuracy(size: int) -> float:
+        q, d = (unit_length(side[:, :size]) for side in vectors)
+        return float(jnp.mean(jnp.argmax(q @ d.T, axis=1) == pairs))
+
+    assert accuracy(16) == 1.0
+    assert (accuracy(2) > 0.6) == bool(sizes)
 
 
 def test_weights_default_to_one() -> None:
