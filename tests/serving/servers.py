@@ -39,6 +39,7 @@ def write_runs(folder: Path) -> Path:
         }
         for n in range(PASSAGES)
     ]
+    rows[7]["title"] = "<u>title</u> <img src=x onerror=alert(1)>"
     rows[7]["text"] = "<img src=x onerror=alert(1)> silver castle bridge"
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     families: dict[str, dict[str, Any]] = {
