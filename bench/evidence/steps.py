@@ -14,7 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from bench.evidence.claims import CLAIMS, COMMON, LAST_WINS, PERPLEXITY, STEPS, VARIATION, Mine, Pretrain, Train
+from bench.evidence.claims import (
+    CLAIMS,
+    COMMON,
+    LAST_WINS,
+    PERPLEXITY,
+    STEPS,
+    VARIATION,
+    Keywords,
+    Mine,
+    Pretrain,
+    Train,
+)
 from bench.evidence.table import Values
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
@@ -97,6 +108,8 @@ class Work:
 def needs(name: str) -> list[str]:
     """The steps that one reads from."""
     step = STEPS[name]
+    if isinstance(step, Keywords):
+        return []
     values = [step.pool] if isinstance(step, Mine) else list(step.keys.values())
     return [value[1:].partition("/")[0] for value in values if isinstance(value, str) and value.startswith("@")]
 
@@ -117,6 +130,8 @@ def make(work: Work, name: str, seed: int) -> None:
         measured = train_and_measure(work, name, step, seed)
     elif isinstance(step, Mine):
         mine(work, step, seed, folder)
+    elif isinstance(step, Keywords):
+        write_pairs(work, step, folder)
     else:
         pretrain_encoder(work, step, folder)
     cost = {"seconds": round(time.time() - begin), "processor_seconds": round(time.process_time() - used)}
@@ -224,6 +239,20 @@ def mine(work: Work, step: Mine, seed: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     job = MiningJob(work.questions, (pool,), str(folder / "mined.jsonl"), corpus=work.questions, settings=settings)
     mine_negatives(job, progress=False)
+
+
+def write_pairs(work: Work, step: Keywords, folder: Path) -> None:
+    """Write the corpus with keywords of each passage as the query that it answers."""
+    from jaxret.data.formats import Corpus
+    from jaxret.mining.keywords import write_keywords
+
+    pairs = folder / "pairs"
+    (pairs / "qrels").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(work.questions) / "corpus.jsonl", pairs / "corpus.jsonl")
+    write_keywords(Corpus.open(work.questions), pairs / "queries.jsonl", step.count, progress=False)
+    ids = [json.loads(line)["_id"] for line in (pairs / "queries.jsonl").read_text().splitlines()]
+    rows = ["query-id\tcorpus-id\tscore", *(f"{one}\t{one}\t1" for one in ids)]
+    (pairs / "qrels" / "train.tsv").write_text("\n".join(rows) + "\n")
 
 
 def pretrain_encoder(work: Work, step: Pretrain, folder: Path) -> None:
