@@ -264,7 +264,8 @@ def get_config() -> ConfigDict:
     # weights. Validation, checkpoints, encoding and search use the average. 0: none. It covers about the last
     # 1 / (1 - ema) steps, so 0.999 is for runs of many thousands.
     c.optimizer.ema = 0.0
-    c.optimizer.frozen = ""  # a pattern of parameter paths that are not trained, as "encoder/"
+    # A pattern of parameter paths that are not trained, as "encoder/". They have neither gradients nor moments.
+    c.optimizer.frozen = ""
     c.optimizer.b1 = 0.9
     c.optimizer.b2 = 0.999
     c.optimizer.eps = 1e-8

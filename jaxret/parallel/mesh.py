@@ -62,6 +62,18 @@ def parameter_spec(name: str) -> P:
     return next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
 
 
+def place_leaf(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Return a global array whose shards are copies, each cut on the host.
+
+    The training step donates its arrays, so no two shards, and no two encoders made from one set of weights, may share
+    memory.
+    """
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
+
+
 def shardings(mesh: Mesh, tree: Tree) -> Tree:
     """Return a NamedSharding for every leaf of a (possibly abstract) tree of parameters or optimiser state."""
 
@@ -85,7 +97,7 @@ class ParameterGatherer:
     It is the only place where parameters and gradients cross devices. Forward, a part is rounded to `dtype` and
     gathered over "fsdp"; backward, the gradient is summed over all devices in `reduce_dtype`, and each keeps its part.
     GSPMD would choose the types and places of these collectives itself. Here both are fixed: parts travel in `dtype`,
-    sums have `reduce_dtype`, and the gradient of a parameter is reduced once.
+    sums have `reduce_dtype`, and the gradient of a parameter is reduced once. Nothing is reduced for a frozen one.
 
     Attributes:
         dtype: Type in which parts are gathered.

@@ -164,7 +164,16 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
         if instruction.opcode == "parameter":
             match = re.search(r'op_name="([^"]*)"', instruction.rest)
             names[re.match(r"parameter\((\d+)\)", instruction.rest)[1]] = match[1] if match else ""  # type: ignore[index]
-    kinds = ("parameters", "moments", "moving average", "teacher", "inputs", "results", "temporaries")
+    kinds = (
+        "parameters",
+        "moments",
+        "moving average",
+        "frozen parameters",
+        "teacher",
+        "inputs",
+        "results",
+        "temporaries",
+    )
     sizes = dict.fromkeys(kinds, 0)
     for size, description in _ALLOCATION.findall(assignment):
         color = re.search(r"\bcolor (\d+)", description)
@@ -185,4 +194,6 @@ def _argument(name: str) -> str:
         return "moving average"
     if re.search(r"\.teacher\b", name):
         return "teacher"
+    if re.search(r"\.frozen\b", name):
+        return "frozen parameters"
     return "parameters" if re.search(r"\bparams\b|\[0\]\[", name.replace("\\", "")) else "inputs"

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.partition import divide_parameters
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel import flops as counting
 from jaxret.parallel.chips import Topology
@@ -46,7 +47,7 @@ def program_work(planned: programs.AbstractProgram) -> list[Values]:
 def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
     """Return the optimizer's operations in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
-    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    params, _ = divide_parameters(jax.eval_shape(retriever.init, jax.random.key(0)), retriever.compute.frozen)
     state = jax.eval_shape(optimizer.init, params)
     operations = counting.count_elementwise(optimizer.update, params, state, params)
     return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}
@@ -150,7 +151,7 @@ def plan_training(
     if topology:
         values["memory"] = device_memory(planned, topology, compiled, training=True)
         traffic = 2.0 * sum(planned.state.values())  # parameters and moments are read, and written again
-        traffic -= planned.state.get("teacher", 0)
+        traffic -= planned.state.get("teacher", 0) + planned.state.get("frozen parameters", 0)  # which are read only
         values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
     if compiled:
         values |= compiled_values(compiled)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import jax
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.prompts import read_prompts
@@ -17,7 +16,7 @@ from jaxret.models.retriever import DTYPES, RetrieverModel
 from jaxret.runs.mismatch import flatten
 from jaxret.training.losses.group_losses import check_losses
 from jaxret.training.losses.in_batch import loss_settings
-from jaxret.training.optimizers import check_optimizer, make_optimizer
+from jaxret.training.optimizers import check_optimizer, check_parameters
 from jaxret.training.validation import check_validation
 from jaxret.types import VECTOR_DTYPES
 
@@ -159,9 +158,7 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
     check_text_lengths(config, retriever)
     require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
     loss_settings(config, retriever)
-    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
-    # Raises ValueError for a pattern that matches no parameter.
-    jax.eval_shape(optimizer.init, jax.eval_shape(retriever.init, jax.random.key(0)))
+    check_parameters(config, retriever)
 
 
 def check_text_lengths(config: ConfigDict, retriever: RetrieverModel) -> None:

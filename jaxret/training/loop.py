@@ -398,7 +398,7 @@ def make_trainer(
         job.log(str(plan.packer))
     rule = make_update_rule(config)
     inspector = Inspector(objective, plan, data.train, dropout_key, checkpoints, rule)
-    validator = job.task.make_validator(job, data, objective, state.params)
+    validator = job.task.make_validator(job, data, objective, state.weights)
     step_arguments = optimization.optimizer, state, dropout_key, rule
     train_step = make_train_step(objective, *step_arguments)
     countable = countable_step(train_step, objective, *step_arguments)

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.partition import divide_parameters
+from jaxret.models.model import Model
 from jaxret.parallel.mesh import path_name
 
 # Schedules of the learning rate after warm-up, (peak, steps left) -> schedule, by optimizer.decay.
@@ -93,10 +95,7 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
 def matching_parameters(key: str, pattern: str, params: Any) -> Any:
     """Return True for parameters whose path matches the pattern of a config key. Raises ValueError if none or all do,
     or if it is no regular expression."""
-    try:
-        regex = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"optimizer.{key} is {pattern!r}, which is no regular expression: {error}") from error
+    regex = compile_pattern(key, pattern)
     mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(regex.search(path_name(path))), params)
     if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
         quantity = "all" if all(jax.tree.leaves(mask)) else "none"
@@ -104,11 +103,33 @@ def matching_parameters(key: str, pattern: str, params: Any) -> Any:
     return mask
 
 
+def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
+    """Return the pattern of a config key. Raises ValueError if it is no regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"optimizer.{key} is {pattern!r}, which is no regular expression: {error}") from error
+
+
 def check_optimizer(config: ConfigDict) -> None:
-    """Raise ValueError for an unknown optimizer or decay, and for a learning rate that is not positive."""
+    """Raise ValueError for an unknown optimizer or decay, a pattern that is none, and for a learning rate that is not
+    positive."""
     make_optimizer(config, 1)
+    compile_pattern("frozen", config.frozen)
     if config.learning_rate <= 0:
         raise ValueError(f"optimizer.learning_rate is {config.learning_rate}; it must be positive")
+
+
+def check_parameters(config: ConfigDict, model: Model) -> None:
+    """Raise ValueError for a pattern of `config.optimizer` that matches none of a model's parameters, or all."""
+    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    if config.optimizer.frozen:
+        matching_parameters("frozen", config.optimizer.frozen, params)
+    trained, _ = divide_parameters(params, model.compute.frozen)
+    if not trained:
+        raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
+    jax.eval_shape(optimizer.init, trained)
 
 
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -125,20 +146,15 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
     if c.name not in moments:
         raise ValueError(f"optimizer.name is {c.name!r}; it must be one of {', '.join(moments)}")
     direction, ratio = moments[c.name]
-    frozen = optax.identity()
-    if c.frozen:
-        frozen = optax.masked(optax.set_to_zero(), partial(matching_parameters, "frozen", c.frozen))
     heads = optax.identity()
     if c.head_learning_rate:
         faster = partial(matching_parameters, "head_parameters", c.head_parameters)
         heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), faster)
     return optax.chain(
-        frozen,  # before clipping: frozen parameters have no part in the norm
         optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),
         direction,
         optax.add_decayed_weights(c.weight_decay, decay_mask),
         ratio,
         heads,
         optax.scale_by_learning_rate(schedule),
-        frozen,
     ), schedule

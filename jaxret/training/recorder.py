@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxret.data.tokens.batches import Examples
+from jaxret.models.encoders.partition import join_parameters
 from jaxret.parallel.mesh import shard_whole_batch
 from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
@@ -24,7 +25,7 @@ class NotFiniteError(ArithmeticError):
 
 def require_finite_parameters(state: TrainState, name: str) -> None:
     """Raise NotFiniteError if a parameter of the state, which the message calls `name`, holds a NaN or an infinity."""
-    if bad := not_finite(state.params):
+    if bad := not_finite(join_parameters(state.params, state.frozen)):
         raise NotFiniteError(f"{name}: parameter {bad[0]} ({len(bad)} in all) holds a NaN or an infinity")
 
 
@@ -57,7 +58,8 @@ class Inspector:
         for number in range(step * count, (step + 1) * count):  # until the first batch that breaks
             batch = shard_whole_batch(self.objective.mesh, self.plan.training_batch(self.data, number))
             key = jax.random.fold_in(self.dropout_key, number)
-            cause = diagnose(self.objective.with_teacher(state.teacher), state.params, batch, key, number)
+            params = join_parameters(state.params, state.frozen)
+            cause = diagnose(self.objective.with_teacher(state.teacher), params, batch, key, number)
             if cause != SOUND:
                 break
         self.checkpoints.wait()  # one that is being saved is good, too

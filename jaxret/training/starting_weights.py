@@ -58,7 +58,8 @@ def first_state(
     other = open_model(source, job.task.name, job.task.build)
     require_equal(other.contract, data.contract, f"{source}/contract.json", "this run", _SAME_MODEL)
     require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
-    state = place_state(job.mesh, jax.device_get(other.params), optimizer, make_update_rule(config))
+    params, rule = jax.device_get(other.params), make_update_rule(config)
+    state = place_state(job.mesh, params, optimizer, rule, job.model.compute.frozen)
     return state, {"start": other.checkpoint}
 
 
@@ -134,4 +135,4 @@ def init_state(
     drawn_shardings = {name: param_shardings[name] for name in shapes if not name.endswith("encoder")}
     drawn = jax.jit(draw, out_shardings=drawn_shardings)(key)
     params = with_pretrained({**shapes, **drawn}, pretrained, {**model.initial_head(pretrained), **(head or {})})
-    return place_state(mesh, params, optimizer, make_update_rule(config))
+    return place_state(mesh, params, optimizer, make_update_rule(config), model.compute.frozen)

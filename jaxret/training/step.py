@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxret.models.encoders.partition import join_parameters
 from jaxret.models.model import Params
 from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shardings
 from jaxret.training.losses.in_batch import LossTerms
@@ -23,6 +24,7 @@ def loss_and_gradients(
     dropout_key: jax.Array,
     step: jax.Array,
     count: int,
+    frozen: Params | None = None,
 ) -> tuple[LossTerms, Params]:
     """Return the loss of an update and its gradients: means over `count` batches.
 
@@ -32,28 +34,30 @@ def loss_and_gradients(
 
     Args:
         objective: loss of one batch.
-        params: the model's parameters.
+        params: that gradients are taken of.
         batch: one batch, or several, stacked [count, ...].
         dropout_key: of the run.
         step: of the update, from 0.
         count: batches of an update.
+        frozen: the model's other parameters; None: there are none.
     """
 
     def loss(
-        params: Params, batch: BatchT, number: jax.Array, objective: Objective[ModelT, BatchT]
+        params: Params, frozen: Params, batch: BatchT, number: jax.Array, objective: Objective[ModelT, BatchT]
     ) -> tuple[jax.Array, LossTerms]:
-        terms = objective(params, batch, jax.random.fold_in(dropout_key, number), number)
+        terms = objective(join_parameters(params, frozen), batch, jax.random.fold_in(dropout_key, number), number)
         return terms.loss, terms
 
     gradient = jax.value_and_grad(loss, has_aux=True)
     if count == 1:
-        (_, terms), gradients = gradient(params, batch, step, objective)
+        (_, terms), gradients = gradient(params, frozen or {}, batch, step, objective)
         return terms, gradients
     copies, add_up = jax.vjp(objective.copies, params)
+    others = objective.copies(frozen) if frozen else {}
     on_copies = replace(objective, from_copies=True)
 
     def add(total: Params, inputs: tuple[BatchT, jax.Array]) -> tuple[Params, LossTerms]:
-        (_, terms), gradients = gradient(copies, *inputs, on_copies)
+        (_, terms), gradients = gradient(copies, others, *inputs, on_copies)
         return jax.tree.map(jnp.add, total, gradients), terms
 
     zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, copies), row_sharding(objective.mesh))
@@ -82,7 +86,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: BatchT) -> tuple[TrainState, dict[str, jax.Array]]:
         taught = objective.with_teacher(state.teacher)
-        terms, gradients = loss_and_gradients(taught, state.params, batch, dropout_key, state.step, rule.accumulate)
+        arguments = state.params, batch, dropout_key, state.step, rule.accumulate, state.frozen
+        terms, gradients = loss_and_gradients(taught, *arguments)
         norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))

@@ -10,14 +10,13 @@ from ml_collections import ConfigDict
 
 from jaxret.models.model import Params
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
-from jaxret.parallel.mesh import shardings
+from jaxret.parallel.mesh import place_leaf, shardings
 from jaxret.runs.contract import DIMENSION, LENGTHS
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.task import AnyJob
-from jaxret.training.train_state import place_leaf
 
 _VECTORS = ("encoder", "head", "pooling", "normalize", DIMENSION)  # parts of a contract in which a teacher may differ
 _REMEDY = "train.teacher must name a retriever with the same tokenizer, markers and prompts: it reads the same tokens."

@@ -7,32 +7,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.partition import divide_parameters, join_parameters
 from jaxret.models.model import Model, Params
-from jaxret.parallel.mesh import replicated_sharding, shardings
+from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings
 from jaxret.storage.checkpoint import Checkpoints
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a training step changes, and the parameters of a teacher, which it reads.
+    """Everything that a training step changes, and the parameters that it only reads: frozen ones, and a teacher's.
 
     Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and nothing changes any more:
     params and step stay those before the bad step, so that it can be examined.
 
     Attributes:
-        params: that gradients are taken of.
+        params: that gradients are taken of, and moments kept.
         opt_state: of the optimizer.
         step: int32 [], updates made or skipped.
         healthy: bool [].
         ema: the moving average of params; None: there is none.
         skipped: int32 [], updates skipped; None: none may be, and none was.
         teacher: parameters of another run, in no checkpoint of this one; None: the loss reads none.
+        frozen: the model's other parameters.
     """
 
     params: Any
@@ -42,11 +43,12 @@ class TrainState:
     ema: Params | None = None
     skipped: jax.Array | None = None
     teacher: Params | None = None
+    frozen: Params = struct.field(default_factory=dict)
 
     @property
     def weights(self) -> Params:
-        """Parameters for validation, encoding and search."""
-        return self.params if self.ema is None else self.ema
+        """All parameters, for validation, encoding and search."""
+        return join_parameters(self.params if self.ema is None else self.ema, self.frozen)
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,17 @@ def make_update_rule(config: ConfigDict) -> UpdateRule:
     return UpdateRule(config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite)
 
 
-def new_state(params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule) -> TrainState:
-    """Return the state before the first update."""
+def new_state(
+    params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule, frozen: Params | None = None
+) -> TrainState:
+    """Return the state before the first update.
+
+    Args:
+        params: that are trained.
+        optimizer: whose state is made.
+        rule: of the updates.
+        frozen: the model's other parameters; None: there are none.
+    """
     return TrainState(
         params,
         optimizer.init(params),
@@ -85,39 +96,34 @@ def new_state(params: Params, optimizer: optax.GradientTransformation, rule: Upd
         jnp.array(True),
         jax.tree.map(jnp.copy, params) if rule.ema else None,
         jnp.int32(0) if rule.skip_nonfinite else None,
+        frozen=frozen or {},
     )
 
 
-def place_leaf(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Return a global array whose shards are copies, each cut on the host.
-
-    The training step donates its arrays, so no two shards, and no two encoders made from one set of weights, may share
-    memory.
-    """
-    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
-        return leaf
-    host = np.asarray(leaf)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: np.array(host[index]))
-
-
 def place_state(
-    mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule = PLAIN_RULE
+    mesh: Mesh,
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    rule: UpdateRule = PLAIN_RULE,
+    frozen: str = "",
 ) -> TrainState:
     """Return a new run's state on a mesh.
 
     Args:
         mesh: the devices.
-        params: parameters, on any device or on the host.
+        params: all parameters, on any device or on the host.
         optimizer: whose state is made.
         rule: whether there is a moving average, and a counter of skipped updates.
+        frozen: pattern of the paths of parameters that are not trained; "": all are.
     """
-    params = jax.tree.map(place_leaf, params, shardings(mesh, params))
+    trained, others = divide_parameters(jax.tree.map(place_leaf, params, shardings(mesh, params)), frozen)
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
 
-    state_shardings = shardings(mesh, jax.eval_shape(without_params, params))
-    return replace(jax.jit(without_params, out_shardings=state_shardings)(params), params=params)
+    state_shardings = shardings(mesh, jax.eval_shape(without_params, trained))
+    made = jax.jit(without_params, out_shardings=state_shardings)(trained)
+    return replace(made, params=trained, frozen=others)
 
 
 def checkpoint_trees(state: TrainState) -> tuple[Params, dict[str, Any]]:
@@ -155,7 +161,8 @@ def restore_state(
     counted = checkpoints.holds(step, "progress/skipped")
 
     def shapes(key: jax.Array) -> TrainState:
-        return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
+        trained, frozen = divide_parameters(model.init(key), model.compute.frozen)
+        return new_state(trained, optimizer, replace(rule, skip_nonfinite=int(counted)), frozen)
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
     placed = jax.tree.map(
@@ -163,9 +170,10 @@ def restore_state(
         abstract,
         shardings(mesh, abstract),
     )
-    weights, progress = checkpoints.restore(step, *checkpoint_trees(placed))
+    restored, progress = checkpoints.restore(step, *checkpoint_trees(placed))
+    weights, frozen = divide_parameters(restored, model.compute.frozen)
     ema = weights if rule.ema else None
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
     skipped = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None
     params = progress.get("trained", weights)
-    return TrainState(params, progress["opt_state"], progress["step"], progress["healthy"], ema, skipped)
+    return TrainState(params, progress["opt_state"], progress["step"], progress["healthy"], ema, skipped, frozen=frozen)

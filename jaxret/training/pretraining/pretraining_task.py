@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -18,7 +17,7 @@ from jaxret.models.retriever import DTYPES, check_compute
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, require_stored_contract
 from jaxret.training.objective import Objective
-from jaxret.training.optimizers import make_optimizer
+from jaxret.training.optimizers import check_parameters
 from jaxret.training.prepare import require_same_data
 from jaxret.training.pretraining.masked_batches import MaskedBatches
 from jaxret.training.pretraining.masking import MaskingVocabulary
@@ -93,9 +92,7 @@ def check_pretraining(config: ConfigDict, model: PretrainingModel) -> None:
     if config.pretraining.length > model.longest:
         length = config.pretraining.length
         raise ValueError(f"pretraining.length is {length}; it must be 3 to {model.longest}, the encoder's positions")
-    optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
-    # Raises ValueError for a pattern that matches no parameter.
-    jax.eval_shape(optimizer.init, jax.eval_shape(model.init, jax.random.key(0)))
+    check_parameters(config, model)
 
 
 def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus]:

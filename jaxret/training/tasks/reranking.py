@@ -34,6 +34,7 @@ from jaxret.training.losses.grad_cache import encode_in_chunks
 from jaxret.training.losses.group_losses import loss_fields
 from jaxret.training.losses.in_batch import LossSettings, LossTerms, Scores, total_loss
 from jaxret.training.objective import Objective, number_rows
+from jaxret.training.optimizers import check_parameters
 from jaxret.training.prepare import read_training_data
 from jaxret.training.task import Task, TrainingData, TrainingJob
 from jaxret.types import HiddenStates, PairBatch, Tokens
@@ -149,6 +150,7 @@ def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
         group, _, name = key.rpartition(".")
         if (setting := (config[group] if group else config)[name]) != value:
             raise ValueError(f"{key} is {setting!r}, but a reranker has none: use {value!r}")
+    check_parameters(config, model)
     require_passage_room(config.tokens.query_length, model.longest)
     require_no_dropout(config.encoder.attention, getattr(model.module.config, "attention_dropout", 0.0))
     loss_fields(config)

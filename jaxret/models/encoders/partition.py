@@ -1,0 +1,38 @@
+"""Parts of a tree of parameters, by their paths: those that are trained, and those that are frozen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Tree = Any
+
+
+def divide_parameters(tree: Tree, pattern: str, prefix: str = "") -> tuple[Tree, Tree]:
+    """Return the parts of nested dicts whose paths do not match a pattern, and those that do. The empty pattern matches
+    nothing. prefix: of all paths, with its slash."""
+    if not pattern:
+        return tree, {}
+    others: dict[str, Any] = {}
+    matching: dict[str, Any] = {}
+    for name, part in tree.items():
+        if isinstance(part, Mapping):
+            for result, piece in zip(
+                (others, matching), divide_parameters(part, pattern, f"{prefix}{name}/"), strict=True
+            ):
+                if piece:
+                    result[name] = piece
+        else:
+            (matching if re.search(pattern, prefix + name) else others)[name] = part
+    return others, matching
+
+
+def join_parameters(first: Tree, second: Tree) -> Tree:
+    """Return nested dicts with the leaves of both."""
+    if not second:
+        return first
+    both = dict(first)
+    for name, part in second.items():
+        both[name] = join_parameters(both[name], part) if name in both else part
+    return both
