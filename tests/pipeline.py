@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from jaxret.configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
+from jaxret.models.encoders.t5 import T5Config
+from jaxret.models.generation.generator_weights import save_generator
+from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
 from jaxret.training.throughput import TIMED
+from jaxret.types import Tokens
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDENS = REPOSITORY / "tests" / "goldens"
@@ -87,6 +96,31 @@ def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    return folder
+
+
+def write_generator(folder: Path) -> Path:
+    """A random T5 with its decoder, and a tokenizer of a few words."""
+    write_t5(folder)
+    encoder = T5Config(99, 32, 2, 4, 6, 48, feed_forward="gated-gelu", initializer_factor=4.0)
+    config = GeneratorConfig(encoder, replace(encoder, num_layers=1), False, True, start_id=0, end_id=1, pad_id=0)
+    tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
+    params = T5Generator(config).init(jax.random.key(3), tokens, jnp.zeros((1, 2), jnp.int32))["params"]
+    save_generator(folder, config, params)
+    return folder
+
+
+def write_cross_encoder(folder: Path) -> Path:
+    """The encoder of `write_encoder` with a pooler and a classifier of random weights."""
+    write_encoder(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"num_labels": 1}
+    write_json(folder / "config.json", config)
+    tensors, size = load_file(folder / "model.safetensors"), config["hidden_size"]
+    random = np.random.default_rng(0)
+    shapes = {"pooler.dense.weight": (size, size), "pooler.dense.bias": (size,)}
+    shapes |= {"classifier.weight": (1, size), "classifier.bias": (1,)}
+    tensors |= {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -59,6 +59,7 @@ def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
     assert encode_corpus(run, data, progress=False).shards_written == 1
     assert contents(encoded.folder) == before
 
+    shards = open_shards(encoded.folder)  # one of those that were open has been replaced
     queries = read_queries(data)[:6]
     hits = Searcher(run, encoded.folder).search(queries, 10)
     vectors = run.embedder()(run.tokenizer.queries(q.text for q in queries), "query")

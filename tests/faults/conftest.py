@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests.faults.scripts import run
-from tests.pipeline import tiny_config, train_arguments, write_data, write_encoder
+from tests.pipeline import (
+    tiny_config,
+    train_arguments,
+    write_cross_encoder,
+    write_data,
+    write_encoder,
+    write_generator,
+)
 
 INJECTIONS = {
     1: "kill -9 while encoding",
@@ -132,6 +140,14 @@ class Tiny:
     encoder: Path
     data: Path
     run: Path
+
+    @cached_property
+    def cross_encoder(self) -> Path:
+        return write_cross_encoder(self.root / "cross")
+
+    @cached_property
+    def generator(self) -> Path:
+        return write_generator(self.root / "generator")
 
     def config(self, **overrides: Any) -> ConfigDict:
         """Four steps, each saved, and shards of five passages."""

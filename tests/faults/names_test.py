@@ -22,6 +22,10 @@ def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
     (folder / "ids.txt").write_text("p1\n")
     rankings = workdir / "runs" / "data.test.trec"
     both = [f"--out={folder / 'both.trec'}", f"--queries={data}", f"--qrels={data}", "--measures=RR@10"]
+    ranked = [f"--out={folder / 'ranked.trec'}", "--k=2", *search[:3]]
+    settings = tiny.training(folder, train__steps=1, data__dev="")[2:]  # without the config and the folder
+    one_step = [f"--config={folder / 'one.py'}", *settings, *search[2:]]
+    (folder / "one.py").write_text("from jaxret.configs.base import get_config, one_stage as stages\n")
     return {
         "train": tiny.training(workdir),
         "resume": tiny.training(workdir, train__steps=5),
@@ -36,6 +40,12 @@ def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
         "mine": [f"--data={data}", f"--pool={workdir}", f"--out={folder / 'mined.jsonl'}"],
         "explain": [*flags, "--query=river", "--passage=river stone"],
         "fuse": [str(rankings), str(folder / "bm25" / "runs" / "data.test.trec"), *both],
+        "rerank": [f"--model={tiny.cross_encoder}", f"--run={rankings}", f"--corpus={data}", *ranked],
+        "compare": [str(folder / "bm25" / "eval" / "data.test.json"), str(folder / "ranked.eval.json")],
+        "generate": [f"--model={tiny.generator}", f"--corpus={data}", f"--out={folder / 'generated'}"],
+        "beir": [str(folder / "sets"), *flags, "--sets=one"],
+        "sweep": [*one_step, f"--workdir={folder / 'sweep'}", "--grid=loss.temperature=1,2"],
+        "recipe": [*one_step, f"--workdir={folder / 'recipe'}"],
         "verify": [str(workdir)],
         "export": [*flags, "--to=sentence-transformers", f"--out={folder / 'exported'}"],
         "open": [str(folder / "exported"), f"--workdir={folder / 'opened'}"],
@@ -54,6 +64,7 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
     folder.mkdir(parents=True)
     data = folder / "data"
     shutil.copytree(tiny.data, data)
+    shutil.copytree(tiny.data, folder / "sets" / "one")
     (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
     for name, arguments in commands(tiny, folder, data).items():
         done = run("jaxret/__main__.py", *verb_words(name), *arguments)

@@ -4,29 +4,39 @@ refused in a sentence or makes the same, and the folder is whole."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxret.index.encoded_corpus import open_encoded
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import leftovers
 from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import Script, refusal, run, start
+from tests.pipeline import REPOSITORY, command, environment
 from tests.training.pretraining.run_test import SMALL
 
 FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # of the time that one job needs alone
 Begin = Callable[[], Script]
 
 
-def race(begin: Callable[[Path], Script], check: Callable[[Path], Script], root: Path, trials: Trials) -> None:
+def race(
+    begin: Callable[[Path], Script],
+    check: Callable[[Path], Script],
+    root: Path,
+    trials: Trials,
+    fractions: Sequence[float] = FRACTIONS,
+) -> None:
     alone = begin(root / "alone")
     assert alone.wait() == 0, alone.output
     needs = _seconds(alone)
-    for number, fraction in enumerate(FRACTIONS):
+    for number, fraction in enumerate(fractions):
         folder = root / f"raced{number}"
         first = begin(folder)
         first.poll(fraction * needs)
@@ -96,6 +106,75 @@ def test_folders(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         return run("jaxret/__main__.py", *words)
 
     race(begin, check, tmp_path, trials)
+
+
+@pytest.mark.faults(29)
+@pytest.mark.parametrize("verb", ["beir", "sweep", "recipe", "generate"])
+def test_the_same_command_again_finds_it_done(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    def begin(folder: Path) -> Script:
+        folder.mkdir(parents=True, exist_ok=True)
+        if verb == "beir":
+            _copy(tiny.run, folder / "run")
+            _copy(tiny.data, folder / "sets" / "one")
+        return start("jaxret/__main__.py", verb, *commands(tiny, folder, tiny.data)[verb])
+
+    def check(folder: Path) -> Script:
+        again = begin(folder)
+        assert again.wait() == 0, again.output
+        runs = {"beir": "run", "sweep": "sweep/temperature=1/run", "recipe": "recipe/stage1"}
+        return run("jaxret/__main__.py", "verify", str(folder / runs[verb])) if verb in runs else again
+
+    race(begin, check, tmp_path, trials, (0.0, 0.5, 0.9))
+
+
+@pytest.mark.faults(29)
+@pytest.mark.parametrize("apart", [0, 3])
+def test_opening(apart: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Processes of their own, because it compares with PyTorch, whose threads do not survive a fork."""
+    words = command("-m", "jaxret", "open", str(tiny.encoder), f"--workdir={tmp_path / 'opened'}")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    jobs = []
+    for seconds in (apart, 0):
+        jobs.append(subprocess.Popen(words, cwd=REPOSITORY, env=environment(), text=True, **pipes))  # type: ignore[call-overload]
+        time.sleep(seconds)
+    errors = [job.communicate(timeout=300)[1] for job in jobs]
+    refused = [error for job, error in zip(jobs, errors, strict=True) if job.returncode]
+    clean = len(refused) == 1 and "was made by another job meanwhile" in refused[0] and "Traceback" not in refused[0]
+    checked = run("jaxret/__main__.py", "verify", str(tmp_path / "opened"))
+    left = leftovers(tmp_path)
+    trials.count(clean and checked.returncode == 0 and not left, f"{errors}\n{checked.output}\n{left}", detected=True)
+
+
+@pytest.mark.faults(29)
+@pytest.mark.parametrize("verb", ["append", "delete", "index"])
+def test_vectors_that_two_jobs_change(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """The second of two that append or delete the same is refused by the ids that it has no more to do with."""
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(f'{{"_id": "more{i}", "text": "river market {i}"}}\n' for i in range(12)))
+
+    def begin(folder: Path) -> Script:
+        _copy(tiny.run, folder / "run")
+        arguments = [word for word in commands(tiny, folder, tiny.data)[verb] if not word.startswith("--corpus")]
+        arguments += [f"--corpus={more}"] if verb == "append" else []
+        return start("jaxret/__main__.py", *verb_words(verb), *arguments)
+
+    def check(folder: Path) -> Script:
+        assert _passages(folder / "run") - _passages(tiny.run) == {"append": 12, "delete": -1, "index": 0}[verb]
+        return run("jaxret/__main__.py", "verify", str(folder / "run"))
+
+    race(begin, check, tmp_path, trials, (0.0, 0.5, 0.9))
+
+
+def _passages(run_folder: Path) -> int:
+    ids = [one for _, ids in open_encoded(run_folder / "embeddings" / "data").id_blocks() for one in ids]
+    assert len(ids) == len(set(ids))
+    return len(ids)
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copy a folder, unless the other of two jobs has it already."""
+    if not folder.exists():
+        shutil.copytree(source, folder)
 
 
 @pytest.mark.faults(29)

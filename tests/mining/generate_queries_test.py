@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,14 +19,10 @@ from jaxret.data.records import Passage
 from jaxret.data.tokens.backend import load_backend
 from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.generation_options import GenerationOptions
-from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.generation.decoding_options import DecodingOptions
-from jaxret.models.generation.generator_weights import save_generator
-from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
-from jaxret.types import Tokens
-from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_t5
+from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_generator
 
 PROMPT = "music {passage} river"
 SAMPLES = DecodingOptions(queries=3, query_length=6, top_k=0)
@@ -37,14 +32,7 @@ FLAGS = ("--queries=3", "--query_length=6", "--top_k=0", f"--prompt={PROMPT}", "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random T5 with its decoder, and a tokenizer of a few words."""
-    folder = write_t5(tmp_path_factory.mktemp("generator"))
-    encoder = T5Config(99, 32, 2, 4, 6, 48, feed_forward="gated-gelu", initializer_factor=4.0)
-    config = GeneratorConfig(encoder, replace(encoder, num_layers=1), False, True, start_id=0, end_id=1, pad_id=0)
-    tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
-    params = T5Generator(config).init(jax.random.key(3), tokens, jnp.zeros((1, 2), jnp.int32))["params"]
-    save_generator(folder, config, params)
-    return folder
+    return write_generator(tmp_path_factory.mktemp("generator"))
 
 
 @pytest.fixture(scope="module")

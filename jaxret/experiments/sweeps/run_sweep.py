@@ -134,11 +134,12 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     chosen = runs[index - 1 : index] if index else runs
     _check_runs(chosen, evaluation)
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
-    held = [run.name for run in chosen if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
+    held: Sequence[SweepRun] = chosen
+    for _ in range(2):  # again, because the other job may have completed a point while this one was at the rest
+        held = [run for run in held if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
     if held:
-        raise LockedError(
-            f"another job is at {' and at '.join(held)}; start the same command again when it has ended, to compare"
-        )
+        names = " and at ".join(run.name for run in held)
+        raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
     if index:
         return None
     name = _result_name(evaluation)
