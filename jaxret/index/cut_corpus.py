@@ -8,9 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxret.data.formats import source_exists
 from jaxret.index.cut_shard import cut_shard
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.parts_list import read_parts, write_parts
+from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
+from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
 from jaxret.index.source import encoded_source, is_source
@@ -29,17 +31,29 @@ def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str =
 
     Args:
         run: with the dimension to cut to.
-        corpus: name of an encoded corpus, or the folder or file that was encoded.
+        corpus: the folder or file that was encoded and has the same passages still; or, where there is no such path,
+            the name of an encoded corpus.
         folder: of the cut vectors, which is left out.
         dtype: of the cut vectors; "": as stored.
     """
     sizes: dict[Path, int] = {}
+    path, exists = os.fspath(corpus), source_exists(corpus)
     for name in run.workdir.corpora:
         stored = run.workdir.embeddings(name)
-        chosen = name == os.fspath(corpus) or is_source(encoded_source(stored), os.fspath(corpus))
+        chosen = is_source(encoded_source(stored), path) if exists else name == path
         if chosen and stored != folder and _can_be_cut(run, manifest := read_manifest(stored / "manifest.json"), dtype):
             sizes[stored] = manifest.dimension
-    return max(sizes, key=lambda stored: sizes[stored], default=None)
+    largest_first = sorted(sizes, key=lambda stored: -sizes[stored])
+    return next((stored for stored in largest_first if not exists or _is_unchanged(stored)), None)
+
+
+def _is_unchanged(stored: Path) -> bool:
+    """Return whether the file of an encoded corpus has the passages that were encoded."""
+    try:
+        unchanged_corpus(stored)
+    except ContractError:
+        return False
+    return True
 
 
 def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
@@ -72,11 +86,12 @@ def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: 
 
     Raises:
         ShardError: the stored vectors are damaged.
-        ContractError: the folder holds vectors of something else.
+        ContractError: the folder holds vectors of something else, or changes of its own.
     """
     encoded, written = open_encoded(stored), 0
     with hold_folder(folder, "cutting vectors"):
         if jax.process_index() == 0:
+            _require_no_own_changes(folder, stored, encoded.parts)
             parts = list(zip(encoded.parts, encoded.shards, strict=True))
             with Progress("cut", int(encoded.firsts[-1]), "passage", shown=progress) as bar:
                 for part, shards in reversed(parts):  # the first part last: its manifest completes the corpus
@@ -84,6 +99,25 @@ def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: 
                         write_parts(folder, encoded.parts)
                     written += _cut_part(run, shards, folder / part.name, dtype, bar)
     return written
+
+
+def _require_no_own_changes(folder: Path, stored: Path, parts: list[CorpusPart]) -> None:
+    """Raise ContractError if passages were appended to or deleted from a cut corpus, but not the one that it is cut
+    from: to cut it again would undo that.
+
+    Args:
+        folder: of the cut vectors.
+        stored: of the longer ones.
+        parts: of the longer ones.
+    """
+    own = read_parts(folder)
+    texts, theirs = ([(part.sha256, part.rows) for part in each] for each in (own, parts))
+    same = texts == theirs[: len(own)]
+    if not same or any((whole.present & ~cut.present).any() for cut, whole in zip(own, parts)):
+        raise ContractError(
+            f"{folder}/parts.json has passages appended or deleted that {stored} has not: to cut it again would undo "
+            "that. Change the whole corpus likewise first, or give another --name"
+        )
 
 
 def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progress) -> int:

@@ -17,7 +17,9 @@ class EncodeOptions:
         "at a bad record: stop, or skip and count it; keep encodes them as empty passages",
         ("error", "skip", "keep"),
     )
-    dtype: str = option("", "of the vectors on disk; default: the run's encode.dtype", ("", "float32", "float16"))
+    dtype: str = option(
+        "", "of the vectors on disk; default: the run's encode.dtype, of a cut: as stored", ("", "float32", "float16")
+    )
     dimension: int = option(
         0,
         "numbers of a vector to keep, its first ones, in another corpus, NAME-DIMENSION: cut from vectors that are "

@@ -13,6 +13,7 @@ from jaxret.data.formats import read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.explain import explain_in_run
 from jaxret.experiments.search_sizes import parse_sizes, search_sizes
+from jaxret.index.cut_corpus import find_larger_vectors
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
@@ -140,6 +141,47 @@ def test_what_is_appended_and_deleted_follows(root: Path) -> None:
     assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
     with pytest.raises(ValueError, match=r"--dimension=3: the vectors in .* have 5 numbers"):
         append_corpus(run, root / "more.jsonl", folder, EncodeOptions(dimension=3), progress=False)
+
+
+def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) -> None:
+    run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
+    file, options = tmp_path / "texts.jsonl", EncodeOptions(dimension=SIZE)
+    file.write_bytes((root / "first.jsonl").read_bytes())
+    encode_corpus(run, file, progress=False)
+    assert find_larger_vectors(run.with_dimension(SIZE), file, tmp_path) is not None
+    file.write_bytes((root / "more.jsonl").read_bytes())
+    folder = encode_corpus(run, file, options=options, progress=False).folder
+    fresh = encode_corpus(run, root / "more.jsonl", f"fresh-{SIZE}", options, progress=False).folder
+    assert np.array_equal(all_vectors(open_encoded(folder)), all_vectors(open_encoded(fresh)))
+
+
+def test_a_path_is_no_name(root: Path, tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs[DAILY].with_dimension(SIZE)
+    monkeypatch.chdir(tmp_path)
+    assert find_larger_vectors(run, "first", tmp_path) == run.workdir.embeddings("first")
+    Path("first").mkdir()
+    assert find_larger_vectors(run, "first", tmp_path) is None
+
+
+def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> None:
+    run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
+    options, whole = EncodeOptions(dimension=SIZE), encode_corpus(run, root / "first.jsonl", progress=False).folder
+    cut = encode_corpus(run, "first", options=options, progress=False).folder
+    append_corpus(run, root / "more.jsonl", cut, progress=False)
+    before = (cut / "parts.json").read_bytes()
+    with pytest.raises(ContractError, match=r"appended or deleted that .* has not"):
+        encode_corpus(run, "first", options=options, progress=False)
+    append_corpus(run, root / "more.jsonl", whole, progress=False)
+    encode_corpus(run, "first", options=options, progress=False)
+    assert (cut / "parts.json").read_bytes() == before
+    delete_ids(cut, {"p1": "here"})
+    before = (cut / "parts.json").read_bytes()
+    with pytest.raises(ContractError, match=r"appended or deleted that .* has not"):
+        encode_corpus(run, "first", options=options, progress=False)
+    assert (cut / "parts.json").read_bytes() == before
+    delete_ids(whole, {"p1": "here", "p2": "here"})
+    encode_corpus(run, "first", options=options, progress=False)
+    assert open_encoded(cut).corpus == open_encoded(whole).corpus
 
 
 def test_a_run_may_keep_so_many_numbers_of_all_vectors(root: Path) -> None:
