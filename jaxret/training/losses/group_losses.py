@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,12 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"loss.{key} is {value}; it must be positive")
-    return {key: GROUPS[key](**value) if key in GROUPS else value for key, value in loss.items()}
+    return {key: _group(key, value) if key in GROUPS else value for key, value in loss.items()}
+
+
+def _group(name: str, keys: Mapping[str, Any]) -> Any:
+    """Return a group of keys as its dataclass. Lists, of a config that was read from JSON, become tuples."""
+    return GROUPS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
 
 
 def distillation_keys(config: ConfigDict) -> list[str]:

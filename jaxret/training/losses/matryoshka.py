@@ -21,10 +21,6 @@ class MatryoshkaSettings:
     sizes: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))
-        object.__setattr__(self, "weights", tuple(self.weights))
-
     @property
     def weight_of(self) -> dict[int, float]:
         """Return the weight of each size, the largest size first."""
