@@ -62,7 +62,7 @@ class Gateway:
             return
         begun, path = time.perf_counter(), str(scope["path"])
         request = Request(scope, receive)
-        number = uuid.uuid4().hex[:16]
+        request.state.number = number = uuid.uuid4().hex[:16]
         status, size = _CLIENT_GONE, 0
         try:
             if response := await self._answer(request, path, number):
@@ -179,7 +179,7 @@ async def _disconnected(receive: Receive) -> None:
 
 def refusal_response(path: str, error: RefusalError) -> Response:
     """Return an error in the form of the interface that a path belongs to."""
-    message = str(error)
+    message = str(error).encode("utf-8", "backslashreplace").decode()  # of a request: JSON may have half surrogates
     if path in ("/embed", "/embed_all", "/embed_sparse", "/rerank"):
         kind = _ERROR_TYPES.get(error.status, "backend" if error.status >= 500 else "validation")
         content: dict[str, Any] = {"error": message, "message": message, "code": error.status, "error_type": kind}

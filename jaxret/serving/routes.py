@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -15,15 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxret.data.records import Passage
-from jaxret.index.shards import ShardError
 from jaxret.models.heads.head import Side
-from jaxret.runs.mismatch import ContractError
 from jaxret.serving.counters import Counters, log_event
 from jaxret.serving.device import DeviceThread, Operation
 from jaxret.serving.gateway import Endpoint
 from jaxret.serving.refusal import Body, RefusalError, check_text, shown
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import Served, ServedReranker, ServedRetriever
+from jaxret.serving.served import CORPUS_ERRORS, Served, ServedReranker, ServedRetriever
 from jaxret.version import __version__
 
 _SIDES: dict[str, Side] = {
@@ -205,16 +204,12 @@ class Routes:
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
         questions = body.texts("queries", self._options.most_inputs, self._options.most_characters)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
-        filters = await run_in_threadpool(model.filtered, body.get("filter", dict, {}))
+        with _corpus_at_hand(request):
+            filters = await run_in_threadpool(model.filtered, body.get("filter", dict, {}))
         tokens = await run_in_threadpool(model.tokens, questions, "query")
         operation = Operation(model.search, (model.count(k), filters, texts))
-        try:
+        with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
             answers = await self._compute(operation, tokens)
-        except (OSError, ContractError, ShardError) as error:
-            log_event("error", path="/search", message=str(error)[:2000])
-            raise RefusalError(
-                503, 'the texts of the corpus cannot be read (the log says why); "texts": false needs none', "no_texts"
-            ) from None
         assert model.searcher is not None
         searcher = model.searcher
         exact = not (searcher.generator or searcher.index)
@@ -250,7 +245,8 @@ class Routes:
         if key and not self._options.texts:
             raise RefusalError(404, "this server has no texts (--notexts)", "no_texts")
         operation = Operation(model.explained, (body.count("top", 10, 100),))
-        (explanation,) = await self._compute(operation, [(question, passage, key)])
+        with _corpus_at_hand(request):
+            (explanation,) = await self._compute(operation, [(question, passage, key)])
         if isinstance(explanation, RefusalError):
             raise explanation
         return JSONResponse({"model": model.name, "explanation": explanation})
@@ -259,7 +255,8 @@ class Routes:
         model = self._of_task(request.query_params.get("model", ""), ServedRetriever, "a retriever")
         if not self._options.search:
             return JSONResponse({"model": model.name, "fields": {}})
-        fields = await run_in_threadpool(lambda: model.fields)
+        with _corpus_at_hand(request):
+            fields = await run_in_threadpool(lambda: model.fields)
         named = {name: [{"value": v, "passages": n} for v, n in values] for name, values in fields.items()}
         return JSONResponse({"model": model.name, "fields": named})
 
@@ -304,6 +301,17 @@ class Routes:
         elif explicit and _SIDES[own] != _SIDES[side]:
             raise RefusalError(422, f"model {shown(name)} is not of the side {side}")
         return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[own]
+
+
+@contextmanager
+def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
+    """Raise `RefusalError` where the files of a corpus cannot be read; the log says why."""
+    try:
+        yield
+    except CORPUS_ERRORS as error:
+        log_event("error", request=request.state.number, path=request.url.path, message=str(error)[:2000])
+        message = f"the corpus cannot be read (the log has the cause as request {request.state.number}){remedy}"
+        raise RefusalError(503, message, "no_texts") from None
 
 
 def _encoded(vector: np.ndarray, encoding: str) -> Any:

@@ -22,8 +22,10 @@ from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.experiments.explain import explain, vector_labels
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.metadata import matching_rows, read_fields
+from jaxret.index.shards import ShardError
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.reranker import Reranker, open_reranker
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
@@ -35,6 +37,7 @@ from jaxret.types import Ragged, TextVectors
 
 COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
 WARM_COUNTS = (10, 30)
+CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files that are gone, changed or damaged since the start
 _FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
 _MOST_VALUES = 50  # of a field, as the page offers them
 
@@ -173,13 +176,15 @@ class ServedRetriever:
     def filtered(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
         """Return "FIELD:VALUE" texts of a filter {field: value or list of values}, whose searcher is then open.
 
-        Raises `RefusalError` for a field or a value that no passage has.
+        Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
         """
         texts: list[str] = []
         for name, values in filters.items():
             several = values if isinstance(values, list) else [values]
             if not several or not all(isinstance(value, str) for value in several):
-                raise RefusalError(422, f"filter.{name:.60} is {shown(values)}; it must be a text, or a list of texts")
+                raise RefusalError(
+                    422, f"filter.{name!r:.60} is {shown(values)}; it must be a text, or a list of texts"
+                )
             texts += [f"{name}:{value}" for value in several]
         key = tuple(sorted(set(texts)))
         if not key:
@@ -197,12 +202,16 @@ class ServedRetriever:
                 raise RefusalError(422, f"no passage has a field {missing[0]!r:.60}; {among}")
             try:
                 rows = matching_rows(base.shards, key)
+            except CORPUS_ERRORS:
+                raise
             except ValueError:
                 raise RefusalError(422, "no passage has one of the values of filter") from None
             if not len(rows):
                 raise RefusalError(422, "no passage matches the filter")
             try:
                 self._filtered[key] = base.among(rows)
+            except CORPUS_ERRORS:
+                raise
             except ValueError as error:
                 raise RefusalError(422, str(error)) from None
             while len(self._filtered) > _FILTERED:

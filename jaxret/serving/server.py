@@ -28,7 +28,8 @@ from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import open_served
 
 TOKEN = "JAXRET_TOKEN"
-_SENT_SECONDS = 10.0  # in which a client must have read its answer
+_SENT_SECONDS = 10.0  # in which a client must have read its answer, or this much more of it:
+_SENT_BYTES = 2**20
 _BATCHES = 4  # items of a round of the device: sorted by length, they are this many batches
 
 
@@ -103,15 +104,16 @@ class _Protocol(H11Protocol):
     """uvicorn's protocol with times: a connection ends if the head of a request, or all of it and its answer, take
     longer. uvicorn's own time is of connections between two requests alone."""
 
-    head_seconds, whole_seconds = 10.0, 80.0
+    head_seconds, whole_seconds, sent_seconds = 10.0, 80.0, _SENT_SECONDS
     _timer: asyncio.TimerHandle | None = None
+    _unsent = 0  # bytes of a whole answer that the client has not read when its time begins
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._allow(self.head_seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None:
+        if self._timer is None or self._unsent:
             self._allow(self.head_seconds)
         super().data_received(data)
 
@@ -122,14 +124,25 @@ class _Protocol(H11Protocol):
             self._allow(self.whole_seconds)
 
     def on_response_complete(self) -> None:
-        self._allow(None)
+        self._allow_sending()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._allow(None)
         super().connection_lost(exc)
 
+    def _allow_sending(self) -> None:
+        """Wait for a client to read what the transport holds; the event loop would hold it for ever."""
+        before, left = self._unsent, self.transport.get_write_buffer_size()
+        if before and left > max(0, before - _SENT_BYTES):
+            self.transport.abort()
+            return
+        self._allow(None)
+        if left:
+            self._unsent, self._timer = left, self.loop.call_later(self.sent_seconds, self._allow_sending)
+
     def _allow(self, seconds: float | None) -> None:
+        self._unsent = 0
         if self._timer:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

@@ -239,6 +239,8 @@ def test_info_and_metrics(server: Running) -> None:
         ("/v1/embeddings", b"{", 400, "the body is no JSON"),
         ("/v1/embeddings", b"[" * 100_000, 400, "the body is no JSON"),
         ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
+        ("/search", b'{"queries": "x", "filter": {"\\ud800": 1}}', 422, "filter.'\\ud800' is 1; it must be a text"),
+        ("/search", b'{"queries": "x", "k": "\\ud800"}', 422, "k is '\\ud800'; it must be a whole number"),
         ("/embed", {"inputs": "x " * 60, "truncate": False, "model": "dual"}, 413, "more than 24 tokens"),
         ("/embed", {"inputs": "x", "truncation_direction": "left"}, 422, "must be one of right"),
         ("/embed_sparse", {"inputs": "x"}, 424, "mlr has dense vectors"),
@@ -290,14 +292,22 @@ def test_an_error_that_nobody_foresaw_says_nothing_of_this_machine(runs: Path, t
         corpus.rename(tmp_path / "elsewhere.jsonl")
         status, answer = server.ask("/search", {"queries": "x"})
         assert status == 503
-        assert answer["error"]["message"].startswith("the texts of the corpus cannot be read")
+        assert re.fullmatch(
+            r'the corpus cannot be read \(the log has the cause as request \w{16}\); "texts": false needs no texts',
+            answer["error"]["message"],
+        )
         assert server.ask("/search", {"queries": "x", "texts": False})[0] == 200
-        status, answer = server.ask("/explain", {"query": "x", "passage_id": "p1"})
-        assert status == 500
-        assert re.fullmatch(r"internal error; the log has it as request \w{16}", answer["error"]["message"])
-        (entry,) = [entry for entry in server.log if entry["event"] == "error" and entry["path"] == "/explain"]
-        assert "no longer at" in entry["message"]
-        assert entry["request"] in answer["error"]["message"]
+        for path, body in {
+            "/explain": {"query": "x", "passage_id": "p1"},
+            "/search": {"queries": "x", "texts": False, "filter": {"colour": "red"}},
+            "/fields": None,
+        }.items():
+            status, answer = server.ask(path, body)
+            assert (status, answer["error"]["code"]) == (503, "no_texts")
+            assert re.fullmatch(r"the corpus cannot be read \(.* request \w{16}\)", answer["error"]["message"])
+            entry = [entry for entry in server.log if entry["event"] == "error" and entry["path"] == path][-1]
+            assert "no longer at" in entry["message"]
+            assert entry["request"] in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
