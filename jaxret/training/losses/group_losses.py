@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +115,7 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
     return {key: _group(key, value) if key in GROUPS else value for key, value in loss.items()}
 
 
-def _group(name: str, keys: Mapping[str, Any]) -> Any:
+def _group(name: str, keys: ConfigDict) -> Any:
     """Return a group of keys as its dataclass. Lists, of a config that was read from JSON, become tuples."""
     return GROUPS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
 
