@@ -50,7 +50,8 @@ def apply_settings(
     """Return a copy of the config with unset keys taken from a directory, and the changes as "key=value" texts.
 
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
-    directory's, and the separator of titles another one: no file of the directory has it. A head with other vectors
+    directory's, an explicit empty prompt may stand beside tokens.prompts, and the separator of titles may be another
+    one: no file of the directory has it. A head with other vectors
     than the directory's takes only settings of texts from it.
 
     Args:
@@ -67,12 +68,13 @@ def apply_settings(
     if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
         settings = {key: value for key, value in settings.items() if key not in _OF_VECTORS and not _of_family(key)}
     meant = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" asks for the directory's
+    named = meant & set(PROMPTS) if config.tokens.prompts else set()
     for key, value in ({TITLE_SEPARATOR: SEPARATOR} | dict(settings)).items():
         value = tuple(value) if isinstance(value, list) else value
         *groups, name = key.split(".")
         group = reduce(getattr, groups, config)
         now = group[name]
-        if now == value:
+        if now == value or (key in named and not now):
             continue
         if now == UNSET[key] and key not in meant:
             group[name] = value

@@ -69,7 +69,7 @@ class Reranker:
     def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
         """Tokenise texts, so that pairs of them can be scored."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
-        query_tokens = self.tokenizer.queries((query.text for query in queries.values()), progress, cut[0])
+        query_tokens = self.tokenizer.queries(queries.values(), progress, cut[0])
         passage_tokens = self.tokenizer.passages(passages.values(), progress, cut[1])
         pairs = Truncation("pairs", self.scorer.joiner.limit)
         return TextScores(self.scorer, query_tokens, passage_tokens, _numbers(queries), _numbers(passages), cut, pairs)

@@ -92,15 +92,18 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
     return optax.GradientTransformation(init, update)
 
 
-def matching_parameters(key: str, pattern: str, params: Any) -> Any:
-    """Return True for parameters whose path matches the pattern of a config key. Raises ValueError if none or all do,
-    or if it is no regular expression."""
-    regex = compile_pattern(key, pattern)
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(regex.search(path_name(path))), params)
-    if not any(jax.tree.leaves(mask)) or all(jax.tree.leaves(mask)):
-        quantity = "all" if all(jax.tree.leaves(mask)) else "none"
+def matching_parameters(regex: re.Pattern[str], params: Any) -> Any:
+    """Return True for parameters whose path matches a pattern."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: bool(regex.search(path_name(path))), params)
+
+
+def require_some(key: str, pattern: str, params: Any) -> None:
+    """Raise ValueError if the pattern of a config key matches none of a model's parameters, or all, or if it is no
+    regular expression."""
+    matches = jax.tree.leaves(matching_parameters(compile_pattern(key, pattern), params))
+    if not any(matches) or all(matches):
+        quantity = "all" if all(matches) else "none"
         raise ValueError(f"optimizer.{key} is {pattern!r}, which matches {quantity} of the parameters")
-    return mask
 
 
 def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
@@ -125,7 +128,9 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
     params = jax.eval_shape(model.init, jax.random.key(0))
     if config.optimizer.frozen:
-        matching_parameters("frozen", config.optimizer.frozen, params)
+        require_some("frozen", config.optimizer.frozen, params)
+    if config.optimizer.head_learning_rate:
+        require_some("head_parameters", config.optimizer.head_parameters, params)
     trained, _ = divide_parameters(params, model.compute.frozen)
     if not trained:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
@@ -148,7 +153,7 @@ def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.Gradient
     direction, ratio = moments[c.name]
     heads = optax.identity()
     if c.head_learning_rate:
-        faster = partial(matching_parameters, "head_parameters", c.head_parameters)
+        faster = partial(matching_parameters, compile_pattern("head_parameters", c.head_parameters))
         heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), faster)
     return optax.chain(
         optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),

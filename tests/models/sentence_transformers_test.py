@@ -160,6 +160,16 @@ def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error()
         apply_settings(get_config(), MEAN, "there", explicit_keys=["head.token"])
 
 
+def test_an_explicit_empty_prompt_leaves_the_word_to_published_prompts() -> None:
+    key, theirs = "tokens.query_prompt", {"tokens.query_prompt": "Instruct: go\nQuery:"}
+    config = get_config()
+    with pytest.raises(ValueError, match=r"tokens.query_prompt is '', there 'Instruct: go"):
+        apply_settings(config, theirs, "there", [key])
+    config.tokens.prompts = "qwen3"
+    assert apply_settings(config, theirs, "there", [key])[0].tokens.query_prompt == ""
+    assert apply_settings(config, theirs, "there")[0].tokens.query_prompt == theirs[key]
+
+
 def test_titles_are_joined_as_the_directory_implies_unless_the_config_says_otherwise() -> None:
     base, explicit = get_config(), ["tokens.title_separator"]
     assert base.tokens.title_separator == "auto"

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jaxret.training.optimizers import DECAYS, check_parameters, decay_mask, make_optimizer, make_schedule
-from tests.tiny import SCALAR_MIX, make_config, make_retriever
+from tests.tiny import LATE_INTERACTION, SCALAR_MIX, make_config, make_retriever
 
 STEPS, WARMUP, PEAK = 20, 5, 1e-3
 GOLDEN = {
@@ -258,6 +258,15 @@ def test_a_pattern_that_freezes_nothing_or_everything(pattern: str, what: str) -
     config = make_config({"optimizer.frozen": pattern})
     with pytest.raises(ValueError, match=rf"which matches {what} of the parameters"):
         check_parameters(config, make_retriever({"optimizer.frozen": pattern}))
+
+
+def test_heads_have_a_rate_of_their_own_beside_a_frozen_encoder() -> None:
+    keys = {"optimizer.frozen": "encoder/", "optimizer.head_learning_rate": 0.1}
+    retriever = make_retriever(keys | LATE_INTERACTION)
+    check_parameters(make_config(keys | LATE_INTERACTION), retriever)
+    for pattern, what in (("nothing", "none"), (".", "all")):
+        with pytest.raises(ValueError, match=rf"optimizer.head_parameters is .* which matches {what} of the param"):
+            check_parameters(make_config(keys | LATE_INTERACTION | {"optimizer.head_parameters": pattern}), retriever)
 
 
 @pytest.mark.parametrize("processes", [1, 4])

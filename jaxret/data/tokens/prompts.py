@@ -66,7 +66,12 @@ def read_prompts(config: ConfigDict) -> Prompts:
     task = own.task or published.task
     for side in ("query", "passage"):
         prompt, theirs = getattr(own, side), getattr(published, side)
-        if prompt not in ("", theirs, fill_task(theirs, task)):
+        if prompt not in (
+            "",
+            theirs,
+            fill_task(theirs, task),
+            fill_task(theirs, published.task),
+        ):  # as a directory has it
             raise ValueError(
                 f"tokens.{side}_prompt is {prompt!r}, but that of tokens.prompts={tokens.prompts!r} is {theirs!r}: "
                 "leave one of the two keys out"

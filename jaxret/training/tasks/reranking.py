@@ -145,8 +145,10 @@ def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
             raise ValueError(f"validation.{key} is {name!r}; of a reranker it is one of {', '.join(RERANKING_METRICS)}")
     if config.validation.corpus:
         raise ValueError("validation.corpus is set, but a reranker retrieves nothing: leave it empty")
-    unused = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
-    for key, value in (unused | {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0}).items():
+    unused: dict[str, Any] = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
+    unused |= {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0, "encode.dimension": 0}
+    unused |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": ()}
+    for key, value in unused.items():
         group, _, name = key.rpartition(".")
         if (setting := (config[group] if group else config)[name]) != value:
             raise ValueError(f"{key} is {setting!r}, but a reranker has none: use {value!r}")

@@ -46,6 +46,7 @@ def test_a_task_takes_the_place_of_that_of_the_name() -> None:
     assert fill_task(own.query, own.task) == "Find a claim: "  # as LLM2Vec, which adds the colon where it is missing
     same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
     assert read_prompts(make_config(same)) == PUBLISHED["qwen3"]  # as a sentence-transformers directory says it
+    assert read_prompts(make_config(same | {"tokens.task": "Find a claim"})) == prompts
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,14 @@ def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path)
         export(workdir, "onnx", tmp_path / "other")
 
 
+def test_instructions_of_queries_are_scored(workdir: Path) -> None:
+    reranker = open_reranker(workdir)
+    tokenizer = dataclasses.replace(reranker.tokenizer, query_prompt="{task} ", task="stone")
+    queries = {"q": Query("q", "river", instruction="music")}
+    texts = dataclasses.replace(reranker, tokenizer=tokenizer).over(queries, {"p": Passage("p", "light")})
+    assert texts.queries[0].tolist() == reranker.tokenizer.queries(["music river"])[0].tolist()
+
+
 def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
     for needs_a_retriever in (open_run, lambda folder: corpus_folder(Workdir(folder))):
         with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
@@ -427,6 +435,8 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
         ({"tokens__query_length": 39}, r"--query_length\) is 39, which leaves no token for a passage of the 40"),
         ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
         ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
+        ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes is \(8,\), but a reranker has none: use \(\)"),
+        ({"encode__dimension": 8}, "encode.dimension is 8, but a reranker has none: use 0"),
         ({"loss__kl__temperature": 0.0}, "loss.kl.temperature is 0.0; it must be positive"),
         ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
     ],
