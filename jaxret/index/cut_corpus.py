@@ -17,7 +17,7 @@ from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
 from jaxret.index.source import encoded_source, is_source
 from jaxret.parallel.progress import Progress
-from jaxret.runs.contract import DIMENSION, require_same_contract
+from jaxret.runs.contract import DIMENSION, of_whole_vectors, require_same_contract
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
@@ -63,9 +63,7 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
     if not isinstance(contract, dict) or made_by.get("checkpoint") != run.checkpoint:
         return False
     try:
-        whole = {key: value for key, value in contract.items() if key != DIMENSION}
-        ours = {key: value for key, value in run.contract.items() if key != DIMENSION}
-        require_same_contract(whole, ours, "", "", "")
+        require_same_contract(of_whole_vectors(contract), of_whole_vectors(run.contract), "", "", "")
     except ContractError:
         return False
     precise = np.dtype(DTYPES[manifest.dtype]).itemsize >= np.dtype(DTYPES[dtype or manifest.dtype]).itemsize

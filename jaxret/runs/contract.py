@@ -35,6 +35,11 @@ def make_contract(model: Model, tokenizer: TextTokenizer, folder: Path) -> dict[
     return json.loads(json.dumps(contract))  # tuples are lists, as in a file
 
 
+def of_whole_vectors(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a contract without the size of vectors that are cut."""
+    return {key: value for key, value in contract.items() if key != DIMENSION}
+
+
 def require_same_contract(
     stored: Mapping[str, Any],
     current: Mapping[str, Any],
@@ -64,6 +69,5 @@ def require_same_contract(
         )
     if not lengths:
         expected |= {key: current[key] for key in LENGTHS}
-        expected.pop(DIMENSION, None)
-        current = {key: value for key, value in current.items() if key != DIMENSION}
+        expected, current = of_whole_vectors(expected), of_whole_vectors(current)
     require_equal(expected, current, stored_name, current_name, remedy)

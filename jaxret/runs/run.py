@@ -28,7 +28,7 @@ from jaxret.models.model import Model
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, shardings
 from jaxret.runs.added_keys import complete_config
-from jaxret.runs.contract import DIMENSION, make_contract, require_same_contract
+from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
 from jaxret.runs.embedder import Embedder, Padding, Programs, padded_length
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
@@ -165,8 +165,8 @@ class OpenedRun(Generic[ModelT]):
         """Return the run with vectors of their first `size` numbers; 0: all. Raises ValueError, naming `key`, for a
         size that they cannot have."""
         model = self.model.with_dimension(size, key)
-        contract = {name: value for name, value in self.contract.items() if name != DIMENSION}
-        return replace(self, model=model, contract=contract | ({DIMENSION: model.cut} if model.cut else {}))
+        cut = {DIMENSION: model.cut} if model.cut else {}
+        return replace(self, model=model, contract=of_whole_vectors(self.contract) | cut)
 
     def has_contract(self, contract: Mapping[str, Any]) -> bool:
         """Return whether a contract that shards hold means the same as this run's."""

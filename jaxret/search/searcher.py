@@ -378,6 +378,7 @@ def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[
         k: passages for each query.
         **more: further entries.
     """
+    size = retrieved.shards.dimension
     return {
         "checkpoint": run.checkpoint,
         "config": read_json(run.workdir.config),
@@ -391,7 +392,7 @@ def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[
             "exact": retrieved.approximate is None,
             **(retrieved.approximate or {}),
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
-            **({"dimension": retrieved.shards.dimension} if retrieved.shards.cut[0] else {}),
+            **({"dimension": size} if size != run.model.whole.dimension else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
         },

@@ -22,6 +22,7 @@ from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.models.model import Model
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
+from jaxret.runs.contract import of_whole_vectors
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_model
 from jaxret.runs.workdir import Workdir
@@ -56,7 +57,7 @@ def first_state(
         weights = load_encoder_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
     other = open_model(source, job.task.name, job.task.build)
-    require_equal(other.contract, data.contract, f"{source}/contract.json", "this run", _SAME_MODEL)
+    require_same_model(other.contract, data.contract, f"{source}/contract.json")
     require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
     params, rule = jax.device_get(other.params), make_update_rule(config)
     state = place_state(job.mesh, params, optimizer, rule, job.model.compute.frozen)
@@ -81,13 +82,24 @@ def continued_state(
     optimizer, moving average and step."""
     folder = Workdir(job.config.train.start_from)
     config = config_of_task(folder, job.task.name)
-    require_equal(read_json(folder.contract), data.contract, str(folder.contract), "this run", _SAME_MODEL)
+    require_same_model(read_json(folder.contract), data.contract, str(folder.contract))
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, "last", folder)
         state = restore_state(checkpoints, step, job.mesh, job.model, optimizer, make_update_rule(job.config))
     start = {"step": step, "digest": tree_digest(state.weights)}
     require_same_weights(job, start, f"the last checkpoint of {folder}")
     return state, {"start": start}
+
+
+def require_same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> None:
+    """Raise ContractError unless two contracts have the same parameters and tokens: training uses whole vectors.
+
+    Args:
+        theirs: contract of the run to start from.
+        ours: that of the run that starts.
+        name: of their contract, for the error.
+    """
+    require_equal(of_whole_vectors(theirs), of_whole_vectors(ours), name, "this run", _SAME_MODEL)
 
 
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:

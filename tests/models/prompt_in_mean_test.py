@@ -13,6 +13,7 @@ import pytest
 
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
+from jaxret.experiments.probe.layer_vectors import encode_layers
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
 from jaxret.parallel.mesh import make_mesh
@@ -55,6 +56,8 @@ def test_vectors_are_means_over_what_follows_the_prompt(tmp_path: Path, model: P
     vectors = run.embedder()(run.tokenizer.queries(QUERIES), "query").flat
     sizes = [len("find q "), len("go far q "), len("find q ")]  # a token for each character
     np.testing.assert_allclose(vectors, by_hand(run, [slice(size, None) for size in sizes]), atol=1e-5)
+    layers = encode_layers(run, run.tokenizer.queries(QUERIES), "query")
+    np.testing.assert_allclose(layers.of(run.model.module.config.num_layers, token), vectors, atol=1e-5)
     with_prompt = by_hand(run, [slice(token != "mean", None)] * 3)
     assert np.abs(vectors - with_prompt).max(axis=1).min() > 1e-2, "control"
     assert read_json(run.workdir.contract)["prompt_in_mean"] is False

@@ -65,6 +65,9 @@ def test_a_run_that_starts_from_parameters_alone_is_another(root: Path, tmp_path
     config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
     train(config, tmp_path / "run", progress=False)
     assert lines(tmp_path / "run")[0]["step"] == 1
+    cut = config_of(root, train__steps=0, train__start_from=str(root / "round-1"), encode__dimension=4)
+    train(cut, tmp_path / "cut", progress=False)
+    assert open_run(tmp_path / "cut").model.dimension == 4, "training uses whole vectors"
     other, one = final_state(tmp_path / "run", config, 4), final_state(root / "one", config_of(root), 8)
     assert not any(other[name] == one[name] for name in one if name.startswith("ema/") and "kernel" in name)
 
@@ -94,6 +97,7 @@ def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: py
 def test_a_round_of_no_steps_hands_the_state_on(root: Path, tmp_path: Path) -> None:
     config = config_of(root, train__steps=0, train__round=3, train__rounds=3)
     config.train.start_from = str(root / "round-2")
+    config.encode.dimension = 4
     train(config, tmp_path / "run", progress=False)
     assert final_state(tmp_path / "run", config, 8) == final_state(root / "round-2", round_config(root, 2), 8)
 

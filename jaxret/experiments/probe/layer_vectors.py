@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import RetrieverModel
@@ -39,9 +39,15 @@ class LayerVectors:
         return self.vectors[layer, self.tokens.index(token)]
 
 
-def pool_layers(hidden: HiddenStates) -> Float[jax.Array, "layers P B H"]:
-    """Return the vector of every layer for each of TOKENS. A text of one token is its own mean without the first."""
+def pool_layers(
+    hidden: HiddenStates, counted: Bool[jax.Array, "B T"] | None = None
+) -> Float[jax.Array, "layers P B H"]:
+    """Return the vector of every layer for each of TOKENS. A text of one token is its own mean without the first.
+
+    counted: tokens that means are over; None: all real ones.
+    """
     states, mask = hidden.states.astype(jnp.float32), hidden.mask
+    counted = mask if counted is None else mask & counted
     rest = mask & (jnp.arange(mask.shape[1]) > 0)
     rest = jnp.where(rest.any(axis=1, keepdims=True), rest, mask)
     last = jnp.maximum(mask.sum(axis=1) - 1, 0)
@@ -51,12 +57,13 @@ def pool_layers(hidden: HiddenStates) -> Float[jax.Array, "layers P B H"]:
         return total / jnp.maximum(chosen.sum(axis=1), 1)[None, :, None]
 
     ends = jnp.take_along_axis(states, last[None, :, None, None], axis=2)[:, :, 0]
-    return jnp.stack([states[:, :, 0], mean(mask), mean(rest), ends], axis=1)
+    return jnp.stack([states[:, :, 0], mean(counted), mean(rest & counted), ends], axis=1)
 
 
 @partial(jax.jit, static_argnames=("model", "side"))
 def _pooled_states(params: dict, tokens: Tokens, model: RetrieverModel, side: Side) -> jax.Array:
-    return pool_layers(model.hidden_states(params, tokens, side))
+    counted = tokens.ids >= 0 if model.module.skip_prompt else None  # ids of prompts are marked
+    return pool_layers(model.hidden_states(params, tokens, side), counted)
 
 
 def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -> LayerVectors:
