@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import time
 import traceback
@@ -22,7 +23,6 @@ from jaxret.serving.serve_options import ServeOptions
 
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
 OPEN = ("/", "/health")  # paths that need no token: they have nothing of the run
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _DRAINED_BYTES, _DRAINED_SECONDS = 64 * 2**20, 2.0  # of a body that is too large, so that its sender reads the answer
 _CLIENT_GONE = 499  # in the log alone
 _ERROR_TYPES = {413: "validation", 422: "validation", 429: "overloaded", 424: "backend", 503: "unhealthy"}
@@ -108,7 +108,7 @@ class Gateway:
             return
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name.lower() not in _LOOPBACK:  # a page of the web whose name was pointed here
+        if not is_loopback(name):  # a page of the web whose name was pointed here
             raise RefusalError(403, "without a token this server answers to localhost alone", "forbidden")
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
@@ -116,7 +116,8 @@ class Gateway:
         if (method, path) in self._endpoints:
             return self._endpoints[method, path]
         if path in self._paths:
-            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed")
+            allowed = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == path)}
+            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", allowed)
         raise RefusalError(404, "there is no such path", "not_found")
 
     async def _json(self, request: Request) -> Any:
@@ -177,6 +178,14 @@ async def _disconnected(receive: Receive) -> None:
         message = await receive()
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address, of IPv6 with brackets or without, is of this machine alone."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def refusal_response(path: str, error: RefusalError) -> Response:
     """Return an error in the form of the interface that a path belongs to."""
     message = str(error).encode("utf-8", "backslashreplace").decode()  # of a request: JSON may have half surrogates
@@ -186,7 +195,7 @@ def refusal_response(path: str, error: RefusalError) -> Response:
     else:
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
         content = {"error": {"message": message, "type": kind, "param": None, "code": error.code}}
-    headers = {"connection": "close"} if error.status in (408, 413) else {}
+    headers = error.headers | ({"connection": "close"} if error.status in (408, 413) else {})
     if error.status in (429, 503):
         headers["retry-after"] = "1"
     if error.status == 401:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class RefusalError(Exception):
-    """An answer of one sentence with an HTTP status; `code` is a word for programs."""
+    """An answer of one sentence with an HTTP status and headers; `code` is a word for programs."""
 
-    def __init__(self, status: int, message: str, code: str = "invalid_request") -> None:
+    def __init__(
+        self, status: int, message: str, code: str = "invalid_request", headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.headers = status, code, dict(headers or {})
 
 
 class Body:

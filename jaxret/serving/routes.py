@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from jaxret.data.records import Passage
 from jaxret.models.heads.head import Side
+from jaxret.serving.answers import json_answer
 from jaxret.serving.counters import Counters, log_event
 from jaxret.serving.device import DeviceThread, Operation
 from jaxret.serving.gateway import Endpoint
@@ -32,6 +34,7 @@ _SIDES: dict[str, Side] = {
     "document": "passage",
     "search_document": "passage",
 }
+_HIT_NUMBERS = 30  # that take the time of a hit
 
 
 class Routes:
@@ -52,20 +55,28 @@ class Routes:
         self._device, self._options, self._counters = device, options, counters
         self._started = int(time.time())
         self._ready = False
+        self._stopping = threading.Event()
 
     def warm_up(self) -> None:
         """Compile all programs in the thread of the device, and answer from then on."""
         begun, programs = time.perf_counter(), 0
 
         def compile_programs(models: Sequence[Served]) -> list[int]:
-            return [model.warm_up(lambda text: log_event("start", message=text)) for model in models]
+            stopped = self._stopping.is_set
+            return [model.warm_up(lambda text: log_event("start", message=text), stopped) for model in models]
 
         for count in self._device.submit(Operation(compile_programs), list(self._models.values())).result():
             programs += count
+        if self._stopping.is_set():
+            return
         self._counters.programs.set(programs)
         self._counters.ready.set(1)
         self._ready = True
         log_event("ready", programs=programs, seconds=round(time.perf_counter() - begun, 1))
+
+    def stop(self) -> None:
+        """End `warm_up` after the program that is being compiled."""
+        self._stopping.set()
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
         """Return the endpoints by method and path."""
@@ -103,14 +114,19 @@ class Routes:
                 400, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
             )
         tokens = await run_in_threadpool(model.tokens, texts, side)
+        self._allow(len(texts) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
-        data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(own[0], encoding)}
-            for index, own in enumerate(vectors)
-        ]
-        count = sum(map(len, tokens))
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": name or model.name, "usage": usage})
+
+        def content() -> dict[str, Any]:
+            data = [
+                {"object": "embedding", "index": index, "embedding": _encoded(own[0], encoding)}
+                for index, own in enumerate(vectors)
+            ]
+            count = sum(map(len, tokens))
+            usage = {"prompt_tokens": count, "total_tokens": count}
+            return {"object": "list", "data": data, "model": name or model.name, "usage": usage}
+
+        return await json_answer(content, len(texts) * dimensions)
 
     async def _openai_models(self, request: Request, body: Body) -> Response:
         names = [
@@ -129,20 +145,26 @@ class Routes:
             raise RefusalError(
                 424, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
             )
-        return JSONResponse([own[0].tolist() for own in vectors])
+        return await json_answer(lambda: [own[0].tolist() for own in vectors], sum(own.size for own in vectors))
 
     async def _embed_all(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
         if model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has weights of words: POST /embed_sparse")
-        return JSONResponse([own.tolist() for own in vectors])
+        return await json_answer(lambda: [own.tolist() for own in vectors], sum(own.size for own in vectors))
 
     async def _embed_sparse(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
         if not model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has dense vectors: POST /embed or /embed_all")
-        return JSONResponse(
-            [[{"index": int(word), "value": float(own[0, word])} for word in np.flatnonzero(own[0])] for own in vectors]
+        numbers = 2 * sum(int(np.count_nonzero(own)) for own in vectors)
+        self._allow(numbers, "numbers")  # known only now: most weights are 0
+        return await json_answer(
+            lambda: [
+                [{"index": int(word), "value": float(own[0, word])} for word in np.flatnonzero(own[0])]
+                for own in vectors
+            ],
+            numbers,
         )
 
     async def _tei_vectors(self, body: Body) -> tuple[ServedRetriever, Side, list[np.ndarray]]:
@@ -154,6 +176,8 @@ class Routes:
         model.cut([], dimensions)
         body.choice("truncation_direction", ("right", "Right"), "right")
         tokens = await run_in_threadpool(model.tokens, texts, side, body.get("truncate", bool, True))
+        if not model.run.model.sparse:
+            self._allow(model.vectors_of(tokens, side) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
         if body.get("normalize", bool, False):
             norms = [np.linalg.norm(own, axis=1, keepdims=True) for own in vectors]
@@ -204,6 +228,8 @@ class Routes:
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
         questions = body.texts("queries", self._options.most_inputs, self._options.most_characters)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
+        hits = len(questions) * min(k, model.passages)
+        self._allow(hits, "hits")
         with _corpus_at_hand(request):
             filters = await run_in_threadpool(model.filtered, body.get("filter", dict, {}))
         tokens = await run_in_threadpool(model.tokens, questions, "query")
@@ -213,24 +239,27 @@ class Routes:
         assert model.searcher is not None
         searcher = model.searcher
         exact = not (searcher.generator or searcher.index)
-        content = {
-            "model": model.name,
-            "corpus": {"name": model.corpus, **searcher.shards.corpus},
-            "exact": exact,
-            "results": [[asdict(hit) for hit in answer.hits[:k]] for answer in answers],
-            "query_vectors": [model.question_labels(ids) for ids in tokens],
-            "proof": [
-                {
-                    "proven": exact,
-                    "backend": answer.backend,
-                    "rounds": answer.rounds,
-                    "scored_exactly": answer.scored,
-                    "questions": answer.batch,
-                }
-                for answer in answers
-            ],
-        }
-        return JSONResponse(content)
+
+        def content() -> dict[str, Any]:
+            return {
+                "model": model.name,
+                "corpus": {"name": model.corpus, **searcher.shards.corpus},
+                "exact": exact,
+                "results": [[asdict(hit) for hit in answer.hits[:k]] for answer in answers],
+                "query_vectors": [model.question_labels(ids) for ids in tokens],
+                "proof": [
+                    {
+                        "proven": exact,
+                        "backend": answer.backend,
+                        "rounds": answer.rounds,
+                        "scored_exactly": answer.scored,
+                        "questions": answer.batch,
+                    }
+                    for answer in answers
+                ],
+            }
+
+        return await json_answer(content, _HIT_NUMBERS * hits)
 
     async def _explain(self, request: Request, body: Body) -> Response:
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /explain needs")
@@ -272,6 +301,13 @@ class Routes:
         if not self._ready:
             raise RefusalError(503, "the server is starting: /health says when it is ready", "starting")
         return await asyncio.wrap_future(self._device.submit(operation, items))
+
+    def _allow(self, count: int, what: str) -> None:
+        """Raise `RefusalError` for an answer with more hits or numbers than one may have."""
+        most = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[what]
+        if count > most:
+            message = f"the answer would have {count} {what}; one may have {most}: send fewer texts at a time"
+            raise RefusalError(413, message, "answer_too_large")
 
     def _of_task(self, name: str, kind: type[Any], described: str) -> Any:
         """Return the model of a name; "" for the first of a kind."""

@@ -21,6 +21,8 @@ class ServeOptions:
     most_characters: int = option(100_000, "characters of a text", lower_bound=1)
     most_bytes: int = option(8 * 2**20, "bytes of a request's body", lower_bound=1)
     most_k: int = option(1000, "passages of a question", lower_bound=1)
+    most_hits: int = option(2**17, "passages of an answer: of all its questions", lower_bound=1)
+    most_numbers: int = option(2**22, "numbers of an answer: of all vectors of its texts", lower_bound=1)
     body_seconds: float = option(10.0, "seconds in which a request must have arrived", lower_bound=0.1)
     answer_seconds: float = option(60.0, "seconds in which a request must be answered", lower_bound=0.1)
     stop_seconds: float = option(30.0, "seconds that requests have to end in after SIGTERM", lower_bound=0.1)

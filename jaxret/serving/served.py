@@ -126,6 +126,15 @@ class ServedRetriever:
         model = self.run.model
         return model.vectors_per_passage == 1 and not model.late_interaction and not model.sparse
 
+    @property
+    def passages(self) -> int:
+        """Return how many are searched. Raises `RefusalError` without a corpus."""
+        return self._searcher().shards.total_rows
+
+    def vectors_of(self, tokens: Sequence[np.ndarray], side: Side) -> int:
+        """Return the number of vectors of texts."""
+        return int(self.run.model.vector_counts(Ragged.from_lists([ids.tolist() for ids in tokens]), side).sum())
+
     def side_is_single(self, side: Side) -> bool:
         """Return whether the texts of a side have one dense vector."""
         return self.single or (side == "query" and not self.run.model.late_interaction and not self.run.model.sparse)
@@ -165,12 +174,13 @@ class ServedRetriever:
         size that they cannot have."""
         if dimensions == self.dimension:
             return list(vectors)
+        if not 1 <= dimensions < self.dimension:
+            message = f"dimensions is {dimensions}; it must be 1 to {self.dimension}, the size of a vector"
+            raise RefusalError(400, message)
         try:
             smaller = self.run.model.with_dimension(dimensions, "dimensions")
         except ValueError as error:
             raise RefusalError(400, str(error)) from None
-        if not 1 <= dimensions < self.dimension:
-            raise RefusalError(400, f"dimensions is {dimensions}; it must be 1 to {self.dimension}")
         return [cut_vectors(own, smaller.dimension, smaller.module.normalize) for own in vectors]
 
     def filtered(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
@@ -270,8 +280,11 @@ class ServedRetriever:
         """Return explanations of (question, passage, id of a passage instead)."""
         return [self._explained(*item, top) for item in items]
 
-    def warm_up(self, done: Callable[[str], object] = lambda text: None) -> int:
-        """Compile all programs; return how many. `done` is called with a text on each part."""
+    def warm_up(
+        self, done: Callable[[str], object] = lambda text: None, stopped: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Compile all programs; return how many. `done` is called with a text on each part; `stopped` returns whether
+        to leave out the rest."""
         batch, late = self.options.batch, self.run.model.late_interaction
         counts = sorted({min(1 << power, batch) for power in range(12)})
         for side in self._sides():
@@ -279,6 +292,8 @@ class ServedRetriever:
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
             for length in served_lengths(limit):
                 for count in counts:
+                    if stopped():
+                        return self.embedder.programs
                     ids = [np.full(length, tokenizer.sep_id, np.int32)] * count
                     vectors = self._vectors(ids, side)
                     first = length == served_lengths(limit)[0]
@@ -381,14 +396,18 @@ class ServedReranker:
                 scores[row] = score
         return scores
 
-    def warm_up(self, done: Callable[[str], object] = lambda text: None) -> int:
-        """Compile all programs; return how many. `done` is called with a text."""
+    def warm_up(
+        self, done: Callable[[str], object] = lambda text: None, stopped: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Compile all programs; return how many. `done` and `stopped`: as in `ServedRetriever.warm_up`."""
         tokenizer = self.reranker.tokenizer
         for length in served_lengths(self.most_tokens):
             if length < 8:
                 continue
             query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2))
             for count in sorted({min(1 << power, self.options.batch) for power in range(12)}):
+                if stopped():
+                    return self.reranker.scorer.program.count
                 self.score([(query, passage)] * count)
         done(f"{self.name}: compiled pairs of up to {self.most_tokens} tokens")
         return self.reranker.scorer.program.count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.counters import Counters, LogHandler, log_event
 from jaxret.serving.device import DeviceThread
-from jaxret.serving.gateway import Gateway
+from jaxret.serving.gateway import Gateway, is_loopback
 from jaxret.serving.page import page_endpoint
 from jaxret.serving.routes import Routes
 from jaxret.serving.serve_options import ServeOptions
@@ -69,11 +68,7 @@ def require_token(host: str, token: str) -> None:
         if not (token.isascii() and token.isprintable() and " " not in token):
             raise ValueError(f"{TOKEN} must be of printable ASCII characters without blanks")
         return
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not is_loopback(host):
         raise ValueError(
             f"--host={host} can be reached from other machines: set the variable {TOKEN} to a secret that they must "
             "send, or leave --host out"
@@ -198,7 +193,10 @@ def _run(gateway: Gateway, routes: Routes, listener: socket.socket, options: Ser
 
     thread = threading.Thread(target=warm_up, name="warm-up", daemon=True)
     thread.start()
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    finally:
+        routes.stop()
     if failures:
         raise failures[0]
 

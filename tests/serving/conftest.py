@@ -9,6 +9,8 @@ import pytest
 
 from tests.serving.servers import Running, running, write_runs
 
+LIMITS = ("--most_hits=100000", "--most_numbers=500000")
+
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -21,5 +23,5 @@ def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     """Yield a server of all runs."""
     stderr = tmp_path_factory.mktemp("server") / "stderr"
     names = ("mlr", "dual", "late", "cross")
-    with running(stderr, *(str(runs / name) for name in names), "--batch=16", "--body_seconds=3") as server:
+    with running(stderr, *(str(runs / name) for name in names), "--batch=16", "--body_seconds=3", *LIMITS) as server:
         yield server

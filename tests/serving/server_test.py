@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from tests.pipeline import untrained_run
 from tests.serving.servers import PASSAGES, Running, refused, running
 
 pytestmark = pytest.mark.slow
+TEI = ("/embed", "/embed_all", "/embed_sparse", "/rerank")
 QUESTIONS = ["river stone music", "silver garden", "paper light forest winter market", "winter"]
 
 
@@ -224,7 +226,15 @@ def test_info_and_metrics(server: Running) -> None:
             "/v1/embeddings",
             {"input": "x", "model": "dual", "dimensions": 33},
             400,
-            "dimensions is 33; it must be 1 to 32",
+            "dimensions is 33; it must be 1 to 32, the size of a vector",
+        ),
+        ("/embed", {"inputs": "x", "model": "dual", "dimensions": 0}, 400, "dimensions is 0; it must be 1 to 32, the"),
+        ("/search", {"queries": ["x"] * 900, "k": 500}, 413, "would have 108000 hits; one may have 100000: send fewer"),
+        (
+            "/embed_all",
+            {"inputs": ["stone " * 60] * 1000, "model": "late"},
+            413,
+            "would have 768000 numbers; one may have 500000: send fewer texts at a time",
         ),
         ("/v1/embeddings", {"input": "x", "model": "gpt"}, 404, "there is no model 'gpt'; there are mlr, dual"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "xml"}, 422, "must be one of float, base64"),
@@ -256,7 +266,7 @@ def test_info_and_metrics(server: Running) -> None:
 def test_a_bad_request_is_one_sentence(server: Running, path: str, body: Any, status: int, message: str) -> None:
     got, answer = server.ask(path, body)
     assert got == status
-    text = answer["message"] if path in ("/embed", "/embed_sparse", "/rerank") else answer["error"]["message"]
+    text = answer["message"] if path in TEI else answer["error"]["message"]
     assert message in text
     assert "\n" not in text
     assert "/tmp" not in json.dumps(answer)
@@ -266,9 +276,18 @@ def test_a_bad_request_is_one_sentence(server: Running, path: str, body: Any, st
 def test_methods_paths_hosts_and_kinds_of_content(server: Running, runs: Path) -> None:
     assert server.ask("/search")[0] == 405
     assert server.ask("/health", {})[0] == 405
+    for method, path, allowed in (("GET", "/search", "POST"), ("PUT", "/health", "GET")):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request(method, path)
+        with connection.getresponse() as response:
+            assert (response.status, response.headers["allow"]) == (405, allowed)
+        connection.close()
     assert server.ask("/search", {"queries": "x"}, {"content-type": "text/plain"})[0] == 415
     assert server.ask("/search", {"queries": "x"}, {"host": "evil.example"})[0] == 403
     assert server.ask("/search", {"queries": "x"}, {"host": "localhost:1"})[0] == 200
+    assert server.ask("/search", {"queries": "x"}, {"host": "127.0.0.2:8080"})[0] == 200
+    assert server.ask("/search", {"queries": "x"}, {"host": "[::1]:8080"})[0] == 200
+    assert server.ask("/search", {"queries": "x"}, {"host": "127.0.0.1.evil.example"})[0] == 403
     for path in (
         "/../config.json",
         "/..%2f..%2fetc/passwd",
@@ -472,6 +491,15 @@ def test_sigterm_under_load(runs: Path, tmp_path: Path) -> None:
         assert {status for status, _ in answers} == {200}
         assert all(len(answer["data"]) == 8 for _, answer in answers)
         assert [entry["signal"] for entry in server.log if entry["event"] == "stop"] == ["SIGTERM"]
+
+
+def test_a_start_is_ended(runs: Path, tmp_path: Path) -> None:
+    """SIGTERM while programs are compiled: those of the last run are not waited for."""
+    names = [str(runs / name) for name in ("mlr", "dual", "late", "cross")]
+    with running(tmp_path / "stderr", *names, wait=False) as server:
+        assert server.stop() == (0, "stopped\n")
+        assert "ready" not in {entry["event"] for entry in server.log}
+        assert not [entry for entry in server.log if entry.get("message", "").startswith("cross")]
 
 
 # Shapes

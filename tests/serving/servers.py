@@ -91,8 +91,15 @@ class Running:
 
 
 @contextmanager
-def running(stderr: Path, *arguments: str, **variables: str) -> Iterator[Running]:
-    """Run `jaxret serve` on a free port until the block ends."""
+def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) -> Iterator[Running]:
+    """Run `jaxret serve` on a free port until the block ends.
+
+    Args:
+        stderr: file of its log.
+        arguments: of the command.
+        wait: until it is ready; else until it answers.
+        variables: of its environment.
+    """
     command = [sys.executable, "-m", "jaxret", "serve", "--port=0", *arguments]
     with open(stderr, "w") as log:
         process = subprocess.Popen(
@@ -110,13 +117,13 @@ def running(stderr: Path, *arguments: str, **variables: str) -> Iterator[Running
         server = Running(process, int(line.rpartition(" (")[0].rpartition(":")[2]), stderr, line)
         deadline = time.monotonic() + 240
         status = 0
-        while status != 200 and time.monotonic() < deadline and process.poll() is None:
+        while status not in ((200,) if wait else (200, 503)) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.2)
             try:
                 status, _ = server.ask("/health")
             except OSError:
                 status = 0
-        assert status == 200, stderr.read_text()
+        assert status == (200 if wait else 503), stderr.read_text()
         yield server
     finally:
         process.kill()
