@@ -60,7 +60,7 @@ def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTok
         query_prompt=prompts.query,
         passage_prompt=prompts.passage,
         task=prompts.task,
-        skip_prompt=not prompts.in_mean,
+        skip_prompt=not prompts.in_mean and bool(prompts.query or prompts.passage),
         title_separator=SEPARATOR if tokens.title_separator == AUTO_SEPARATOR else tokens.title_separator,
         **model.tokenizer_options(),
     )

@@ -100,9 +100,14 @@ def check_tokens(config: ConfigDict) -> None:
             f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
             "texts of a row apart; use 'plain', or tokens.packing=False"
         )
-    if not read_prompts(config).in_mean and config.task != "retrieval":
+    if not config.tokens.prompt_in_mean and config.task != "retrieval":
         raise ValueError(
             f"tokens.prompt_in_mean is False, but task {config.task!r} has no mean over tokens: set it to True"
+        )
+    if not read_prompts(config).in_mean and config.task != "retrieval":
+        raise ValueError(
+            f"tokens.prompts is {config.tokens.prompts!r}, which leaves prompts out of the mean over tokens, but task "
+            f"{config.task!r} has none: give the texts as tokens.query_prompt and tokens.passage_prompt"
         )
     for key in ("query_prompt", "passage_prompt", "title_separator", "task"):
         try:

@@ -68,7 +68,7 @@ def test_minilm(minilm_dir: Path) -> None:
         ({"encoder": "0_Transformer"}, {}),
         ({"settings": {"truncate_dim": 8}}, {DIMENSION: 8}),
         ({"settings": {"truncate_dim": None}}, {}),
-        ({"pooling": {"include_prompt": False}}, {}),  # there is none
+        ({"pooling": {"include_prompt": False}}, {PROMPT_IN_MEAN: False}),  # tokens.prompts may name some
         (
             {"pooling": {"include_prompt": False}, "prompts": {"query": "q: "}},
             {"tokens.query_prompt": "q: ", PROMPT_IN_MEAN: False},

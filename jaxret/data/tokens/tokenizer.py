@@ -262,10 +262,13 @@ class TextTokenizer:
             sink: Consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("queries", self.query_length)
+        usual = self.prompt("query")
 
         def prompted() -> Iterator[tuple[str, str, str]]:
             for query in texts:
                 prompt = self.prompt("query", query)
+                if isinstance(query, Query) and query.instruction and prompt != usual:
+                    self._require_room(prompt, query, truncation.limit)
                 yield prompt + (query.text if isinstance(query, Query) else query), "", prompt
 
         return sink(self._encode(prompted(), self._start("query"), truncation, progress, fill=self.expand_queries))
@@ -336,6 +339,15 @@ class TextTokenizer:
                     rows.append([*ids, *[self.mask_id] * (limit - len(ids))] if fill else ids)  # type: ignore[list-item]
                 yield Ragged.from_lists(rows)
                 bar.update(len(block))
+
+    def _require_room(self, prompt: str, query: Query, limit: int) -> None:
+        """Raise ValueError if a prompt with the instruction of a query leaves no token for the query's text."""
+        taken = self._prompt_size(prompt)
+        if taken + len(self._start("query")) + 1 >= limit:
+            raise ValueError(
+                f"query {query.id!r}: the prompt with its instruction takes {taken} tokens, which leaves none of "
+                f"tokens.query_length={limit} for its text; shorten the instruction or allow more tokens"
+            )
 
     def _prompt_size(self, prompt: str) -> int:
         """Return the number of tokens of a prompt alone, as sentence-transformers counts them."""

@@ -125,7 +125,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     cut = {DIMENSION: size} if size else {}
     prompts = _prompts(root / SETTINGS, settings)
     token, in_mean = _token(entries[1].folder / "config.json")
-    mean = {} if in_mean or token != "mean" or not any(prompts.values()) else {PROMPT_IN_MEAN: False}
+    mean = {} if in_mean or token != "mean" else {PROMPT_IN_MEAN: False}
     normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
     lengths = _lengths(entries[0].folder)
     title = {TITLE_SEPARATOR: title_separator(root)}

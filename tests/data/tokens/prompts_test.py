@@ -87,9 +87,9 @@ def test_a_query_brings_its_instruction_along(tokenizer: TextTokenizer) -> None:
 
 def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
     """With [CLS] before it, as in sentence-transformers; the end token never is, nor a text without a prompt."""
-    skipping, long = replace(tokenizer, skip_prompt=True), "light " * 40
+    skipping, long = replace(tokenizer, skip_prompt=True), "light " * 12
     queries = [Query(str(i), "music", instruction=text) for i, text in enumerate(["", "silver light", long])]
-    for row, marked, prompt in zip(tokenizer.queries(queries), skipping.queries(queries), (3, 4, 15), strict=True):
+    for row, marked, prompt in zip(tokenizer.queries(queries), skipping.queries(queries), (3, 4, 14), strict=True):
         assert [id for id in marked.tolist() if id >= 0] == row[prompt:].tolist()
         assert [~id for id in marked.tolist() if id < 0] == row[:prompt].tolist()
     passages = [Passage("1", "music"), Passage("2", "music", "light")]
@@ -98,6 +98,16 @@ def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
     assert [(row < 0).sum() for row in titled] == [2, 2]
     assert skipping.joins["prompt_in_mean"] is False
     assert skipping.recipe("passage") != tokenizer.recipe("passage")
+
+
+def test_an_instruction_never_takes_the_place_of_its_query(tokenizer: TextTokenizer) -> None:
+    """13 tokens, the river and two markers are all 16."""
+    queries = [Query("a", "music"), Query("b", "music", instruction="light " * 13)]
+    with pytest.raises(
+        ValueError, match=r"query 'b': the prompt with its instruction takes 14 tokens, which leaves none"
+    ):
+        tokenizer.queries(queries)
+    assert len(replace(tokenizer, query_prompt="river ").queries(queries)) == 2, "where it has no place"
 
 
 def test_a_language_model_without_a_start_has_only_the_prompt_marked(tmp_path: Path) -> None:

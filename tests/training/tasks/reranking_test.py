@@ -437,6 +437,8 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
         ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
         ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes is \(8,\), but a reranker has none: use \(\)"),
         ({"encode__dimension": 8}, "encode.dimension is 8, but a reranker has none: use 0"),
+        ({"tokens__prompt_in_mean": False}, "tokens.prompt_in_mean is False, but task 'reranking' has no mean"),
+        ({"tokens__prompts": "gritlm"}, "tokens.prompts is 'gritlm', which leaves prompts out of the mean over tokens"),
         ({"loss__kl__temperature": 0.0}, "loss.kl.temperature is 0.0; it must be positive"),
         ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
     ],
