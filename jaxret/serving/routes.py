@@ -7,6 +7,7 @@ import base64
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -56,6 +57,7 @@ class Routes:
         self._started = int(time.time())
         self._ready = False
         self._stopping = threading.Event()
+        self._filters = ThreadPoolExecutor(1, "filters")  # they wait for each other, not in the threads of all requests
 
     def warm_up(self) -> None:
         """Compile all programs in the thread of the device, and answer from then on."""
@@ -75,8 +77,9 @@ class Routes:
         log_event("ready", programs=programs, seconds=round(time.perf_counter() - begun, 1))
 
     def stop(self) -> None:
-        """End `warm_up` after the program that is being compiled."""
+        """End `warm_up` after the program that is being compiled, and what opens filters."""
         self._stopping.set()
+        self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
         """Return the endpoints by method and path."""
@@ -231,7 +234,9 @@ class Routes:
         hits = len(questions) * min(k, model.passages)
         self._allow(hits, "hits")
         with _corpus_at_hand(request):
-            filters = await run_in_threadpool(model.filtered, body.get("filter", dict, {}))
+            filters = await asyncio.get_running_loop().run_in_executor(
+                self._filters, model.filtered, body.get("filter", dict, {})
+            )
         tokens = await run_in_threadpool(model.tokens, questions, "query")
         operation = Operation(model.search, (model.count(k), filters, texts))
         with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
@@ -268,7 +273,8 @@ class Routes:
         passage, key = None, body.get("passage_id", str, "")
         if "passage" in body:
             text = check_text(body.get("passage", str, ""), "passage", most)
-            passage = Passage("passage", text, body.get("title", str, ""))
+            title = body.get("title", str, "")
+            passage = Passage("passage", text, check_text(title, "title", most) if title else "")
         if bool(passage) == bool(key) and (passage or not question):
             raise RefusalError(422, "give query and passage (a text) or passage_id, or one of them alone")
         if key and not self._options.texts:

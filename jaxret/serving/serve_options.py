@@ -17,6 +17,7 @@ class ServeOptions:
     texts: bool = option(True, "show titles and texts; --notexts: ids alone, where the corpus's file is gone")
     batch: int = option(32, "texts computed at a time", lower_bound=1)
     queue: int = option(2048, "texts that may wait; a request beyond gets 429", lower_bound=1)
+    requests: int = option(256, "requests at a time; one beyond gets 429 before its body is read", lower_bound=1)
     most_inputs: int = option(1024, "texts of a request", lower_bound=1)
     most_characters: int = option(100_000, "characters of a text", lower_bound=1)
     most_bytes: int = option(8 * 2**20, "bytes of a request's body", lower_bound=1)

@@ -6,7 +6,6 @@ all these shapes are compiled by `warm_up`.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ from jaxret.serving.serve_options import ServeOptions
 from jaxret.types import Ragged, TextVectors
 
 COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
-WARM_COUNTS = (10, 30)
 CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files that are gone, changed or damaged since the start
 _FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
 _MOST_VALUES = 50  # of a field, as the page offers them
@@ -110,7 +108,6 @@ class ServedRetriever:
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self.corpus = folder.name if folder else ""
         self._filtered: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
-        self._opening = threading.Lock()
         if self.searcher and options.texts:
             _require_texts(self.searcher)
 
@@ -186,7 +183,7 @@ class ServedRetriever:
     def filtered(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
         """Return "FIELD:VALUE" texts of a filter {field: value or list of values}, whose searcher is then open.
 
-        Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
+        One thread calls it. Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
         """
         texts: list[str] = []
         for name, values in filters.items():
@@ -202,30 +199,29 @@ class ServedRetriever:
         base = self._searcher()
         if base.filters:
             raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
-        with self._opening:
-            if key in self._filtered:
-                self._filtered.move_to_end(key)
-                return key
-            names = self.fields
-            if missing := [name for name in filters if name not in names]:
-                among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
-                raise RefusalError(422, f"no passage has a field {missing[0]!r:.60}; {among}")
-            try:
-                rows = matching_rows(base.shards, key)
-            except CORPUS_ERRORS:
-                raise
-            except ValueError:
-                raise RefusalError(422, "no passage has one of the values of filter") from None
-            if not len(rows):
-                raise RefusalError(422, "no passage matches the filter")
-            try:
-                self._filtered[key] = base.among(rows)
-            except CORPUS_ERRORS:
-                raise
-            except ValueError as error:
-                raise RefusalError(422, str(error)) from None
-            while len(self._filtered) > _FILTERED:
-                self._filtered.popitem(last=False)
+        if key in self._filtered:
+            self._filtered.move_to_end(key)
+            return key
+        names = self.fields
+        if missing := [name for name in filters if name not in names]:
+            among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
+            raise RefusalError(422, f"no passage has a field {missing[0]!r:.60}; {among}")
+        try:
+            rows = matching_rows(base.shards, key)
+        except CORPUS_ERRORS:
+            raise
+        except ValueError:
+            raise RefusalError(422, "no passage has one of the values of filter") from None
+        if not len(rows):
+            raise RefusalError(422, "no passage matches the filter")
+        try:
+            self._filtered[key] = base.among(rows)
+        except CORPUS_ERRORS:
+            raise
+        except ValueError as error:
+            raise RefusalError(422, str(error)) from None
+        while len(self._filtered) > _FILTERED:
+            self._filtered.popitem(last=False)
         return key
 
     def count(self, k: int) -> int:
@@ -298,10 +294,17 @@ class ServedRetriever:
                     vectors = self._vectors(ids, side)
                     first = length == served_lengths(limit)[0]
                     if side == "query" and self.searcher and (late or first):
-                        for k in WARM_COUNTS:
-                            self.searcher.nearest(vectors, self.count(min(k, self.options.most_k)))
+                        for k in self._warm_counts():
+                            self.searcher.nearest(vectors, k)
             done(f"{self.name}: compiled the {side} side, texts of up to {limit} tokens")
         return self.embedder.programs
+
+    def _warm_counts(self) -> list[int]:
+        """Return every number of passages that an exact search is asked for."""
+        searcher, most = self._searcher(), self.options.most_k
+        if searcher.generator:
+            most = min(most, searcher.generator.spec.passages)
+        return sorted({self.count(min(count, most)) for count in (*COUNTS, most)})
 
     def _sides(self) -> tuple[Side, ...]:
         return ("query", "passage")
@@ -351,10 +354,10 @@ class ServedRetriever:
             passage = searcher.passages({key})[key]
             if not passage.text and not passage.title:
                 return RefusalError(404, f"passage {key!r:.60} has no text", "no_text")
-        try:
-            return explain(self.run, question, passage, top)
-        except ValueError:
+        alone: Side = "query" if question else "passage"
+        if not (question and passage) and not self.run.model.module.head.word_values(alone):
             return RefusalError(422, "this run explains a query and a passage together only: give both")
+        return explain(self.run, question, passage, top)
 
 
 class ServedReranker:
@@ -382,7 +385,13 @@ class ServedReranker:
         passages = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
         if lost.cut and not cut:
             raise RefusalError(413, f"{lost.cut} of the texts have too many tokens", "too_long")
-        return [(query, passage) for passage in passages]
+        pairs = [(query, passage) for passage in passages]
+        joiner = self.reranker.scorer.joiner
+        lengths = [len(query) + len(passage) - 1 + len(joiner.between) for query, passage in pairs]
+        if not cut and (longer := sum(length > joiner.limit for length in lengths)):
+            message = f"{longer} of the texts have more than {joiner.limit} tokens with the query"
+            raise RefusalError(413, message, "too_long")
+        return pairs
 
     def score(self, items: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
         """Return the score of each pair."""
@@ -404,7 +413,8 @@ class ServedReranker:
         for length in served_lengths(self.most_tokens):
             if length < 8:
                 continue
-            query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2))
+            between = len(self.reranker.scorer.joiner.between)
+            query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2 - between))
             for count in sorted({min(1 << power, self.options.batch) for power in range(12)}):
                 if stopped():
                     return self.reranker.scorer.program.count

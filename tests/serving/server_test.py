@@ -11,10 +11,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,8 +23,9 @@ from jaxret.api import Index, Passage, Retriever, SearchOptions
 from jaxret.data.records import Query
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.reranker import open_reranker
+from jaxret.serving.refusal import RefusalError
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import ServedRetriever, served_lengths
+from jaxret.serving.served import ServedReranker, ServedRetriever, served_lengths
 from tests.pipeline import untrained_run
 from tests.serving.servers import PASSAGES, Running, refused, running
 
@@ -260,6 +262,13 @@ def test_info_and_metrics(server: Running) -> None:
         ("/search", {"queries": "x", "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
         ("/search", {"queries": "x", "k": True}, 422, "k is True; it must be a whole number"),
         ("/explain", {}, 422, "give query and passage"),
+        ("/explain", {"query": "x", "model": "dual"}, 422, "explains a query and a passage together only: give both"),
+        (
+            "/explain",
+            b'{"query": "x", "passage": "y", "title": "\\udcff"}',
+            422,
+            "title holds half of a surrogate pair",
+        ),
         ("/search/", {"queries": "x"}, 404, "there is no such path"),
     ],
 )
@@ -511,14 +520,57 @@ def served(runs: Path) -> ServedRetriever:
 
 
 def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
-    """Texts of any length and number use the programs of `warm_up`; control: it compiled some."""
-    compiled = served.warm_up()
-    assert compiled > 4
-    for length in (1, 3, 9, 20, 50):
-        for count in (1, 2, 7, 16, 33):
-            for side in ("query", "passage"):
-                served.embed(served.tokens(["stone " * length] * count, side), side)  # type: ignore[arg-type]
+    """Texts of any length and number, and searches of longer ones for any number of passages, use the programs of
+    `warm_up`; control: it compiled some."""
+    compilations: list[str] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compilations.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        compiled = served.warm_up()
+        assert compiled > 4
+        assert compilations
+        compilations.clear()
+        for length in (1, 3, 9, 20, 50):
+            for count in (1, 2, 7, 16, 33):
+                for side in ("query", "passage"):
+                    served.embed(served.tokens(["stone " * length] * count, side), side)  # type: ignore[arg-type]
+                for k in (1, 25, 31, 100, 301, 700):
+                    tokens = served.tokens(["stone " * length] * count, "query")
+                    if length > 8:
+                        served.search(tokens, served.count(k), (), False)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
     assert served.embedder.programs == compiled
+    assert not compilations
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_pairs_of_every_length_are_compiled(runs: Path, between: int) -> None:
+    """With further markers between the texts, too; control: without `warm_up` there is no program."""
+    served = ServedReranker(str(runs / "cross"), "best", ServeOptions(batch=2))
+    scorer = served.reranker.scorer
+    joiner = replace(scorer.joiner, between=scorer.joiner.between[:1] or (served.reranker.tokenizer.sep_id,) * between)
+    served.reranker = replace(served.reranker, scorer=replace(scorer, joiner=joiner))
+    assert served.reranker.scorer.program.count == 0
+    compiled = served.warm_up()
+    for length in (1, 2, 3, 4, 9, 20, 50):
+        served.score(served.pairs("stone", ["stone " * length]))
+    assert served.reranker.scorer.program.count == compiled > 2
+
+
+def test_pairs_that_would_be_cut(runs: Path) -> None:
+    served = ServedReranker(str(runs / "cross"), "best", ServeOptions())
+    scorer = served.reranker.scorer
+    joiner = replace(scorer.joiner, limit=12)
+    served.reranker = replace(served.reranker, scorer=replace(scorer, joiner=joiner))
+    assert len(served.pairs("stone stone", ["stone " * 4, "stone " * 8])) == 2
+    assert len(served.pairs("stone stone", ["stone " * 4], cut=False)) == 1
+    with pytest.raises(RefusalError, match="1 of the texts have more than 12 tokens with the query"):
+        served.pairs("stone stone", ["stone " * 4, "stone " * 8], cut=False)
 
 
 def test_lengths_of_served_texts() -> None:

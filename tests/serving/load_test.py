@@ -1,0 +1,102 @@
+"""What many requests at a time may hold: memory before they are read, and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jaxret.search.search_options import SearchOptions
+from jaxret.serving.counters import Counters
+from jaxret.serving.device import DeviceThread
+from jaxret.serving.gateway import Gateway
+from jaxret.serving.refusal import Body
+from jaxret.serving.routes import Routes
+from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.served import ServedRetriever
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceThread]:
+    thread = DeviceThread(batch=4, most=10)
+    yield thread
+    thread.end()
+
+
+def scope(method: str) -> dict[str, Any]:
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    return {"type": "http", "method": method, "path": "/x", "headers": headers, "query_string": b"", "client": None}
+
+
+def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
+    """Controls: before and after, and without a body, requests are answered."""
+
+    async def run() -> list[int]:
+        may_go, began = asyncio.Event(), asyncio.Event()
+
+        async def endpoint(request: Request, body: Body) -> Response:
+            began.set()
+            await may_go.wait()
+            return JSONResponse({})
+
+        async def free(request: Request, body: Body) -> Response:
+            return JSONResponse({})
+
+        gateway = Gateway({("POST", "/x"): endpoint, ("GET", "/x"): free}, ServeOptions(requests=1), Counters(device))
+
+        async def ask(method: str, readable: bool = True) -> int:
+            statuses: list[int] = []
+            parts = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+            async def receive() -> Any:
+                assert readable
+                for part in parts:
+                    return part
+                return await asyncio.Event().wait()
+
+            async def send(message: Mapping[str, Any]) -> None:
+                statuses.extend([message["status"]] if "status" in message else [])
+
+            await gateway(scope(method), receive, send)  # type: ignore[arg-type]
+            return statuses[0]
+
+        first = asyncio.ensure_future(ask("POST"))
+        await began.wait()
+        second, third = await ask("POST", readable=False), await ask("GET")
+        may_go.set()
+        return [second, third, await first, await ask("POST")]
+
+    assert asyncio.run(run()) == [429, 200, 200, 200]
+
+
+def test_filters_that_are_opened_leave_threads_to_others(
+    runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())
+    may_go = threading.Event()
+    monkeypatch.setattr(served, "filtered", lambda filters: may_go.wait(60))
+    routes = Routes([served], device, ServeOptions(), Counters(device))
+    search = routes.endpoints()["POST", "/search"]
+
+    async def run() -> int:
+        body = {"queries": "x", "filter": {"colour": "red"}}
+        searches = [asyncio.ensure_future(search(Request(scope("POST")), Body(body))) for _ in range(60)]
+        await asyncio.sleep(0.2)
+        try:
+            return await asyncio.wait_for(run_in_threadpool(lambda: 7), 10)
+        finally:
+            for one in searches:
+                one.cancel()
+            may_go.set()
+
+    try:
+        assert asyncio.run(run()) == 7
+    finally:
+        routes.stop()
