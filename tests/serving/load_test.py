@@ -1,4 +1,4 @@
-"""What many requests at a time may hold: memory before they are read, and threads."""
+"""Bounds on many requests at a time: their bodies in memory, and the threads that they take."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import pytest
 from tests.serving.servers import Running, running
 
 webdriver: Any = pytest.importorskip("selenium.webdriver", reason="selenium is missing: pip install selenium")
+exceptions: Any = pytest.importorskip("selenium.common.exceptions")
 support: Any = pytest.importorskip("selenium.webdriver.support.ui")
 By, Keys = webdriver.common.by.By, webdriver.common.keys.Keys
 Select, WebDriverWait = support.Select, support.WebDriverWait
@@ -47,7 +48,10 @@ def page(browser: Any, server: Running) -> Any:
 
 
 def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    return WebDriverWait(browser, 30).until(lambda _: condition())
+    """Wait until a condition holds. An element may be replaced between being found and being read."""
+    return WebDriverWait(browser, 30, ignored_exceptions=[exceptions.StaleElementReferenceException]).until(
+        lambda _: condition()
+    )
 
 
 def find(browser: Any, selector: str) -> Any:

@@ -524,7 +524,7 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
     `warm_up`; control: it compiled some."""
     compilations: list[str] = []
 
-    def listen(event: str, duration: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compilations.append(event)
 
