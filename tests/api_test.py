@@ -458,11 +458,11 @@ def test_the_examples_of_the_documentation(minilm_dir: Path, tmp_path: Path, mon
 
 
 def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
-    results = index.search(["river <b>", "silver garden"], k=2)
+    results = index.search(["<table> river <b>", "silver garden"], k=2)
     assert results == [list(hits) for hits in results], "they are lists"
     shown = results._repr_html_()
     assert (shown.count("<table>"), shown.count("<tr>")) == (2, 6)
-    assert "<p>river &lt;b&gt;</p>" in shown
+    assert "<p>&lt;table&gt; river &lt;b&gt;</p>" in shown
     hit = results[0][0]
     assert results[0]._repr_html_().count("<tr>") == 3  # type: ignore[attr-defined]
     assert f"{hit.score:.4f}" in hit._repr_html_()

@@ -23,7 +23,7 @@ from jaxret.api.arguments import (
 )
 from jaxret.api.retriever import Retriever, Vectors
 from jaxret.data.records import Passage, Query
-from jaxret.evaluation.text_table import html_paragraphs, html_table
+from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
@@ -44,7 +44,7 @@ class Hit:
     text: str
     vectors: tuple[int, ...]
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Html:
         """Return what a notebook shows."""
         return Hits([self])._repr_html_()
 
@@ -52,7 +52,7 @@ class Hit:
 class Hits(list[Hit]):
     """The passages of a query, best first: a list that a notebook shows as a table."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Html:
         """Return what a notebook shows."""
         several = any(len(set(hit.vectors)) > 1 or hit.vectors != (0,) for hit in self)
         header = ["title", "text", "id", "score", *(["vector"] if several else [])]

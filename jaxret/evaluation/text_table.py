@@ -8,6 +8,17 @@ from collections.abc import Sequence
 Row = Sequence[str]
 
 
+class Html(str):
+    """A piece of HTML, which nothing escapes again."""
+
+    __slots__ = ()
+
+
+def as_html(value: str) -> Html:
+    """Return text with the signs of HTML escaped, and HTML as it is."""
+    return value if isinstance(value, Html) else Html(html.escape(value))
+
+
 def aligned_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
     """Return a plain-text table; the first `left` columns are aligned left, the others right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
@@ -25,7 +36,7 @@ def markdown_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in escaped)
 
 
-def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
+def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> Html:
     """Return an HTML table; the first `left` columns are aligned left, the others right. Cells are text."""
 
     def line(kind: str, row: Row) -> str:
@@ -34,9 +45,9 @@ def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
         return f"<tr>{''.join(cells)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
+    return Html(f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>")
 
 
-def html_paragraphs(parts: Sequence[str]) -> str:
-    """Return HTML of parts: tables of `html_table` as they are, sentences as paragraphs."""
-    return "".join(part if part.startswith("<table>") else f"<p>{html.escape(part)}</p>" for part in parts)
+def html_paragraphs(parts: Sequence[str]) -> Html:
+    """Return HTML of parts: HTML as it is, text as paragraphs."""
+    return Html("".join(part if isinstance(part, Html) else f"<p>{html.escape(part)}</p>" for part in parts))

@@ -51,8 +51,8 @@ def apply_settings(
 
     A key is unset if it has the default of configs/base.py and is not explicit. A length may be shorter than the
     directory's, an explicit empty prompt may stand beside tokens.prompts, and the separator of titles may be another
-    one: no file of the directory has it. A head with other vectors
-    than the directory's takes only settings of texts from it.
+    one: no file of the directory has it. A head with other vectors than the directory's takes only settings of texts
+    from it.
 
     Args:
         config: Config of the run.

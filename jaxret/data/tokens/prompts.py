@@ -66,12 +66,8 @@ def read_prompts(config: ConfigDict) -> Prompts:
     task = own.task or published.task
     for side in ("query", "passage"):
         prompt, theirs = getattr(own, side), getattr(published, side)
-        if prompt not in (
-            "",
-            theirs,
-            fill_task(theirs, task),
-            fill_task(theirs, published.task),
-        ):  # as a directory has it
+        filled = fill_task(theirs, task), fill_task(theirs, published.task)  # as a model's directory has it
+        if prompt not in ("", theirs, *filled):
             raise ValueError(
                 f"tokens.{side}_prompt is {prompt!r}, but that of tokens.prompts={tokens.prompts!r} is {theirs!r}: "
                 "leave one of the two keys out"

@@ -87,6 +87,13 @@ def add_legend(figure: Figure, ax: Axes, most: int = 3) -> Figure:
     return figure
 
 
+def label_text(name: str) -> str:
+    """Return a name that matplotlib draws as it is: a $ begins no formula, and a _ in front does not hide it from a
+    legend."""
+    escaped = name.replace("$", r"\$")
+    return f"\u200b{escaped}" if escaped.startswith("_") else escaped
+
+
 def use_whole_numbers(ax: Axes) -> None:
     """Mark the horizontal axis at whole numbers alone, as of steps and layers."""
     from matplotlib.ticker import MaxNLocator

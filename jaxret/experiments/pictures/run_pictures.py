@@ -19,6 +19,7 @@ from jaxret.experiments.pictures.canvas import (
     HEIGHT,
     INK,
     add_legend,
+    label_text,
     line_style,
     new_picture,
     use_whole_numbers,
@@ -115,7 +116,7 @@ def annealing_picture(runs: Runs) -> Figure:
             label = name if len(runs) > 1 else None
             label = f"{label}: {kind.replace('_', ' ')}" if label else kind.replace("_", " ")
             color = COLORS[(number if len(runs) > 1 else number + (kind != "temperature")) % len(COLORS)]
-            ax.step(steps, values, where="post", color=color, linestyle=dash, label=label)
+            ax.step(steps, values, where="post", color=color, linestyle=dash, label=label_text(label))
     ax.set_xlabel("step")
     ax.set_ylabel("temperature")
     ax.set_ylim(bottom=0)
@@ -187,7 +188,7 @@ def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
                 means[0], means[1], y_error, x_error, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5
             )
         ax.plot(*means, color=look["color"], marker=look["marker"], linestyle="none", markersize=7)
-        ax.annotate(name, (means[0], means[1]), xytext=(7, 5), textcoords="offset points", fontsize=9)
+        ax.annotate(label_text(name), (means[0], means[1]), xytext=(7, 5), textcoords="offset points", fontsize=9)
     ax.margins(0.2)
     ax.set_xlabel(f"{labels[0]} (in domain)")
     ax.set_ylabel(f"{labels[1]} (zero-shot)")
@@ -230,7 +231,7 @@ def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], num
     look = line_style(number)
     for index, (steps, values) in enumerate(lines):
         marker = {} if len(steps) <= _MARKERS_UP_TO else {"marker": ""}
-        ax.plot(steps, values, label=label if index == 0 else None, **{**look, "markersize": 3.5, **marker})
+        ax.plot(steps, values, label=label_text(label) if index == 0 else None, **{**look, "markersize": 3.5, **marker})
 
 
 def _read_diversity(run: Workdir) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str)
         rows = np.arange(len(vectors)) + (number - (len(values) - 1) / 2) * size
         table = np.array([[one.get(vector, np.nan) for vector in vectors] for one in members])
         means, color = table.mean(axis=0), COLORS[number % len(COLORS)]
-        ax.barh(rows, means, height=size * 0.9, color=color, label=name, zorder=2)
+        ax.barh(rows, means, height=size * 0.9, color=color, label=label_text(name), zorder=2)
         if len(members) > 1:
             ax.errorbar(means, rows, xerr=table.std(axis=0, ddof=1), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
         for row, mean in zip(rows, means, strict=True):
@@ -260,7 +261,7 @@ def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str)
                 ax.annotate(
                     f"{mean:.3f}", (mean, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
                 )
-    ax.set_yticks(range(len(vectors)), vectors)
+    ax.set_yticks(range(len(vectors)), map(label_text, vectors))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.margins(x=0.12)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxret.experiments.pictures.canvas import INK, line_style, new_picture
+from jaxret.experiments.pictures.canvas import INK, label_text, line_style, new_picture
 from jaxret.experiments.sweeps.grid import format_value, short_names
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def sweep_picture(results: Mapping[str, Any], measure: str = "") -> Figure:
         inside = [point for point in points if panel is None or point["values"][keys[2]] == panel]
         for number, line in enumerate(lines):
             members = [point for point in inside if line is None or point["values"][keys[1]] == line]
-            label = None if line is None else f"{names[keys[1]]} = {_show(line)}"
+            label = None if line is None else label_text(f"{names[keys[1]]} = {_show(line)}")
             _draw_line(ax, members, keys[0], name, (number, label, (number - (len(lines) - 1) / 2) * 0.06))
         _set_ticks(ax, [point["values"][keys[0]] for point in points])
         ax.set_xlabel(names[keys[0]])
         if panel is not None:
-            ax.set_title(f"{names[keys[2]]} = {_show(panel)}")
+            ax.set_title(label_text(f"{names[keys[2]]} = {_show(panel)}"))
         _draw_baseline(ax, results, name)
     axes[0].set_ylabel(name)
     if len(lines) > 1:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
-from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, line_style, new_picture, save_picture
+from jaxret.experiments.pictures.canvas import (
+    MISSING,
+    add_legend,
+    drawing_is_installed,
+    line_style,
+    new_picture,
+    save_picture,
+    use_whole_numbers,
+)
 from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
 from jaxret.experiments.probe.layer_vectors import TOKENS
 from jaxret.experiments.probe.probe_options import ProbeOptions
@@ -18,6 +26,7 @@ from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MEASURE = f"nDCG@{NDCG}"
@@ -156,14 +165,18 @@ def _advice(run: Run, probe: Probe) -> list[str]:
 def probe_picture(results: Mapping[str, Any]) -> Figure:
     """Return a picture of quality over layers: a line for each token, cosines left, dot products right."""
     figure, axes = new_picture(2)
-    tokens = list(dict.fromkeys(row["token"] for row in results["alone"]))
     for ax, normalize in zip(axes, (True, False), strict=True):
-        for number, token in enumerate(tokens):
-            rows = [row for row in results["alone"] if (row["token"], row["normalize"]) == (token, normalize)]
-            layers, values = [row["layers"][0] for row in rows], [row[MEASURE] for row in rows]
-            ax.plot(layers, values, label=TOKENS[token], **line_style(number))
+        draw_layers(ax, results, normalize)
         ax.set_title("cosines" if normalize else "dot products")
-        ax.set_xlabel("layer")
     axes[0].set_ylabel(MEASURE)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(tokens))
-    return figure
+    return add_legend(figure, axes[0], most=len(TOKENS))
+
+
+def draw_layers(ax: Axes, results: Mapping[str, Any], normalize: bool) -> None:
+    """Draw quality over layers, a line for each token, by cosines (`normalize`) or by dot products."""
+    of_scores = [row for row in results["alone"] if row["normalize"] == normalize]
+    for number, token in enumerate(dict.fromkeys(row["token"] for row in of_scores)):
+        line = [(row["layers"][0], row[MEASURE]) for row in of_scores if row["token"] == token]
+        ax.plot(*zip(*line, strict=True), label=TOKENS[token], **line_style(number))
+    ax.set_xlabel("layer")
+    use_whole_numbers(ax)

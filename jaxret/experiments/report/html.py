@@ -7,11 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
-class Html(str):
-    """A piece of HTML, which nothing escapes again."""
-
-    __slots__ = ()
+from jaxret.evaluation.text_table import Html as Html
+from jaxret.evaluation.text_table import as_html as as_html
 
 
 class Number(NamedTuple):
@@ -30,11 +27,6 @@ def value_cell(value: float | int | None, form: str = ",.4f") -> Number:
     if value is None or not math.isfinite(value):
         return Number(None)
     return Number(float(value), format(value, form))
-
-
-def as_html(value: str) -> Html:
-    """Return text with the signs of HTML escaped, and HTML as it is."""
-    return value if isinstance(value, Html) else Html(html.escape(value))
 
 
 def join(parts: Sequence[str]) -> Html:

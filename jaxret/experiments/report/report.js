@@ -1,5 +1,8 @@
 // Tables are sorted by their headers, which become buttons. Without scripts they are tables.
-const read = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent.trim();
+const read = (row, column) => {
+  const cell = row.cells[column];
+  return cell.classList.contains("n") ? cell.dataset.value ?? "" : cell.textContent.trim();
+};
 const order = (one, two) => {
   if (one === "" || two === "") return (one === "") - (two === "");
   const difference = one - two;

@@ -10,13 +10,12 @@ from jaxret.experiments.pictures.canvas import (
     HEIGHT,
     INK,
     add_legend,
+    label_text,
     line_style,
     new_picture,
     use_log_axis,
-    use_whole_numbers,
 )
-from jaxret.experiments.probe.layer_vectors import TOKENS
-from jaxret.experiments.probe.probe_report import MEASURE
+from jaxret.experiments.probe.probe_report import MEASURE, draw_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +31,7 @@ def interval_picture(tests: Sequence[SystemTest]) -> Figure:
         ax.plot([one.low, one.high], [row, row], color=look["color"], linewidth=2.2)
         ax.plot(one.difference, row, color=look["color"], marker=look["marker"])
     ax.axvline(0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-    ax.set_yticks(range(len(tests)), [test.system for test in tests])
+    ax.set_yticks(range(len(tests)), [label_text(test.system) for test in tests])
     ax.set_ylim(len(tests) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"difference in {tests[0].measure}")
@@ -45,7 +44,9 @@ def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str
     costs = [cost for cost, _ in points.values()]
     for number, (name, place) in enumerate(points.items()):
         look = line_style(number)
-        ax.plot(*place, color=look["color"], marker=look["marker"], linestyle="none", markersize=8, label=name)
+        ax.plot(
+            *place, color=look["color"], marker=look["marker"], linestyle="none", markersize=8, label=label_text(name)
+        )
     if min(costs) > 0 and max(costs) / min(costs) >= _LOG_FROM:
         use_log_axis(ax, max(costs) / min(costs))
     ax.margins(0.15)
@@ -57,12 +58,6 @@ def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str
 def layer_picture(results: Mapping[str, Any], normalize: bool) -> Figure:
     """Return quality over the layers of an encoder, a line for each token. results: of `jaxret probe`."""
     figure, (ax,) = new_picture(height=HEIGHT * 1.2)
-    rows = [row for row in results["alone"] if row["normalize"] == normalize]
-    tokens = list(dict.fromkeys(row["token"] for row in rows))
-    for number, token in enumerate(tokens):
-        line = [(row["layers"][0], row[MEASURE]) for row in rows if row["token"] == token]
-        ax.plot(*zip(*line, strict=True), label=TOKENS[token], **line_style(number))
-    ax.set_xlabel("layer")
-    use_whole_numbers(ax)
+    draw_layers(ax, results, normalize)
     ax.set_ylabel(MEASURE)
     return add_legend(figure, ax, most=2)

@@ -100,7 +100,7 @@ def winning_vectors(
     run: RunFiles, result: str, queries: Sequence[Query], hits: Mapping[str, Sequence[Passage]]
 ) -> Winners:
     """Return the vector of each passage, before pooling, that has the best score with its query; the model of the run
-    computes them.
+    computes them, from texts and to sizes as in the search.
 
     Args:
         run: the run.
@@ -112,7 +112,10 @@ def winning_vectors(
         CheckpointError, ContractError, FileNotFoundError: the checkpoint of the result cannot be opened.
     """
     made = run.results[result]["provenance"]["checkpoint"]
-    opened = open_run(run.workdir, str(made["step"]))
+    search = run.results[result]["provenance"]["search"]
+    opened = open_run(
+        run.workdir, str(made["step"]), search.get("query_length"), passage_length=search.get("passage_length")
+    ).with_dimension(search.get("dimension", 0))
     if opened.checkpoint["digest"] != made["digest"]:
         raise ContractError(f"checkpoint {made['step']} of {run.workdir} is no longer that of the results")
     passages = {one.id: one for of_query in hits.values() for one in of_query}

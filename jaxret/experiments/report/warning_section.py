@@ -10,6 +10,7 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus, read_examples, source_path
 from jaxret.data.formats.format import content_id
 from jaxret.data.record_checks import question_key
+from jaxret.data.records import Query
 from jaxret.experiments.report.html import Html, bullets, details, join, paragraph, tag
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.experiments.report.set_texts import SetTexts
@@ -95,6 +96,12 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
         if run.config.get("data.train") and run.config.get("task") != "pretraining":
             key = str(run.config["data.train"]), str(run.config["data.train_split"])
             sources.setdefault(key, []).append(run.label)
+    evaluated: dict[str, list[Query]] = {}
+    for compared in files.sets if sources else ():
+        try:
+            evaluated[compared.name] = SetTexts(compared).dataset.queries
+        except (OSError, ValueError) as error:
+            yield RunWarning("unread", f"Queries of {compared.name} could not be compared with training data: {error}")
     for (source, split), labels in sources.items():
         if problem := _too_large(source):
             yield RunWarning("unread", problem)
@@ -102,18 +109,17 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
         try:
             examples = read_examples(source, split, Policy("skip"), targets=False)
             trained = {question_key(example.query.text) for example in examples}
-            for compared in files.sets:
-                queries = SetTexts(compared).queries.values()
-                both = [query for query in queries if question_key(query.text) in trained]
-                if both:
-                    names, first = ", ".join(labels), both[0].text
-                    yield RunWarning(
-                        "leak",
-                        f"{len(both):,} of {len(queries):,} queries of {compared.name} are in {source} ({split}), "
-                        f"which {names} trained on, as {first!r}",
-                    )
         except (OSError, ValueError) as error:
             yield RunWarning("unread", f"Queries of {source} could not be compared with those of results: {error}")
+            continue
+        for name, queries in evaluated.items():
+            leaked = [query for query in queries if question_key(query.text) in trained]
+            if leaked:
+                yield RunWarning(
+                    "leak",
+                    f"{len(leaked):,} of {len(queries):,} queries of {name} are in {source} ({split}), which "
+                    f"{', '.join(labels)} trained on, as {leaked[0].text!r}",
+                )
 
 
 def _equal_passages(files: ReportFiles) -> Iterator[RunWarning]:
@@ -137,7 +143,7 @@ def _too_large(source: str) -> str:
     """Return a sentence if data are missing, or larger than a report reads; "" if they are read."""
     path = source_path(source)
     if not path.exists():
-        return f"{source} is no file or folder here, so nobody looked for leaks and equal passages in it."
+        return f"{source} is no file or folder here: it was not searched for leaks and equal passages."
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     size = sum(one.stat().st_size for one in files)
     if size <= READ_BYTES:

@@ -114,6 +114,19 @@ def test_a_table_is_sorted_by_keyboard(browser: Any, report: str) -> None:
     assert browser.execute_script(names) == ["dual", "layers"]
 
 
+def test_a_number_that_is_missing_is_sorted_last(browser: Any, report: str) -> None:
+    show(browser, report)
+    table = "document.querySelector('#quality table')"
+    browser.execute_script(
+        f"const cell = {table}.tBodies[0].rows[0].cells[2]; cell.removeAttribute('data-value'); cell.textContent = '–';"
+    )
+    last = f"return [...{table}.tBodies[0].rows].at(-1).cells[2].textContent"
+    button = browser.execute_script(f"return {table}.querySelectorAll('thead button')[2]")
+    for _ in range(2):  # down, and up
+        button.send_keys(" ")
+        assert browser.execute_script(last) == "–"
+
+
 def test_the_page_is_drawn(browser: Any, report: str, tmp_path: Path) -> None:
     """A screenshot has more than a few colours: text, pictures and cards."""
     image = pytest.importorskip("PIL.Image")
