@@ -279,8 +279,7 @@ def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
     if config.encoder.attention == "cudnn" and dtype == jnp.float32:
         raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
-    frozen = config.optimizer.frozen if "optimizer" in config else ""  # an export has no settings of training
-    return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention, frozen=frozen)
+    return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
 
 
 def build_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> RetrieverModel:

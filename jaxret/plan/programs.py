@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import padded_batch_size
-from jaxret.models.encoders.partition import divide_parameters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
@@ -38,7 +37,7 @@ from jaxret.training.config_check import check_config, check_retrieval
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.step import make_train_step
 from jaxret.training.tasks.retrieval import make_retrieval_objective
-from jaxret.training.train_state import TrainState, make_update_rule, new_state
+from jaxret.training.train_state import make_update_rule, new_state
 from jaxret.types import Batch, Packing, Tokens
 
 ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
@@ -146,12 +145,7 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     retriever = checked_retriever(config, directory)
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     rule = make_update_rule(config)
-
-    def first_state(key: jax.Array) -> TrainState:
-        trained, frozen = divide_parameters(retriever.init(key), retriever.compute.frozen)
-        return new_state(trained, optimizer, rule, frozen)
-
-    state = jax.eval_shape(first_state, jax.random.key(0))
+    state = jax.eval_shape(lambda key: new_state(retriever.init(key), optimizer, rule), jax.random.key(0))
     state = abstract_sharded(state, shardings(mesh, state))
     batch = abstract_batch(shapes, row_sharding(mesh, stacked=rule.accumulate > 1), rule.accumulate)
     objective = make_retrieval_objective(config, retriever, mesh)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.partition import divide_parameters
 from jaxret.models.model import Model
 from jaxret.parallel.mesh import path_name
+from jaxret.training.partition import divide_parameters
 
 # Schedules of the learning rate after warm-up, (peak, steps left) -> schedule, by optimizer.decay.
 DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
@@ -131,7 +131,7 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
         require_some("frozen", config.optimizer.frozen, params)
     if config.optimizer.head_learning_rate:
         require_some("head_parameters", config.optimizer.head_parameters, params)
-    trained, _ = divide_parameters(params, model.compute.frozen)
+    trained, _ = divide_parameters(params, config.optimizer.frozen)
     if not trained:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
     jax.eval_shape(optimizer.init, trained)

@@ -60,7 +60,7 @@ def first_state(
     require_same_model(other.contract, data.contract, f"{source}/contract.json")
     require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
     params, rule = jax.device_get(other.params), make_update_rule(config)
-    state = place_state(job.mesh, params, optimizer, rule, job.model.compute.frozen)
+    state = place_state(job.mesh, params, optimizer, rule)
     return state, {"start": other.checkpoint}
 
 
@@ -147,4 +147,4 @@ def init_state(
     drawn_shardings = {name: param_shardings[name] for name in shapes if not name.endswith("encoder")}
     drawn = jax.jit(draw, out_shardings=drawn_shardings)(key)
     params = with_pretrained({**shapes, **drawn}, pretrained, {**model.initial_head(pretrained), **(head or {})})
-    return place_state(mesh, params, optimizer, make_update_rule(config), model.compute.frozen)
+    return place_state(mesh, params, optimizer, make_update_rule(config))

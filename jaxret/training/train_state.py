@@ -12,10 +12,10 @@ from flax import struct
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.partition import divide_parameters, join_parameters
 from jaxret.models.model import Model, Params
 from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings
 from jaxret.storage.checkpoint import Checkpoints
+from jaxret.training.partition import divide_parameters, join_parameters
 
 
 @struct.dataclass
@@ -63,11 +63,13 @@ class UpdateRule:
         accumulate: batches whose mean gradient an update takes.
         ema: decay of the moving average of parameters; 0: none.
         skip_nonfinite: how many updates of a run may be skipped for not being finite.
+        frozen: pattern of the paths of parameters that are not trained; "": all are.
     """
 
     accumulate: int = 1
     ema: float = 0.0
     skip_nonfinite: int = 0
+    frozen: str = ""
 
 
 PLAIN_RULE = UpdateRule()
@@ -75,37 +77,27 @@ PLAIN_RULE = UpdateRule()
 
 def make_update_rule(config: ConfigDict) -> UpdateRule:
     """Return the rule of a config."""
-    return UpdateRule(config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite)
+    return UpdateRule(
+        config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite, config.optimizer.frozen
+    )
 
 
-def new_state(
-    params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule, frozen: Params | None = None
-) -> TrainState:
-    """Return the state before the first update.
-
-    Args:
-        params: that are trained.
-        optimizer: whose state is made.
-        rule: of the updates.
-        frozen: the model's other parameters; None: there are none.
-    """
+def new_state(params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule) -> TrainState:
+    """Return the state before the first update of a model with these parameters."""
+    trained, frozen = divide_parameters(params, rule.frozen)
     return TrainState(
-        params,
-        optimizer.init(params),
+        trained,
+        optimizer.init(trained),
         jnp.int32(0),
         jnp.array(True),
-        jax.tree.map(jnp.copy, params) if rule.ema else None,
+        jax.tree.map(jnp.copy, trained) if rule.ema else None,
         jnp.int32(0) if rule.skip_nonfinite else None,
-        frozen=frozen or {},
+        frozen=frozen,
     )
 
 
 def place_state(
-    mesh: Mesh,
-    params: Params,
-    optimizer: optax.GradientTransformation,
-    rule: UpdateRule = PLAIN_RULE,
-    frozen: str = "",
+    mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule = PLAIN_RULE
 ) -> TrainState:
     """Return a new run's state on a mesh.
 
@@ -113,10 +105,9 @@ def place_state(
         mesh: the devices.
         params: all parameters, on any device or on the host.
         optimizer: whose state is made.
-        rule: whether there is a moving average, and a counter of skipped updates.
-        frozen: pattern of the paths of parameters that are not trained; "": all are.
+        rule: whether there are frozen parameters, a moving average, and a counter of skipped updates.
     """
-    trained, others = divide_parameters(jax.tree.map(place_leaf, params, shardings(mesh, params)), frozen)
+    trained, others = divide_parameters(jax.tree.map(place_leaf, params, shardings(mesh, params)), rule.frozen)
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
@@ -161,8 +152,7 @@ def restore_state(
     counted = checkpoints.holds(step, "progress/skipped")
 
     def shapes(key: jax.Array) -> TrainState:
-        trained, frozen = divide_parameters(model.init(key), model.compute.frozen)
-        return new_state(trained, optimizer, replace(rule, skip_nonfinite=int(counted)), frozen)
+        return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
     placed = jax.tree.map(
@@ -171,7 +161,7 @@ def restore_state(
         shardings(mesh, abstract),
     )
     restored, progress = checkpoints.restore(step, *checkpoint_trees(placed))
-    weights, frozen = divide_parameters(restored, model.compute.frozen)
+    weights, frozen = divide_parameters(restored, rule.frozen)
     ema = weights if rule.ema else None
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
     skipped = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None

@@ -38,7 +38,6 @@ class Compute:
     )
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
     interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
-    frozen: str = ""  # a pattern of the paths of parameters that no gradient is taken of; "": of all one is
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:

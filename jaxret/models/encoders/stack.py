@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
-from jaxret.models.encoders.partition import divide_parameters, join_parameters
 from jaxret.parallel.mesh import LAYERS
 
 Tree = Any
@@ -58,14 +57,12 @@ class Stack(nn.Module):
         if self.is_initializing():
             self._initialize(hidden, per_layer, shared)
         # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
-        # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced. Frozen
-        # parameters have no part in the carry: nothing of the size of their gradient is ever made.
-        trained, frozen = divide_parameters(self.variables["params"], self.compute.frozen, f"{'/'.join(self.path)}/")
-        stack, gradient = jax.lax.stop_gradient(trained), _gradient(trained)
+        # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced.
+        stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
 
         def compute(hidden: jax.Array, row: Tree, inputs: Tree, first: int | None) -> tuple[jax.Array, Tree]:
             index, per_layer, rngs = inputs
-            params = join_parameters(_read(stack, row, index), _rows(frozen, index))
+            params = _read(stack, row, index)
             if self.compute.read is not None:
                 params = self.compute.read.gather_layer(params)
             return self._apply(params, rngs, hidden, per_layer, shared, first)
@@ -129,10 +126,6 @@ def _row(gradient: Tree, index: jax.Array) -> tuple[Tree, Tree]:
 @jax.custom_vjp
 def _read(stack: Tree, row: Tree, index: jax.Array) -> Tree:
     """Return the parameters of a layer; backward, their gradient goes to `row`."""
-    return _rows(stack, index)
-
-
-def _rows(stack: Tree, index: jax.Array) -> Tree:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stack)
 
 
