@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.evidence.claims import COMMON, CONTRASTIVE, from_bert, layers
-from bench.evidence.steps import make_data
+from bench.evidence.steps import make_data, missing_data
 from jaxret.experiments.vector_diversity import judged_pairs
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
@@ -103,6 +103,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if wrong := [name for name in arguments.names if name not in RUNS]:
         parser.error(f"{wrong[0]} is no run; they are {', '.join(RUNS)}")
+    if problem := missing_data(arguments.data):
+        parser.error(problem)
     folder = arguments.workdir.resolve()
     make_data(arguments.data.resolve(), folder / "data")
     choose_questions(folder / "data" / "questions")

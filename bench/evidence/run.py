@@ -31,11 +31,11 @@ from bench.evidence.claims import CLAIMS, COMMON, STEPS, Claim, Train
 from bench.evidence.steps import (
     MEASURES,
     SOURCES,
-    TEXTS,
     Work,
     copy_encoder,
     make,
     make_data,
+    missing_data,
     needs,
     passages_of,
     read_values,
@@ -161,8 +161,8 @@ def main() -> None:
         return
     if not arguments.data or not arguments.workdir:
         parser.error("--data and --workdir are needed")
-    if missing := [name for name in (*SOURCES, *TEXTS) if not (arguments.data / name).exists()]:
-        parser.error(f"--data={arguments.data} has no {missing[0]}; docs/evidence.md says what it holds")
+    if problem := missing_data(arguments.data):
+        parser.error(problem)
     folder = arguments.workdir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     make_data(arguments.data.resolve(), folder / "data")

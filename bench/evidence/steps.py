@@ -36,6 +36,12 @@ TEXTS = (*(f"{name}/corpus.jsonl" for name in SOURCES), "nq-qed/psgs.tsv", "medq
 MEASURES = ("nDCG@10", "RR@10", "R@100")  # whose means every run has
 
 
+def missing_data(source: Path) -> str:
+    """Return a sentence if a folder lacks a data set; "" if it has all."""
+    absent = [name for name in (*SOURCES, *TEXTS) if not (source / name).exists()]
+    return f"--data={source} has no {absent[0]}; docs/evidence.md says what it holds" if absent else ""
+
+
 def make_data(source: Path, folder: Path) -> None:
     """`questions`: both sets in one BEIR folder, the smaller splits to train on, the largest to measure: few steps read
     few questions, and small differences need many. `texts`: a corpus to pre-train on."""

@@ -61,7 +61,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        begun, path = time.perf_counter(), str(scope["path"])
+        start, path = time.perf_counter(), str(scope["path"])
         request = Request(scope, receive)
         request.state.number = number = uuid.uuid4().hex[:16]
         status, size = _CLIENT_GONE, 0
@@ -73,7 +73,7 @@ class Gateway:
                 await response(scope, receive, send)
         finally:
             self._running -= 1
-            self._note(request, path, status, size, time.perf_counter() - begun, number)
+            self._note(request, path, status, size, time.perf_counter() - start, number)
 
     def _note(self, request: Request, path: str, status: int, size: int, seconds: float, number: str) -> None:
         route = path if path in self._paths else "other"

@@ -25,7 +25,8 @@ from jaxret.serving.device import DeviceThread, Operation
 from jaxret.serving.gateway import Endpoint
 from jaxret.serving.refusal import Body, RefusalError, check_text, shown
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import CORPUS_ERRORS, Served, ServedReranker, ServedRetriever
+from jaxret.serving.served import CORPUS_ERRORS, Served, ServedRetriever
+from jaxret.serving.served_reranker import ServedReranker
 from jaxret.version import __version__
 
 _SIDES: dict[str, Side] = {
@@ -61,7 +62,7 @@ class Routes:
 
     def warm_up(self) -> None:
         """Compile all programs in the thread of the device, and answer from then on."""
-        begun, programs = time.perf_counter(), 0
+        start, programs = time.perf_counter(), 0
 
         def compile_programs(models: Sequence[Served]) -> list[int]:
             stopped = self._stopping.is_set
@@ -74,7 +75,7 @@ class Routes:
         self._counters.programs.set(programs)
         self._counters.ready.set(1)
         self._ready = True
-        log_event("ready", programs=programs, seconds=round(time.perf_counter() - begun, 1))
+        log_event("ready", programs=programs, seconds=round(time.perf_counter() - start, 1))
 
     def stop(self) -> None:
         """End `warm_up` after the program that is being compiled, and what opens filters."""

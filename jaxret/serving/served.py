@@ -25,34 +25,20 @@ from jaxret.index.shards import ShardError
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.mismatch import ContractError
-from jaxret.runs.reranker import Reranker, open_reranker
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder
 from jaxret.serving.refusal import RefusalError, shown
 from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.served_reranker import ServedReranker
+from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged, TextVectors
 
 COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
 CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files that are gone, changed or damaged since the start
 _FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
 _MOST_VALUES = 50  # of a field, as the page offers them
-
-
-def served_length(length: int) -> int:
-    """Return the length that a served text is padded to: 8, 16, 24, 32, 48, 64, 96, 128, ... tokens."""
-    power = 8
-    while power < length:
-        if power >= 16 and length <= power * 3 // 2:
-            return power * 3 // 2
-        power *= 2
-    return power
-
-
-def served_lengths(limit: int) -> list[int]:
-    """Return the padded lengths of texts of up to `limit` tokens."""
-    return sorted({min(served_length(length), limit) for length in range(1, limit + 1)})
 
 
 @dataclass(frozen=True)
@@ -281,13 +267,12 @@ class ServedRetriever:
     ) -> int:
         """Compile all programs; return how many. `done` is called with a text on each part; `stopped` returns whether
         to leave out the rest."""
-        batch, late = self.options.batch, self.run.model.late_interaction
-        counts = sorted({min(1 << power, batch) for power in range(12)})
+        late = self.run.model.late_interaction
         for side in self._sides():
             tokenizer = self.run.tokenizer
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
             for length in served_lengths(limit):
-                for count in counts:
+                for count in batch_sizes(self.options.batch):
                     if stopped():
                         return self.embedder.programs
                     ids = [np.full(length, tokenizer.sep_id, np.int32)] * count
@@ -358,69 +343,6 @@ class ServedRetriever:
         if not (question and passage) and not self.run.model.module.head.word_values(alone):
             return RefusalError(422, "this run explains a query and a passage together only: give both")
         return explain(self.run, question, passage, top)
-
-
-class ServedReranker:
-    """A cross-encoder's run, and its operation."""
-
-    task = "reranking"
-
-    def __init__(self, workdir: str, checkpoint: str, options: ServeOptions) -> None:
-        """Open the run. Raises what `open_reranker` raises."""
-        self.name, self.options = Path(workdir).resolve().name, options
-        opened = open_reranker(workdir, checkpoint)
-        self.reranker: Reranker = replace(opened, scorer=replace(opened.scorer, padding=served_length))
-
-    @property
-    def most_tokens(self) -> int:
-        """Return the upper bound of a pair's length."""
-        return self.reranker.scorer.joiner.limit
-
-    def pairs(self, question: str, texts: Sequence[str], cut: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the token ids of a question with each of some texts. Raises `RefusalError` for a text that is too
-        long, unless it may be cut."""
-        tokenizer = self.reranker.tokenizer
-        lost = Truncation("texts", tokenizer.passage_length)
-        query = tokenizer.queries([question], truncation=lost)[0]
-        passages = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
-        if lost.cut and not cut:
-            raise RefusalError(413, f"{lost.cut} of the texts have too many tokens", "too_long")
-        pairs = [(query, passage) for passage in passages]
-        joiner = self.reranker.scorer.joiner
-        lengths = [len(query) + len(passage) - 1 + len(joiner.between) for query, passage in pairs]
-        if not cut and (longer := sum(length > joiner.limit for length in lengths)):
-            message = f"{longer} of the texts have more than {joiner.limit} tokens with the query"
-            raise RefusalError(413, message, "too_long")
-        return pairs
-
-    def score(self, items: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-        """Return the score of each pair."""
-        scores: list[float] = [0.0] * len(items)
-        order = np.argsort([len(query) + len(passage) for query, passage in items], kind="stable").tolist()
-        for start in range(0, len(order), self.options.batch):
-            part = order[start : start + self.options.batch]
-            queries, passages = (Ragged.from_lists([items[row][side].tolist() for row in part]) for side in (0, 1))
-            rows = np.arange(len(part))
-            for row, score in zip(part, self.reranker.scorer(queries, passages, rows, rows).tolist(), strict=True):
-                scores[row] = score
-        return scores
-
-    def warm_up(
-        self, done: Callable[[str], object] = lambda text: None, stopped: Callable[[], bool] = lambda: False
-    ) -> int:
-        """Compile all programs; return how many. `done` and `stopped`: as in `ServedRetriever.warm_up`."""
-        tokenizer = self.reranker.tokenizer
-        for length in served_lengths(self.most_tokens):
-            if length < 8:
-                continue
-            between = len(self.reranker.scorer.joiner.between)
-            query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2 - between))
-            for count in sorted({min(1 << power, self.options.batch) for power in range(12)}):
-                if stopped():
-                    return self.reranker.scorer.program.count
-                self.score([(query, passage)] * count)
-        done(f"{self.name}: compiled pairs of up to {self.most_tokens} tokens")
-        return self.reranker.scorer.program.count
 
 
 Served = ServedRetriever | ServedReranker

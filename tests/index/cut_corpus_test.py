@@ -26,7 +26,8 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
-from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.index.runs import RunsByKind, write_parts
+from tests.pipeline import untrained_run
 
 SIZE = 5
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,31 +41,18 @@ CASES = [pytest.param(kind, marks=[] if kind == DAILY else pytest.mark.exhaustiv
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cut")
-    write_encoder(folder / "encoder")
-    lines = (write_data(folder / "data") / "corpus.jsonl").read_text().splitlines(keepends=True)
-    for name, part in {"first": lines[:70], "more": lines[70:]}.items():
-        (folder / f"{name}.jsonl").write_text("".join(part))
-    return folder
-
-
-class Runs(dict[str, Run]):
-    """A run of each kind, made when it is asked for, with `first` encoded, and cut as first-5."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def __missing__(self, kind: str) -> Run:
-        root = self.root
-        self[kind] = run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
-        encode_corpus(run, root / "first.jsonl", progress=False)
-        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
-        return run
+    return write_parts(tmp_path_factory.mktemp("cut"), {"first": slice(70), "more": slice(70, None)})
 
 
 @pytest.fixture(scope="module")
-def runs(root: Path) -> Runs:
-    return Runs(root)
+def runs(root: Path) -> RunsByKind:
+    """`first` is encoded, and cut as first-5."""
+
+    def encode(run: Run, root: Path) -> None:
+        encode_corpus(run, root / "first.jsonl", progress=False)
+        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
+
+    return RunsByKind(root, KINDS, encode)
 
 
 def all_vectors(corpus: EncodedCorpus) -> np.ndarray:
@@ -83,7 +71,7 @@ def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: Runs) -> None:
+def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
     fresh = encode_corpus(run.with_dimension(SIZE), root / "first.jsonl", f"fresh-{SIZE}", progress=False)
     stored, cut = open_encoded(run.workdir.embeddings("first")), open_encoded(run.workdir.embeddings(f"first-{SIZE}"))
@@ -98,7 +86,7 @@ def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: Ru
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: Path, runs: Runs) -> None:
+def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
     results = rankings(run, f"first-{SIZE}", root)
     assert results == rankings(run, "first", root, SIZE)
@@ -118,7 +106,7 @@ def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: P
     assert late or len(vectors.flat) == len(queries)
 
 
-def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: Runs) -> None:
+def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) -> None:
     run = runs[DAILY]
     query = next(iter(read_queries(root / "data" / "queries.jsonl")))
     (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
@@ -155,7 +143,7 @@ def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) 
     assert np.array_equal(all_vectors(open_encoded(folder)), all_vectors(open_encoded(fresh)))
 
 
-def test_a_path_is_no_name(root: Path, tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_no_name(root: Path, tmp_path: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs[DAILY].with_dimension(SIZE)
     monkeypatch.chdir(tmp_path)
     assert find_larger_vectors(run, "first", tmp_path) == run.workdir.embeddings("first")
@@ -196,7 +184,7 @@ def test_a_run_may_keep_so_many_numbers_of_all_vectors(root: Path) -> None:
 
 
 def test_an_interrupted_cut_goes_on_and_is_no_corpus_before(
-    root: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+    root: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, written = runs[DAILY], []
     write = ShardWriter.write
@@ -230,13 +218,13 @@ def test_damaged_vectors_are_not_cut(root: Path) -> None:
         encode_corpus(run, "first", options=EncodeOptions(dimension=3), progress=False)
 
 
-def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: Runs) -> None:
+def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: RunsByKind) -> None:
     other = replace(runs[DAILY], checkpoint={"step": 7, "digest": "0"})
     with pytest.raises(ContractError, match="checkpoint"):
         encode_corpus(other, root / "first.jsonl", "first", EncodeOptions(dimension=SIZE), progress=False)
 
 
-def test_quality_by_size_is_a_table(root: Path, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = runs[DAILY], str(root / "data")
     evaluation = EvaluationOptions(split="test", latency=0)
     sizes = parse_sizes(["all", "5", "2"])

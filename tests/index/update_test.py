@@ -27,7 +27,8 @@ from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder, provenance
 from jaxret.types import Ragged
-from tests.pipeline import contents, untrained_run, write_data, write_encoder
+from tests.index.runs import RunsByKind, write_parts
+from tests.pipeline import contents
 
 KINDS: dict[str, dict[str, Any]] = {
     "one vector": {"head__token": "mean", "normalize": True},
@@ -47,31 +48,19 @@ ROWS = 10  # of a shard
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus whole, and in three files, the first two of which end where a shard does."""
-    folder = tmp_path_factory.mktemp("change")
-    write_encoder(folder / "encoder")
-    lines = (write_data(folder / "data") / "corpus.jsonl").read_text().splitlines(keepends=True)
-    for name, part in {"whole": lines, "a": lines[:40], "b": lines[40:60], "c": lines[60:]}.items():
-        (folder / f"{name}.jsonl").write_text("".join(part))
-    return folder
-
-
-class Runs(dict[str, Run]):
-    """A run of each kind, made when it is asked for, with `whole` encoded at once, and `a` as the corpus to change."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def __missing__(self, kind: str) -> Run:
-        root = self.root
-        self[kind] = run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
-        for name in ("whole", "a"):
-            encode_corpus(run, root / f"{name}.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False)
-        return run
+    parts = {"whole": slice(None), "a": slice(40), "b": slice(40, 60), "c": slice(60, None)}
+    return write_parts(tmp_path_factory.mktemp("change"), parts)
 
 
 @pytest.fixture(scope="module")
-def runs(root: Path) -> Runs:
-    return Runs(root)
+def runs(root: Path) -> RunsByKind:
+    """`whole` is encoded at once, and `a` is the corpus to change."""
+
+    def encode(run: Run, root: Path) -> None:
+        for name in ("whole", "a"):
+            encode_corpus(run, root / f"{name}.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False)
+
+    return RunsByKind(root, KINDS, encode)
 
 
 def changed(run: Run, to: Path) -> tuple[Run, Path]:
@@ -91,7 +80,9 @@ def write_ids(path: Path, ids: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "backend"), CASES)
-def test_a_search_is_that_of_a_fresh_encode(kind: str, backend: str, root: Path, runs: Runs, tmp_path: Path) -> None:
+def test_a_search_is_that_of_a_fresh_encode(
+    kind: str, backend: str, root: Path, runs: RunsByKind, tmp_path: Path
+) -> None:
     """Appended twice, and what came first deleted: the same as the same passages encoded at once. The vectors of a
     text depend, in the last digit, on those that it is encoded with; so what is left is compared with its own vectors
     bit for bit, and with those of a fresh encode in order, and to 1e-5."""
@@ -143,7 +134,7 @@ def concatenated(blocks: list[Any]) -> Any:
 
 
 def test_the_shards_of_what_is_appended_are_those_of_a_corpus_of_its_own(
-    root: Path, runs: Runs, tmp_path: Path
+    root: Path, runs: RunsByKind, tmp_path: Path
 ) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
@@ -156,7 +147,7 @@ def test_the_shards_of_what_is_appended_are_those_of_a_corpus_of_its_own(
     assert "parts.json" in after
 
 
-def test_texts_of_all_parts_are_found(root: Path, runs: Runs, tmp_path: Path) -> None:
+def test_texts_of_all_parts_are_found(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     """Also of a passage that was deleted and came again with another text."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, root / "b.jsonl", folder, progress=False)
@@ -176,7 +167,7 @@ def test_texts_of_all_parts_are_found(root: Path, runs: Runs, tmp_path: Path) ->
     assert searcher.search([Query("0", "silver river")], 100).corpus["passages"] == len(everything)
 
 
-def test_the_same_again_changes_nothing(root: Path, runs: Runs, tmp_path: Path, capsys: Any) -> None:
+def test_the_same_again_changes_nothing(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, root / "b.jsonl", folder, progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p3", "", "p25", "p3"])
@@ -195,7 +186,7 @@ def test_the_same_again_changes_nothing(root: Path, runs: Runs, tmp_path: Path, 
     assert contents(folder) == before
 
 
-def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: Runs, tmp_path: Path) -> None:
+def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
     other = replace(run, checkpoint={"step": 7, "digest": "ab"})
@@ -224,7 +215,7 @@ def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: R
     )
 
 
-def test_results_record_what_was_searched(root: Path, runs: Runs, tmp_path: Path) -> None:
+def test_results_record_what_was_searched(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     result = [Searcher(run, folder).shards.corpus]
     append_corpus(run, root / "b.jsonl", folder, progress=False)
@@ -242,7 +233,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
 def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
-    job: str, root: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: str, root: Path, runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every file that is put in its place, before and after; then the same command again."""
     ids = write_ids(tmp_path / "ids.txt", ["p3", "p5"])
@@ -291,7 +282,7 @@ def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_id_that_is_there_is_found_behind_repeated_ones(kept: bool, runs: Runs, tmp_path: Path) -> None:
+def test_an_id_that_is_there_is_found_behind_repeated_ones(kept: bool, runs: RunsByKind, tmp_path: Path) -> None:
     """Also where a store has the tokens, whose scan does not name what was repeated."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     ids = ["z1", "z2", "z1", "z2", "z3", "p0"]

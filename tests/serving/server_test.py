@@ -25,7 +25,9 @@ from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.reranker import open_reranker
 from jaxret.serving.refusal import RefusalError
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import ServedReranker, ServedRetriever, served_lengths
+from jaxret.serving.served import ServedRetriever
+from jaxret.serving.served_reranker import ServedReranker
+from jaxret.serving.shapes import batch_sizes, served_lengths
 from tests.pipeline import untrained_run
 from tests.serving.servers import PASSAGES, Running, refused, running
 
@@ -574,6 +576,8 @@ def test_pairs_that_would_be_cut(runs: Path) -> None:
 
 
 def test_lengths_of_served_texts() -> None:
+    assert batch_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert batch_sizes(4096)[-2:] == [2048, 4096]
     assert served_lengths(64) == [8, 16, 24, 32, 48, 64]
     assert served_lengths(12) == [8, 12]
     assert served_lengths(512)[-3:] == [256, 384, 512]
