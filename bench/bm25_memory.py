@@ -47,10 +47,10 @@ def measure(corpus: str, times: int) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         write_bm25_index(Path(folder), repeated(corpus, times), BM25Settings())
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         done.set()
         watcher.join()
         passages = (Path(folder) / "ids.txt").read_bytes().count(b"\n")

@@ -180,7 +180,7 @@ def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, 
         for name, run in (*peers.items(), *systems.items()):
             begin = time.perf_counter()
             result = run(queries, k)
-            taken = time.perf_counter() - begin
+            elapsed = time.perf_counter() - begin
             ranking = result if name in peers else (result.scores, result.rows)
             expected = expected or ranking
             if name in systems:
@@ -190,7 +190,7 @@ def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, 
             if name in peers or name.startswith("xla"):
                 agree(ranking, expected, name)
             if number:  # the first round compiles
-                seconds[name].append(taken)
+                seconds[name].append(elapsed)
     peer = min(peers, key=lambda name: np.median(seconds[name]))
     print(f"{len(queries)} queries of {len(queries.flat)} vectors, k={k}, {rounds} rounds; the faster peer is {peer}")
     for name, values in seconds.items():

@@ -72,15 +72,15 @@ def report(k: int, rows: int, first: int, seconds: Seconds, notes: dict[tuple[st
 
     of_peer = seconds["peer", rows]
     print(f"k={k}, {rows:,} rows: FAISS flat {median(of_peer):.4f} s, at least {min(of_peer):.4f} s")
-    for (name, size), taken in seconds.items():
+    for (name, size), times in seconds.items():
         if size != rows or (name == "peer" and rows == first):
             continue
-        line = f"  {name:<14} {median(taken):.4f} s"
+        line = f"  {name:<14} {median(times):.4f} s"
         if name != "peer":
-            ratio, of_least = median(taken) / median(of_peer), min(taken) / min(of_peer)
+            ratio, of_least = median(times) / median(of_peer), min(times) / min(of_peer)
             line += f", {ratio:.2f} times the peer (the least of each: {of_least:.2f}; {notes[name, rows]})"
         if rows != first:
-            line += f", {median(taken) / median(seconds[name, first]):.2f} times its time for {first:,} rows"
+            line += f", {median(times) / median(seconds[name, first]):.2f} times its time for {first:,} rows"
         print(line, flush=True)
 
 
@@ -113,14 +113,14 @@ def main() -> None:
             for rows, (index, systems) in corpora.items():
                 begin = time.perf_counter()
                 scores, found_rows = index.search(queries, k)
-                taken = {"peer": time.perf_counter() - begin}
+                round_times = {"peer": time.perf_counter() - begin}
                 for name, run in systems.items():
                     begin = time.perf_counter()
                     result = run(queries, k)
-                    taken[name] = time.perf_counter() - begin
+                    round_times[name] = time.perf_counter() - begin
                     agree(result, scores, found_rows)
                     notes[name, rows] = f"{result.scored / len(queries):.0f} scored exactly, rounds {result.rounds}"
-                for name, value in taken.items() if number else ():  # the first round compiles
+                for name, value in round_times.items() if number else ():  # the first round compiles
                     seconds.setdefault((name, rows), []).append(value)
         for rows in sizes:
             report(k, rows, sizes[0], seconds, notes)

@@ -10,6 +10,7 @@ without sentence-transformers it says so and times jaxret alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -71,13 +72,11 @@ def import_problem(module: str) -> str:
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server is healthy."""
     while process.poll() is None:
-        try:
+        with contextlib.suppress(OSError):  # it does not listen yet
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return
-        except OSError:
-            pass
         time.sleep(0.3)
     raise SystemExit(f"a server ended with status {process.returncode}")
 
@@ -103,20 +102,20 @@ def load(port: int, texts: list[str], clients: int, requests: int) -> tuple[list
             if number is None:
                 return
             text = texts[number % len(texts)]
-            begun = time.perf_counter()
+            start = time.perf_counter()
             body = json.dumps({"inputs": [text]})
             connection.request("POST", "/embed", body, {"content-type": "application/json"})
             answer = connection.getresponse().read()
-            latencies.append(time.perf_counter() - begun)
+            latencies.append(time.perf_counter() - start)
             vectors[text] = json.loads(answer)[0]
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sorted(latencies), requests / (time.perf_counter() - begun), vectors
+    return sorted(latencies), requests / (time.perf_counter() - start), vectors
 
 
 def questions() -> list[str]:

@@ -116,10 +116,10 @@ def main() -> None:
             f"{count:,} passages of {passages.word_counts.mean():.0f} words, {len(queries)} queries, k={k}", flush=True
         )
         of_peer = seconds["scipy's product"]
-        for name, taken in seconds.items():
-            ratios = f"{median(taken) / median(of_peer):.2f} times, the least of each {min(taken) / min(of_peer):.2f}"
+        for name, times in seconds.items():
+            ratios = f"{median(times) / median(of_peer):.2f} times, the least of each {min(times) / min(of_peer):.2f}"
             print(
-                f"  {name:<40} {1000 * median(taken) / len(queries):8.3f} ms a query, {ratios}; "
+                f"  {name:<40} {1000 * median(times) / len(queries):8.3f} ms a query, {ratios}; "
                 f"recall {recalls[name]:.3f}"
             )
 

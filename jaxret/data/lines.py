@@ -100,30 +100,30 @@ def read_lines(
     path = Path(path)
     blank_lines = re.compile(b"[" + blank + b"]*\n").match
     number = 1
-    begun: list[bytes] = []  # of a line whose end is in a later chunk
+    pieces: list[bytes] = []  # of a line whose end is in a later chunk
     size = 0
     for chunk in read_chunks(path, digest):
         start = 0
         while end := chunk.find(b"\n", start) + 1:
             location, lines = Location(path, number), 1
-            if not begun and chunk[start] in blank and (run := blank_lines(chunk, start)):
+            if not pieces and chunk[start] in blank and (run := blank_lines(chunk, start)):
                 end = run.end()
                 lines = chunk.count(b"\n", start, end)
             elif size + end - start > LINE_LIMIT:
                 raise too_long_error(location, "line")
             line = chunk[start:end]
-            if begun:
-                line, begun, size = b"".join((*begun, line)), [], 0
+            if pieces:
+                line, pieces, size = b"".join((*pieces, line)), [], 0
             yield location, line
             del line  # a long one need not be held while the next is read
             number, start = number + lines, end
         if start < len(chunk):
-            begun.append(chunk[start:])
+            pieces.append(chunk[start:])
             size += len(chunk) - start
             if size > LINE_LIMIT:
                 raise too_long_error(Location(path, number), "line")
-    if begun:
-        yield Location(path, number), b"".join(begun)
+    if pieces:
+        yield Location(path, number), b"".join(pieces)
 
 
 def decode_line(line: bytes, location: Location) -> str:

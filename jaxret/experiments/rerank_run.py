@@ -223,7 +223,7 @@ def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dic
     the other keys are those of the latency of a search.
     """
     times: list[float] = []  # ms
-    begun = time.perf_counter()
+    first_start = time.perf_counter()
     for query in spread_evenly([inputs.queries[key] for key in inputs.rankings], job.latency):
         pairs = [(query.id, passage) for passage, _ in inputs.rankings[query.id][: job.depth]]
         texts = {passage: inputs.passages[passage] for _, passage in pairs}
@@ -231,7 +231,7 @@ def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dic
         start = time.perf_counter()
         reranker({query.id: query}, texts, pairs)
         times.append(1000 * (time.perf_counter() - start))
-        if is_over(job.latency, time.perf_counter() - begun):
+        if is_over(job.latency, time.perf_counter() - first_start):
             break
     device = str(reranker.scorer.mesh.devices.flat[0].device_kind)
     return {"rerank_ms": percentiles(times), "questions": len(times), **measurement_conditions(job.depth, device)}

@@ -147,7 +147,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
         k: passages.
         progress: show bars.
     """
-    begun = time.perf_counter()
+    start = time.perf_counter()
     outcome = searcher.search([check_question(question)], k, progress)
     ranking = outcome.rankings["0"]
     passages: dict[str, Passage] = {}
@@ -155,7 +155,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
         passages = searcher.passages({passage for passage, _ in ranking})
     except (FileNotFoundError, ContractError, ShardError) as error:
         print(error)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     print(f"{question}   ({search_kind(searcher)} of {describe_passages(searcher)}, {seconds:.3f} s)")
     print_ranking(ranking, passages)
 

@@ -175,7 +175,7 @@ def encode_source(
     writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
     with Leases(folder, options.lease) as leases:
         job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             job.fill()
             finish_encoding(writer, leases, source)
@@ -186,7 +186,7 @@ def encode_source(
                 writer.withdraw()
             raise
     rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.written)
-    taken = encoding_time(run, rows_encoded, time.perf_counter() - begun) if rows_encoded else None
+    timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None
     embedder = job.embedder
     manifest = writer.manifest()
     made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
@@ -212,7 +212,7 @@ def encode_source(
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
         truncation=str(job.truncation or ""),
-        timing=taken,
+        timing=timing,
         warnings=tuple(warnings),
     )
 

@@ -79,7 +79,7 @@ class Progress:
         self._lines = 0
 
     def __enter__(self) -> Progress:
-        self._begun = self._next = time.monotonic()
+        self._start_time = self._next = time.monotonic()
         self._visible = self._visible and not _shown
         if self._visible:
             _shown.append(self)
@@ -120,14 +120,14 @@ class Progress:
             self._bar = _bar_class()(
                 total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=scaled, leave=False
             )
-            self._bar.start_t -= time.monotonic() - self._begun
+            self._bar.start_t -= time.monotonic() - self._start_time
             self._bar.set_postfix_str(self._note, refresh=False)
             count = self.done - self._first
         self._bar.update(count)
 
     def _write_line(self, how: str) -> None:
         """Write "2026-01-31 12:00:00 encode: 1,024 of 4,096 texts (25%) for 0:01:00, 17.1 text/s, 0:03:00 left"."""
-        seconds = time.monotonic() - self._begun
+        seconds = time.monotonic() - self._start_time
         rate = (self.done - self._first) / max(seconds, 1e-9)
         parts = [f"{self.name}: {self.done:,}"]
         if self.total:

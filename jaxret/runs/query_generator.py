@@ -49,10 +49,10 @@ class PromptTokenizer:
     def __post_init__(self) -> None:
         if not any(name in self.template for name in FIELDS):
             raise ValueError(f"the prompt {self.template!r} has no passage; it must have one of {', '.join(FIELDS)}")
-        taken = len(self._ids(self._prompt("", "")))
-        if taken >= self.limit:
+        size = len(self._ids(self._prompt("", "")))
+        if size >= self.limit:
             raise ValueError(
-                f"the prompt takes {taken} tokens, which leaves none of {self.limit} for a passage; shorten the prompt "
+                f"the prompt takes {size} tokens, which leaves none of {self.limit} for a passage; shorten the prompt "
                 "or allow more tokens"
             )
 

@@ -92,7 +92,7 @@ def time_phases(
         JSON: name of a phase -> percentiles of its milliseconds; "questions": the number of queries.
     """
     times: dict[str, list[float]] = {name: [] for name in phases}
-    begun = clock()
+    first_start = clock()
     for query in sample:
         value: Any = query
         start = clock()
@@ -101,7 +101,7 @@ def time_phases(
             end = clock()
             times[name].append(1000 * (end - start))
             start = end
-        if is_over(latency, start - begun):
+        if is_over(latency, start - first_start):
             break
     return {**{name: percentiles(values) for name, values in times.items()}, "questions": max(map(len, times.values()))}
 

@@ -84,7 +84,7 @@ class Leases:
         self._held: list[Lease] = []
         self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
         self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
-        self._begun = self._made = False  # whether the folder was created or found; whether this job created it
+        self._exists = self._made = False  # whether the folder is there; whether this job created it
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
 
@@ -187,10 +187,10 @@ class Leases:
     def _prepared(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
-            if not self._begun:  # a folder that vanishes later is an error, so it is made only once
+            if not self._exists:  # a folder that vanishes later is an error, so it is made only once
                 self._made = not self.folder.exists()
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._begun = True
+                self._exists = True
             spare = self.folder / f".lease.{token}"
             spare.mkdir()
             try:

@@ -408,8 +408,8 @@ def test_slow_clients_end_and_hold_up_nobody(server: Running) -> None:
     clients[0].sendall(head)
     clients[1].sendall(head + b"\r\n")
     clients[2].sendall(head + b"\r\n")
-    begun = time.monotonic()
-    while time.monotonic() < begun + 5:
+    start = time.monotonic()
+    while time.monotonic() < start + 5:
         try:
             clients[2].sendall(b" ")
         except OSError:

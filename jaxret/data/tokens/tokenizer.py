@@ -140,12 +140,12 @@ class TextTokenizer:
             length, prompt = getattr(self, f"{side}_length"), self.prompt(side)
             if length < 3:
                 raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
-            taken = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
+            size = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
             if self.expand_queries and self.mask_id is None:
                 raise ValueError("queries are to be filled with [MASK], which this tokenizer does not have")
-            if taken + len(self._start(side)) + 1 >= length:
+            if size + len(self._start(side)) + 1 >= length:
                 raise ValueError(
-                    f"tokens.{side}_prompt {prompt!r} takes {taken} tokens, which leaves none of tokens.{side}_length="
+                    f"tokens.{side}_prompt {prompt!r} takes {size} tokens, which leaves none of tokens.{side}_length="
                     f"{length} for a text; shorten the prompt or allow more tokens"
                 )
 
@@ -342,10 +342,10 @@ class TextTokenizer:
 
     def _require_room(self, prompt: str, query: Query, limit: int) -> None:
         """Raise ValueError if a prompt with the instruction of a query leaves no token for the query's text."""
-        taken = self._prompt_size(prompt)
-        if taken + len(self._start("query")) + 1 >= limit:
+        size = self._prompt_size(prompt)
+        if size + len(self._start("query")) + 1 >= limit:
             raise ValueError(
-                f"query {query.id!r}: the prompt with its instruction takes {taken} tokens, which leaves none of "
+                f"query {query.id!r}: the prompt with its instruction takes {size} tokens, which leaves none of "
                 f"tokens.query_length={limit} for its text; shorten the instruction or allow more tokens"
             )
 

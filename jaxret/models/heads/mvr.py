@@ -47,10 +47,10 @@ class MvrHead(VectorHead):
         if self.first_id < 0:
             return
         words = [tokenizer.backend.id_to_token(self.first_id + i) for i in range(self.count)]
-        taken = [word for word in words if word is not None and not word.startswith("[unused")]
-        if taken:
+        others = [word for word in words if word is not None and not word.startswith("[unused")]
+        if others:
             raise ValueError(
-                f"head.mvr.first_id is {self.first_id}, but in the tokenizer that is {taken[0]!r}: viewers need "
+                f"head.mvr.first_id is {self.first_id}, but in the tokenizer that is {others[0]!r}: viewers need "
                 "words that no text has; choose others, or -1 for a table of their own"
             )
 

@@ -54,7 +54,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
 
     Raises ValueError for a factory string that makes no index here, and for too few vectors to train on.
     """
-    width, begun = require_one_query_vector(corpus), time.perf_counter()
+    width, start_time = require_one_query_vector(corpus), time.perf_counter()
     index = make_index(options.factory, corpus.dimension, options.seed)
     total, largest = corpus.total_rows * width, 0.0
     trained = 0 if index.is_trained else _train(index, corpus, options, log)
@@ -68,7 +68,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
             bar.update(len(block))
     made = {
         "faiss": faiss_library().__version__,
-        "train_seconds": round(ready - begun, 2),
+        "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
     }
     (folder / "manifest.json").unlink(missing_ok=True)  # it describes the index that was there before

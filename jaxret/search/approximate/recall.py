@@ -63,9 +63,9 @@ def record_recall(
     for text, trial in trials.items():
         recall = dict[str, float]()
         for depth in depths:  # each of a search for so many: for more, an index may look harder
-            begun = time.perf_counter()
+            start = time.perf_counter()
             result = trial(depth + more)
-            milliseconds = 1000 * (time.perf_counter() - begun) / len(queries.vectors)
+            milliseconds = 1000 * (time.perf_counter() - start) / len(queries.vectors)
             scores = _without_own_row(result.scores, result.rows, queries.rows)
             recall[str(depth)] = round(recall_at(scores, best, depth), 4)
         measured.append({"parameters": text, "recall": recall, "ms": round(milliseconds, 3)})

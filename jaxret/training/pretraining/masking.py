@@ -86,17 +86,17 @@ def draw_hidden(
 
 
 def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
-    """Return which words of each row are taken, from left to right, skipping words that do not fit any more."""
-    taken = sizes <= most
+    """Return which words of each row are chosen, from left to right, skipping words that do not fit any more."""
+    chosen = sizes <= most
     while True:
-        reached = np.cumsum(np.where(taken, sizes, 0), axis=1)
-        over = taken & (reached > most)
+        reached = np.cumsum(np.where(chosen, sizes, 0), axis=1)
+        over = chosen & (reached > most)
         if not np.any(over):
-            return taken
+            return chosen
         first = np.argmax(over, axis=1)[:, None]  # up to this word nothing changes any more
         left = most - np.take_along_axis(reached - sizes, first, axis=1)
         after = np.arange(sizes.shape[1]) >= first
-        taken &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
+        chosen &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
 
 
 def corrupt(
