@@ -35,6 +35,7 @@ from jaxret.storage.atomic import storage_errors, write_json
 BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
 _BEATS = 10  # touches during that time
 _OWNER = "owner.json"
+_DELETED = ".deleted"  # end of the name of a directory that is being deleted
 _PAUSE = 0.1  # seconds between two looks at a file that another job publishes
 _GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
 
@@ -72,7 +73,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of this job in a folder, released at the end of the block.
+    """The leases of this job in a folder, released at the end of the block; those of dead jobs are removed then.
 
     `bound` is the time in seconds after which an untouched lease of this job may be taken over. It is stored in
     owner.json, so jobs may have different ones.
@@ -97,6 +98,8 @@ class Leases:
         self._heart.join()
         for lease in list(self._held):
             self.release(lease)
+        with contextlib.suppress(OSError):  # they harm nobody, and an earlier exception is more important
+            self._remove_abandoned()
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
         if self._made:
@@ -184,6 +187,16 @@ class Leases:
         for path in set(self.folder.glob(".lease[-.]*")) - own_paths:
             shutil.rmtree(path, ignore_errors=True)
 
+    def _remove_abandoned(self) -> None:
+        """Remove what dead jobs left: leases that could be taken over, prepared directories, deletions not finished."""
+        for path in self.folder.glob(f".lease.*{_DELETED}"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in set(self.folder.glob(".lease[-.]*")) - {self._spare}:
+            if (owner := _owner(path)) and self._why_free(owner):
+                self._bury(owner.parent)
+                with contextlib.suppress(OSError):
+                    path.rmdir()  # fails if another job has claimed it meanwhile
+
     def _prepared(self) -> Path:
         if not self._spare or not self._spare.is_dir():
             token = secrets.token_hex(8)
@@ -204,13 +217,13 @@ class Leases:
 
     def _bury(self, work: Path) -> None:
         """Rename a directory away, which is atomic, then delete it."""
-        grave = self.folder / f".lease.{secrets.token_hex(8)}"
+        grave = self.folder / f".lease.{secrets.token_hex(8)}{_DELETED}"
         try:
             os.rename(work, grave)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-        shutil.rmtree(grave, ignore_errors=True)  # the job that completes the folder deletes any rest
+        shutil.rmtree(grave, ignore_errors=True)  # the next job deletes any rest
 
     def _why_free(self, owner: Path) -> str:
         """Return whose lease may be taken over, and why; "" if it may not."""

@@ -290,6 +290,31 @@ def test_what_is_left(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+def test_what_dead_jobs_left_is_removed_at_the_end(tmp_path: Path) -> None:
+    """A lease, a prepared directory, and a deletion that was not finished; what a living job has stays."""
+    script = """if True:
+        import os, sys
+        from pathlib import Path
+        from jaxret.storage.leases import Leases
+        leases = Leases(Path(sys.argv[1]))
+        assert leases.claim("part-0") and leases.claim("part-1")
+        leases._prepared()
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", script, tmp_path], env=environment(), cwd=REPOSITORY, check=True)
+    (tmp_path / ".lease.0123456789abcdef.deleted").mkdir()
+    (tmp_path / ".lease.0123456789abcdef.deleted" / "owner.json").write_text("{}")
+    assert len(list(tmp_path.iterdir())) == 4
+    with Leases(tmp_path) as living:
+        theirs = claimed(living, "part-1")
+        living.is_free("part-1")
+        with Leases(tmp_path):
+            pass
+        assert theirs.held
+        assert living.claim("part-2"), "what it has prepared is still there"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_vanishes(leases: Leases) -> None:
     """Is not made again, neither by what is published nor by the next lease."""
     lease = claimed(leases)
