@@ -35,7 +35,7 @@ from jaxret.storage.atomic import storage_errors, write_json
 BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
 _BEATS = 10  # touches during that time
 _OWNER = "owner.json"
-_DELETED = ".deleted"  # end of the name of a directory that is being deleted
+_UNFINISHED = ".unfinished"  # end of the name of a directory that is being prepared or deleted; nobody needs it
 _PAUSE = 0.1  # seconds between two looks at a file that another job publishes
 _GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
 
@@ -188,8 +188,11 @@ class Leases:
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove_abandoned(self) -> None:
-        """Remove what dead jobs left: leases that could be taken over, prepared directories, deletions not finished."""
-        for path in self.folder.glob(f".lease.*{_DELETED}"):
+        """Remove what dead jobs left: leases that could be taken over, and directories prepared or nearly deleted.
+
+        An unfinished directory may be a living job's, which prepares another one then.
+        """
+        for path in self.folder.glob(f".lease.*{_UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
         for path in set(self.folder.glob(".lease[-.]*")) - {self._spare}:
             if (owner := _owner(path)) and self._why_free(owner):
@@ -205,19 +208,21 @@ class Leases:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
             spare = self.folder / f".lease.{token}"
-            spare.mkdir()
+            unfinished = spare.with_name(spare.name + _UNFINISHED)
+            unfinished.mkdir()
             try:
-                (spare / token).mkdir()
-                (spare / token / _OWNER).write_text(json.dumps(self._owner))
+                (unfinished / token).mkdir()
+                (unfinished / token / _OWNER).write_text(json.dumps(self._owner))
+                unfinished.rename(spare)
             except BaseException:  # a full disk may accept a directory but no file
-                shutil.rmtree(spare, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             self._spare = spare
         return self._spare
 
     def _bury(self, work: Path) -> None:
         """Rename a directory away, which is atomic, then delete it."""
-        grave = self.folder / f".lease.{secrets.token_hex(8)}{_DELETED}"
+        grave = self.folder / f".lease.{secrets.token_hex(8)}{_UNFINISHED}"
         try:
             os.rename(work, grave)
         except OSError as error:

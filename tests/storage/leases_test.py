@@ -291,7 +291,7 @@ def test_what_is_left(tmp_path: Path) -> None:
 
 
 def test_what_dead_jobs_left_is_removed_at_the_end(tmp_path: Path) -> None:
-    """A lease, a prepared directory, and a deletion that was not finished; what a living job has stays."""
+    """Leases, a prepared directory, and unfinished ones; what a living job has stays."""
     script = """if True:
         import os, sys
         from pathlib import Path
@@ -302,9 +302,11 @@ def test_what_dead_jobs_left_is_removed_at_the_end(tmp_path: Path) -> None:
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", script, tmp_path], env=environment(), cwd=REPOSITORY, check=True)
-    (tmp_path / ".lease.0123456789abcdef.deleted").mkdir()
-    (tmp_path / ".lease.0123456789abcdef.deleted" / "owner.json").write_text("{}")
-    assert len(list(tmp_path.iterdir())) == 4
+    for unfinished in ("owner.json", "0123456789abcdef/owner.json"):  # of a deletion, and of a preparation
+        file = tmp_path / f".lease.{len(unfinished)}.unfinished" / unfinished
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert len(list(tmp_path.iterdir())) == 5
     with Leases(tmp_path) as living:
         theirs = claimed(living, "part-1")
         living.is_free("part-1")
