@@ -192,6 +192,7 @@ def test_holm_counts_the_rows_that_were_run() -> None:
     assert [one["verdict"] for one in judged([row, row, row])] == [NOT_SEEN] * 3  # .06 each
 
 
+@pytest.mark.exhaustive
 def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

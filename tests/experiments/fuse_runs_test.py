@@ -54,6 +54,7 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
 
 
+@pytest.mark.exhaustive
 def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     """A run of a model and BM25; every score is a sum of what each system gives the passage."""
     untrained_run(runs / "dense", write_encoder(runs / "encoder"), runs / "data")
@@ -92,15 +93,23 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("one.trec", "--out=o.trec"), "1 run is given; fusion takes two or more"),
-        (("one.trec", "two.trec", "--out=one.trec"), "a run that is fused"),
         (("one.trec", "two.trec", "--out=o.trec", "--weights=1"), "--weights has 1 numbers for 2 runs"),
-        (("one.trec", "two.trec", "--out=o.trec", "--weights=a,b"), "--weights=a,b: these must be numbers"),
-        (("one.trec", "two.trec", "--out=o.trec", "--tune=one.trec"), "--tune needs a run for each run"),
-        (("one.trec", "two.trec", "--out=o.trec", "--qrels=data"), "--qrels needs --queries"),
-        (("one.trec", "none.trec", "--out=o.trec"), "none.trec"),
-        (("one.trec", "two.trec", "--out=o.trec", "--method=sum"), "--method=sum needs folders of systems; for files"),
         (("one.trec", "empty.trec", "--out=o.trec"), "empty.trec: it has no rankings"),
+        *(
+            pytest.param(*values, marks=pytest.mark.exhaustive)
+            for values in [
+                (("one.trec", "--out=o.trec"), "1 run is given; fusion takes two or more"),
+                (("one.trec", "two.trec", "--out=one.trec"), "a run that is fused"),
+                (("one.trec", "two.trec", "--out=o.trec", "--weights=a,b"), "--weights=a,b: these must be numbers"),
+                (("one.trec", "two.trec", "--out=o.trec", "--tune=one.trec"), "--tune needs a run for each run"),
+                (("one.trec", "two.trec", "--out=o.trec", "--qrels=data"), "--qrels needs --queries"),
+                (("one.trec", "none.trec", "--out=o.trec"), "none.trec"),
+                (
+                    ("one.trec", "two.trec", "--out=o.trec", "--method=sum"),
+                    "--method=sum needs folders of systems; for files",
+                ),
+            ]
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, runs: Path) -> None:

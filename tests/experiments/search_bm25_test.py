@@ -75,6 +75,7 @@ def test_the_index_is_kept_and_refused_where_it_does_not_fit(root: Path, tmp_pat
     assert "damaged/bm25/data/data.csc.index.npy is missing or damaged; remove damaged/bm25/data" in damaged.stderr
 
 
+@pytest.mark.exhaustive
 def test_results_are_compared_and_fused(root: Path) -> None:
     done = jaxret(root, "bm25", "--workdir=two", *SOURCES, "--k1=2", "--b=0.9", "--latency=0")
     assert done.returncode == 0, done.stderr

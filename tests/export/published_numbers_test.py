@@ -30,6 +30,7 @@ def scifact(data_dir: Path) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
     """sentence-transformers gets title, blank and text from mteb."""
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")

@@ -187,7 +187,7 @@ def test_bfloat16_stays_near_float32() -> None:
         assert {"xf32>" in pair for pair in operands} == {wide}
 
 
-@pytest.mark.parametrize(("policy", "most"), [("cheap", 0.8), ("layer", 0.6)])
+@pytest.mark.parametrize(("policy", "most"), [pytest.param("cheap", 0.8, marks=pytest.mark.exhaustive), ("layer", 0.6)])
 def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: float) -> None:
     config, params, tokens, _ = load("tiny_bert")
     weights = jnp.asarray(np.random.default_rng(0).normal(size=config.hidden_size), jnp.float32)

@@ -53,8 +53,8 @@ def lengths_mask(length: int, *lengths: int) -> jax.Array:
 @pytest.mark.parametrize(
     ("dtype", "length", "rate", "tolerance"),
     [
-        (jnp.float32, 20, 0.0, 1e-5),
-        (jnp.float32, 20, 0.3, 1e-5),
+        pytest.param(jnp.float32, 20, 0.0, 1e-5, marks=pytest.mark.exhaustive),
+        pytest.param(jnp.float32, 20, 0.3, 1e-5, marks=pytest.mark.exhaustive),
         (jnp.bfloat16, 20, 0.3, 2**-7),
         (jnp.float32, 70, 0.3, 1e-5),  # several blocks of queries, padded
     ],

@@ -50,7 +50,7 @@ def by_hand(run: Run, counted: list[slice]) -> np.ndarray:
     return np.stack([states[i, :length][part].mean(0) for i, (length, part) in enumerate(zip(plain.lengths, counted))])
 
 
-@pytest.mark.parametrize("token", ["mean", "mean_without_first"])
+@pytest.mark.parametrize("token", [pytest.param("mean", marks=pytest.mark.exhaustive), "mean_without_first"])
 def test_vectors_are_means_over_what_follows_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
     run = untrained_run(tmp_path / "run", model, "", **KEYS | {"head__token": token})
     vectors = run.embedder()(run.tokenizer.queries(QUERIES), "query").flat
@@ -70,7 +70,10 @@ def test_vectors_are_means_over_what_follows_the_prompt(tmp_path: Path, model: P
     np.testing.assert_array_equal(of_passages, without)  # they have no prompt
 
 
-@pytest.mark.parametrize("encoder", [tiny.WITHOUT_DROPOUT, tiny.LLAMA], ids=["bert", "llama"])
+@pytest.mark.parametrize(
+    "encoder",
+    [pytest.param(tiny.WITHOUT_DROPOUT, marks=pytest.mark.exhaustive, id="bert"), pytest.param(tiny.LLAMA, id="llama")],
+)
 def test_packed_rows_leave_the_same_tokens_out(encoder: Any) -> None:
     overrides = {"head.token": "mean", "tokens.prompt_in_mean": False, "loss.temperature": 4.0, "encoder.tied": True}
     objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), encoder)
@@ -129,6 +132,7 @@ def test_a_graph_of_token_ids_has_no_form_of_it(tmp_path: Path) -> None:
         export(run.workdir.path, "onnx", tmp_path / "out")
 
 
+@pytest.mark.exhaustive
 def test_include_prompt_of_sentence_transformers_there_and_back(tmp_path: Path, model: Path) -> None:
     """Compared with transformers, where PyTorch is installed."""
     import_model(str(model), tmp_path / "run", token="mean", normalize=True, title_separator=" ")

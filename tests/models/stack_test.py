@@ -40,9 +40,9 @@ def states(
 @pytest.mark.parametrize(
     ("kind", "selection", "recompute"),
     [
-        ("bert", Selection(1, layers="last"), "none"),
+        pytest.param("bert", Selection(1, layers="last"), "none", marks=pytest.mark.exhaustive),
         ("bert", Selection(1, layers="last"), "layer"),
-        ("bert", Selection(3), "cheap"),
+        pytest.param("bert", Selection(3), "cheap", marks=pytest.mark.exhaustive),
         ("modernbert", Selection(3), "none"),
         pytest.param("modernbert", Selection(1, layers="last"), "cheap", marks=pytest.mark.exhaustive),
         pytest.param("xlm-roberta", Selection(3), "none", marks=pytest.mark.exhaustive),

@@ -67,7 +67,10 @@ def vector_of(answer: Any, encoding: str | None) -> Any:
     return vector
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "langchain" else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODULES],
+)
 def test_clients_of_other_libraries(server: Running, runs: Path, name: str, tmp_path: Path) -> None:
     python = os.environ.get("JAXRET_CLIENTS_PYTHON", sys.executable)
     seen = subprocess.run([python, "-c", f"import {MODULES[name]}"], capture_output=True, text=True, timeout=240)

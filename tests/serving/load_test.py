@@ -76,6 +76,7 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
     assert asyncio.run(run()) == [429, 200, 200, 200]
 
 
+@pytest.mark.exhaustive
 def test_filters_that_are_opened_leave_threads_to_others(
     runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

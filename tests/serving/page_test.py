@@ -169,6 +169,7 @@ def test_the_page_needs_nothing_but_its_server(page: Any, server: Running) -> No
     assert len(addresses) > 2, "control: requests are seen"
 
 
+@pytest.mark.exhaustive
 def test_a_token_is_asked_for(browser: Any, runs: Path, tmp_path: Path) -> None:
     with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
         browser.get(f"http://127.0.0.1:{server.port}/?q=winter")

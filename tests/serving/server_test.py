@@ -344,9 +344,15 @@ def test_an_error_that_nobody_foresaw_says_nothing_of_this_machine(runs: Path, t
     ("arguments", "message"),
     [
         (("{runs}/dual", "--host=0.0.0.0"), "--host=0.0.0.0 can be reached from other machines: set the variable"),
-        (("{runs}/dual", "--host=no.such.invalid"), "--host=no.such.invalid can be reached from other machines"),
-        (("{runs}/nowhere",), "nowhere is no run (it has no config.json)"),
-        (("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual"),
+        pytest.param(
+            ("{runs}/dual", "--host=no.such.invalid"),
+            "--host=no.such.invalid can be reached from other machines",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(("{runs}/nowhere",), "nowhere is no run (it has no config.json)", marks=pytest.mark.exhaustive),
+        pytest.param(
+            ("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual", marks=pytest.mark.exhaustive
+        ),
         (("{runs}/dual", "--corpus=other"), "has no corpus 'other'; it has corpus"),
         (("{runs}/dual", "--batch=0"), "--batch=0: it must be a whole number of at least 1"),
     ],
@@ -364,6 +370,7 @@ def test_a_port_in_use(runs: Path) -> None:
     assert line == f"error: --port={port} of 127.0.0.1 is in use; choose another, or 0 for a free one"
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_vectors_and_a_corpus_without_texts(runs: Path, tmp_path: Path) -> None:
     untrained_run(tmp_path / "bare", runs / "encoder", runs / "data")
     assert "has no encoded corpus; jaxret encode" in refused(str(tmp_path / "bare"))

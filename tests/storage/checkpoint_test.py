@@ -470,7 +470,7 @@ def saves_and_restores(folder: Path, count: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-@pytest.mark.parametrize("name", ["run", "run[1]"])
+@pytest.mark.parametrize("name", [pytest.param("run", marks=pytest.mark.exhaustive), "run[1]"])
 def test_saving_often_leaves_no_descriptor_and_no_thread(name: str, tmp_path: Path) -> None:
     saves_and_restores(tmp_path / name, 40)
 

@@ -115,8 +115,8 @@ def first_moments(state: TrainState) -> dict[str, np.ndarray]:
     return {path.partition(FIRST_MOMENT)[2]: leaf for path, leaf in named.items() if FIRST_MOMENT in path}
 
 
-@pytest.mark.parametrize("chunk_size", [0, 4])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("chunk_size", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_eight_devices_are_one(chunk_size: int, accumulate: int) -> None:
     settings = KERNELS | {"train.chunk_size": chunk_size, "train.accumulate": accumulate}
     one, many = Run(settings), Run(settings, 8, 4)

@@ -742,7 +742,16 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     assert lines(workdir) == lines(expected)
 
 
-@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "progress/d/*", "params/manifest.ocdbt", "metrics/metrics"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "params/manifest.ocdbt",
+        *(
+            pytest.param(file, marks=pytest.mark.exhaustive)
+            for file in ("_CHECKPOINT_METADATA", "progress/d/*", "metrics/metrics")
+        ),
+    ],
+)
 def test_a_damaged_newest_checkpoint_is_set_aside(
     file: str, whole: tuple[Path, TrainResult], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,9 @@ HOW: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize("student", STUDENTS)
-@pytest.mark.parametrize("how", [*HOW, "packed", "empty places"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.exhaustive) for how in HOW), "packed", "empty places"]
+)
 def test_nothing_of_how_it_is_computed_matters(student: str, how: str, alone: dict[str, tuple[Any, Any]]) -> None:
     batch = tiny.make_batch(QUERIES, GROUP)
     if how == "packed":
@@ -216,6 +218,7 @@ def kl_losses(folder: Path) -> list[float]:
     return [line["in_batch_kl_loss"] for line in steps if "in_batch_kl_loss" in line]
 
 
+@pytest.mark.exhaustive
 def test_a_student_moves_towards_its_teacher(root: Path, tmp_path: Path) -> None:
     """And one that learns by contrast alone, from the same batches, does not: its term has hardly a weight."""
     longer = {"train__steps": 40, "train__checkpoint_every": 40, "data__dev": ""}

@@ -131,6 +131,7 @@ def test_choices_are_measured_on_queries_that_they_were_not_made_on() -> None:
     assert layer.p_value >= layer.comparison.p_permutation
 
 
+@pytest.mark.exhaustive
 def test_a_probe_as_a_process(root: Path) -> None:
     command = [sys.executable, "-m", "jaxret", "probe", str(root / "data"), f"--workdir={root}/run", "--passages=40"]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

@@ -165,6 +165,7 @@ def test_a_page_is_one_file(page: Page, runs: Path, tmp_path: Path) -> None:
     assert targets <= set(ids)
 
 
+@pytest.mark.exhaustive
 def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
     arguments = [str(runs / "dual"), str(runs / "layers")]
     first = write_report(arguments, tmp_path / "a.html").read_bytes()

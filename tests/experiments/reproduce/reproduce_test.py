@@ -254,6 +254,7 @@ def small_squad(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.exhaustive
 def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
     """In a process of its own: trains, encodes, searches, compares; the same command again repeats no step."""
     encoder = write_encoder(small_squad / "encoder")

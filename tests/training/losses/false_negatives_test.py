@@ -87,6 +87,7 @@ def test_terms_with_labels_of_their_own_see_every_document() -> None:
     assert float(total_loss(scores).terms["kl"]) == float(total_loss(plain).terms["kl"])
 
 
+@pytest.mark.exhaustive
 def test_validation_leaves_nothing_out() -> None:
     overrides: dict[str, Any] = {"normalize": True, "loss.temperature": TEMPERATURE}
     losses = {}

@@ -67,6 +67,7 @@ def contrastive(vectors: list[Any], batch: Batch, size: int, first: bool) -> tup
     return functional.cross_entropy(logits, own), scores
 
 
+@pytest.mark.exhaustive
 def test_the_loss_of_a_dual_encoder_with_distillation_is_that_of_every_size() -> None:
     batch = make_batch(3)
     taught = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
