@@ -1,27 +1,36 @@
 """Exports a run to the files of another library, reads them back, and compares the vectors:
 
 jaxret export --workdir=runs/mlr --to=sentence-transformers --out=FOLDER
+
+Or an encoded corpus, with texts and metadata, to a vector store, whose exact search is then compared (docs/stores.md):
+
+jaxret export --workdir=runs/mlr --to=parquet --out=FOLDER
 """
 
 from absl import flags
 
 from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.export.stores.store_list import STORES
+from jaxret.export.stores.store_options import StoreOptions
 
 _WORKDIR = shared_flags.workdir("folder of a trained run")
 _TO = flags.DEFINE_enum(
     "to",
     None,
-    ["hf", "sentence-transformers", "onnx", "pylate", "pyserini", "anserini"],
-    "library to export to",
+    ["hf", "sentence-transformers", "onnx", "pylate", "pyserini", "anserini", *STORES],
+    "library or store to export to",
     required=True,
 )
-_OUT = shared_flags.out("new folder to write")
+_OUT = shared_flags.out("new folder to write; of a store, its journal, and its files where it is no server")
 _CORPUS = shared_flags.encoded_corpus()
-_QUERIES = shared_flags.queries("none; they are exported by --to=anserini")
+_QUERIES = shared_flags.queries("none; --to=anserini exports them, stores are compared with them")
 _CHECKPOINT = shared_flags.checkpoint()
+_OPTIONS = OptionFlags(StoreOptions)
 
 
 def main() -> None:
     from jaxret.export.export import export
 
-    print(export(_WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, _QUERIES.value))
+    flags_of_all = _WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, _QUERIES.value
+    print(export(*flags_of_all, _OPTIONS()))

@@ -8,6 +8,8 @@ from pathlib import Path
 from jaxret.data.tokens.tokenizer import SEPARATOR
 from jaxret.export.model_card import write_card
 from jaxret.export.round_trip import run_in_float32
+from jaxret.export.stores.store_list import STORES, import_client
+from jaxret.export.stores.store_options import StoreOptions
 from jaxret.export.to_anserini import write_anserini
 from jaxret.export.to_hf import write_hf, write_sentence_transformers
 from jaxret.export.to_hf_cross_encoder import export_cross_encoder
@@ -26,17 +28,24 @@ WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "onnx": write_onnx,
     "pylate": write_pylate,
 }
-OF_CORPORA = ("pyserini", "anserini")  # they hold an encoded corpus
+OF_CORPORA = ("pyserini", "anserini", *STORES)  # they hold an encoded corpus
 KINDS = (*WRITERS, *OF_CORPORA)
 
 
 def export(
-    workdir: str | Path, kind: str, out: str | Path, checkpoint: str = "best", corpus: str = "", queries: str = ""
+    workdir: str | Path,
+    kind: str,
+    out: str | Path,
+    checkpoint: str = "best",
+    corpus: str = "",
+    queries: str = "",
+    options: StoreOptions = StoreOptions(),
 ) -> str:
     """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
 
     The files are read back, and their vectors (hidden states of a plain encoder, scores of an index) of 64 texts are
-    compared with the run's. After an error or a kill, `out` does not exist.
+    compared with the run's. After an error or a kill, `out` does not exist; but an export to a store goes on where it
+    was, with the same call.
 
     Args:
         workdir: folder of the run.
@@ -44,18 +53,28 @@ def export(
         out: new folder to write.
         checkpoint: "best", "last", or a step.
         corpus: for OF_CORPORA: the encoded corpus, if there are several.
-        queries: for "anserini": folder or file with queries to export, too.
+        queries: for "anserini": folder or file with queries to export, too; for STORES: with queries to compare.
+        options: for STORES.
     Raises:
         FileExistsError: `out` exists.
         ValueError: the run has no such form, or the vectors differ.
+
+    Raises what `export_to_store` raises, too.
     """
     if kind not in KINDS:
         raise ValueError(f"--to={kind}: it must be one of {', '.join(KINDS)}")
     if corpus and kind not in OF_CORPORA:
         raise ValueError(f"--corpus={corpus} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages")
-    if queries and kind != "anserini":
-        raise ValueError(f"--queries={queries} is for --to=anserini; --to={kind} holds no queries")
+    if queries and kind != "anserini" and kind not in STORES:
+        raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} holds no queries")
+    if options != StoreOptions() and kind not in STORES:
+        raise ValueError(f"--url, --table, --texts, --k and --sample are for --to={', '.join(STORES)}, not --to={kind}")
     out = Path(out)
+    if kind in STORES and stored_config(Workdir(workdir)).task != "reranking":
+        import_client(kind, "pyarrow")  # an extra
+        from jaxret.export.stores.fill_store import export_to_store
+
+        return export_to_store(open_run(workdir, checkpoint, attention="plain"), kind, out, corpus, queries, options)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new folder")
     if stored_config(Workdir(workdir)).task == "reranking":

@@ -124,17 +124,17 @@ class EncodedCorpus:
             wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
             raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
         result = [""] * len(rows)
-        for number, places, own_rows in self._by_part(rows):
+        for number, places, own_rows in self.by_part(rows):
             for place, key in zip(places, self.shards[number].ids(own_rows)):
                 result[place] = key
         return result
 
     def require_unwritten(self, rows: np.ndarray) -> None:
         """Raise ShardError if a file of vectors of some rows was written to after it was mapped into memory."""
-        for number, _, own_rows in self._by_part(rows):
+        for number, _, own_rows in self.by_part(rows):
             self.shards[number].require_unwritten(own_rows)
 
-    def _by_part(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def by_part(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (part, places of its rows among `rows`, these rows as the part numbers them)."""
         rows = rows if self.selected is None else self.selected[rows]
         part_of = np.searchsorted(self.firsts, rows, "right") - 1

@@ -1,0 +1,93 @@
+"""The rows of an encoded corpus as Arrow record batches, shard by shard: what every store is filled from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jaxret.data.records import Passage
+from jaxret.export.stores.metadata_columns import MetadataColumns
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.passages import Passages
+from jaxret.types import Ragged
+
+_ROWS, _NUMBERS = 8192, 2**23  # of a batch, at most, the latter of its vectors
+COLUMNS = ("id", "row", "title", "text", "vector", "vectors", "number")  # names that no metadata get
+
+
+class CorpusRows:
+    """The remaining rows of a corpus, with columns id, row (its number), title, text, metadata, and the vector.
+
+    Vectors are as they are stored. Where passages have one each, the column is `vector`; else `vectors`, lists of them.
+    """
+
+    def __init__(self, corpus: EncodedCorpus, texts: bool = True) -> None:
+        """texts: whether there are titles, texts and metadata. Raises ValueError for sparse vectors, and what opening
+        `Passages` raises."""
+        if corpus.sparse:
+            raise ValueError(
+                f"the vectors in {corpus.folder} are weights of words, and stores get dense ones; use --to=anserini"
+            )
+        if not corpus.total_rows:
+            raise ValueError(f"{corpus.folder} has no passage to export: all were deleted")
+        self.corpus, self.texts = corpus, texts
+        self.dtype: str = corpus.shards[0].manifest.dtype
+        self.several = corpus.ragged or corpus.shards[0].vectors_per_row > 1
+        self._passages = [Passages(shards.folder) for shards in corpus.shards] if texts else []
+        self._metadata = MetadataColumns(corpus, COLUMNS) if texts else None
+        one = pa.list_(pa.from_numpy_dtype(self.dtype), corpus.dimension)
+        head = [pa.field("id", pa.string(), False), pa.field("row", pa.int64(), False)]
+        if self._metadata:
+            head += [pa.field(name, pa.string(), False) for name in ("title", "text")] + list(self._metadata.schema)
+        last = pa.field("vectors", pa.list_(one), False) if self.several else pa.field("vector", one, False)
+        self.schema = pa.schema([*head, last])
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the field of metadata of each column that has one."""
+        return self._metadata.fields if self._metadata else {}
+
+    def __iter__(self) -> Iterator[tuple[int, int, Iterator[pa.RecordBatch]]]:
+        """Yield (first row, rows, batches) of each shard."""
+        for first, shard in self.corpus:
+            yield first, len(shard), self._batches(first, shard)
+
+    def _batches(self, first: int, shard: Any) -> Iterator[pa.RecordBatch]:
+        vectors = shard.lengths.sum() if self.corpus.ragged else len(shard) * shard.shape[1]
+        each = max(1, int(vectors) * self.corpus.dimension // len(shard))
+        step = max(1, min(_ROWS, _NUMBERS // each))
+        for start in range(0, len(shard), step):
+            rows = np.arange(start, min(start + step, len(shard)))
+            block = shard.take(rows) if self.corpus.ragged else shard[start : start + len(rows)]
+            yield self._batch(first + rows, block)
+
+    def _batch(self, rows: np.ndarray, vectors: Any) -> pa.RecordBatch:
+        ids = self.corpus.ids(rows)
+        columns = [pa.array(ids, pa.string()), pa.array(rows, pa.int64())]
+        if self._metadata:
+            ((part, _, own_rows),) = self.corpus.by_part(rows)  # a shard lies in one
+            read = self._passages[part].read(set(ids))
+            passages = [read.get(key) or Passage(key, "") for key in ids]  # one without text was encoded under "keep"
+            columns += [pa.array([getattr(p, name) for p in passages], pa.string()) for name in ("title", "text")]
+            columns += self._metadata.arrays(part, own_rows)
+        return pa.record_batch([*columns, self._vectors(vectors)], schema=self.schema)
+
+    def _vectors(self, vectors: Any) -> pa.Array:
+        lists = vectors if self.corpus.ragged else Ragged.from_stacked(np.asarray(vectors))
+        flat = np.ascontiguousarray(lists.flat, self.dtype).reshape(-1)
+        one = pa.FixedSizeListArray.from_arrays(pa.array(flat), self.corpus.dimension)
+        return pa.ListArray.from_arrays(pa.array(lists.offsets, pa.int32()), one) if self.several else one
+
+
+def vectors_of_batch(batch: pa.RecordBatch) -> list[np.ndarray]:
+    """Return the vectors [V,D] of each row of a batch, in its dtype."""
+    several = "vectors" in batch.schema.names
+    column = batch.column("vectors" if several else "vector")
+    one = column.flatten() if several else column
+    flat = one.flatten().to_numpy(zero_copy_only=True).reshape(-1, one.type.list_size)
+    offsets = np.concatenate([[0], np.cumsum(column.value_lengths())]) if several else np.arange(len(flat) + 1)
+    return [flat[begin:end] for begin, end in pairwise(offsets.tolist())]

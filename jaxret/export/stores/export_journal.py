@@ -1,0 +1,67 @@
+"""The journal of an export to a store: which shards are finished. A killed export goes on behind the last one.
+
+<out>/_journal/begun.json    written first: what is exported, and to where
+               00000.json    written when the shard is in the store
+      _manifest.json         written last: all of these, and the comparison; the journal is removed
+
+Names begin with _, which readers of folders of Parquet files leave out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxret.runs.mismatch import require_equal
+from jaxret.storage.atomic import read_with_digest, with_digest, write_json
+
+MANIFEST, _JOURNAL = "_manifest.json", "_journal"
+
+
+class ExportJournal:
+    """The finished shards of an export: `entries`, in order; `begun`: whether it was started before."""
+
+    def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
+        """Read what there is. identity: what is exported and to where, as JSON.
+
+        Raises FileExistsError for a folder that is no export, ContractError for one of something else, and ValueError
+        for a damaged file.
+        """
+        self._out, self._identity = out, dict(identity)
+        self.entries: list[dict[str, Any]] = []
+        manifest, begun = out / MANIFEST, out / _JOURNAL / "begun.json"
+        self.begun = manifest.exists() or begun.exists()
+        if not self.begun:
+            if any(path for path in out.iterdir() if not path.name.startswith((".", "_"))):
+                raise FileExistsError(f"{out} exists already, and is no export to a store; give a new folder")
+            return
+        path = manifest if manifest.exists() else begun
+        stored = read_with_digest(path)
+        remedy = "Give a new --out (and --table): what was exported stays as it is."
+        require_equal(stored["export"], self._identity, str(path), "this export", remedy)
+        if path == manifest:
+            self.entries = stored["shards"]
+            return
+        while (path := self._entry(len(self.entries))).exists():
+            self.entries.append(read_with_digest(path)["shard"])
+
+    def _entry(self, number: int) -> Path:
+        return self._out / _JOURNAL / f"{number:05d}.json"
+
+    def begin(self) -> None:
+        """Note that the export was started."""
+        write_json(self._out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
+        self.begun = True
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Note that the next shard is finished."""
+        write_json(self._entry(len(self.entries)), with_digest({"shard": dict(entry)}))
+        self.entries.append(dict(entry))
+
+    def finish(self, comparison: Mapping[str, Any]) -> None:
+        """Write the manifest, and remove the journal."""
+        content = {"export": self._identity, "shards": self.entries, "comparison": dict(comparison)}
+        write_json(self._out / MANIFEST, with_digest(content))
+        shutil.rmtree(self._out / _JOURNAL, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""Fill a store with the rows of an encoded corpus, shard by shard, with a journal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from jaxret.export.stores.compare_store import compare_store, encode_queries, sample_queries
+from jaxret.export.stores.corpus_rows import CorpusRows
+from jaxret.export.stores.export_journal import ExportJournal
+from jaxret.export.stores.store_options import StoreOptions
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore, open_vector_store
+from jaxret.parallel.progress import Progress
+from jaxret.runs.lock import hold_folder
+from jaxret.runs.run import Run
+from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.storage.atomic import require_parent, sha256_file
+
+
+def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, options: StoreOptions) -> str:
+    """Export an encoded corpus to a store, count its rows, and compare its exact search; return sentences on that.
+
+    A finished export is counted and compared again.
+
+    Args:
+        run: the run that encoded the corpus.
+        kind: one of STORES.
+        out: folder of the journal, and of files.
+        corpus: the encoded corpus, if there are several.
+        queries: folder or file with queries to compare; "": stored vectors.
+        options: table, address, sample.
+
+    Raises:
+        FileExistsError: `out`, or the table, exists and is not of this export.
+        ContractError: `out` is an export of other vectors, or to another table.
+        ValueError: the store cannot hold the vectors, has another number of passages, or finds others.
+    """
+    require_parent(out, "--out")
+    searcher = Searcher(run, corpus_folder(run.workdir, corpus))
+    encoded = searcher.shards
+    rows = CorpusRows(encoded, options.texts)
+    with hold_folder(out, f"export --to={kind}"):
+        target = store_target(rows, kind, out, options)
+        store = open_vector_store(kind, target)
+        try:
+            journal = fill_store(store, rows, out, {"to": kind, **target.identity})
+            vectors = sample_queries(encoded, options.sample)
+            if queries:
+                vectors = encode_queries(searcher, queries, options.sample)
+            result = compare_store(searcher, store, vectors, options.k)
+            journal.finish(result)
+        finally:
+            store.close()
+    what = "queries" if queries else "stored vectors"
+    same = f"The {result['k']} best passages of {result['queries']} {what}, searched exactly, are those of jaxret"
+    same += f"; scores differ by {result['largest_difference']:.1e} at most"
+    if result["tied"]:
+        same += f", and {result['tied']} passages of equal scores are in another order"
+    counted = f"{store.place}: {encoded.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
+    return "\n".join([f"{counted}. {same}.", *store.notes])
+
+
+def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) -> StoreTarget:
+    """Return the table that options name.
+
+    Args:
+        rows: what is exported.
+        kind: one of STORES.
+        out: folder of the export.
+        options: address and table.
+    """
+    corpus = rows.corpus
+    name = options.table or ("" if kind == "parquet" else re.sub(r"\W", "_", corpus.folder.name))
+    return StoreTarget(out, options.url, name, rows.schema, rows.dtype, corpus.dimension, corpus.ragged)
+
+
+def identity_of_rows(rows: CorpusRows) -> dict[str, Any]:
+    """Return what the exported rows were made from, as JSON."""
+    corpus = rows.corpus
+    return {
+        "corpus": corpus.corpus,
+        "contract": corpus.fingerprint.get("contract"),
+        "checkpoint": corpus.fingerprint.get("checkpoint"),
+        "vectors": [sha256_file(shards.folder / "manifest.json") for shards in corpus.shards],
+        "dtype": rows.dtype,
+        "dimension": corpus.dimension,
+        "similarity": "dot",
+        "columns": {field.name: str(field.type) for field in rows.schema},
+        "metadata": rows.fields,
+    }
+
+
+def fill_store(store: VectorStore, rows: CorpusRows, out: Path, destination: dict[str, str]) -> ExportJournal:
+    """Write the shards that the journal does not have; return the journal.
+
+    Args:
+        store: the table.
+        rows: what to write.
+        out: folder of the journal.
+        destination: kind, address and table of the store, for the journal.
+
+    Raises FileExistsError for a table that another wrote, and ValueError for another number of passages than written.
+    """
+    journal = ExportJournal(out, identity_of_rows(rows) | destination)
+    if not journal.begun:
+        if store.exists():
+            raise FileExistsError(f"{store.place} exists already, and {out} did not make it; choose another --table")
+        journal.begin()
+    store.create()
+    done = sum(entry["rows"] for entry in journal.entries)
+    store.keep_first(done, journal.entries)
+    if (count := store.count()) < done:
+        raise ValueError(
+            f"{store.place} has {count:,} passages, and {done:,} were written; it was changed since: give a new --out "
+            "and --table"
+        )
+    with Progress("export", rows.corpus.total_rows, "passage", done=done) as bar:
+        for number, (first, size, batches) in enumerate(rows):
+            if number < len(journal.entries):
+                continue
+            entry = store.write(number, counted_batches(batches, size, bar))
+            journal.note({"first_row": first, "rows": size, **entry})
+    if (count := store.count()) != rows.corpus.total_rows:
+        raise ValueError(
+            f"{store.place} has {count:,} passages, and the corpus {rows.corpus.total_rows:,}: another job "
+            "wrote there, too; export again with a new --out and --table"
+        )
+    return journal
+
+
+def counted_batches(batches: Iterator[pa.RecordBatch], size: int, bar: Progress) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, with progress. Raises ValueError if their rows are not `size`."""
+    rows = 0
+    for batch in batches:
+        yield batch
+        rows += len(batch)
+        bar.update(len(batch))
+    if rows != size:
+        raise ValueError(f"{rows} rows of a shard were read, and it has {size}")

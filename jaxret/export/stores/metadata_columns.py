@@ -1,0 +1,112 @@
+"""Metadata of passages as columns: a column a field, with the type that all its values have."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.metadata import Field, read_fields
+
+_LONGEST = 48  # characters of a column's name: PostgreSQL has 63 bytes
+
+
+class MetadataColumns:
+    """The fields that filters know (`index/metadata.py`), by row. `fields` has the field of each column's name.
+
+    Whole numbers are int64, other numbers float64, true and false are booleans, all else is text. Where a passage has
+    several values of a field, the column has lists, sorted as texts.
+    """
+
+    def __init__(self, corpus: EncodedCorpus, taken: Iterable[str]) -> None:
+        """taken: names of the other columns."""
+        self._parts = [read_fields(shards) for shards in corpus.shards]
+        names = sorted({name for part in self._parts for name in part})
+        self.fields = dict(zip(column_names(names, taken), names, strict=True))
+        self.schema = pa.schema([pa.field(column, self._type(name)) for column, name in self.fields.items()])
+        self._by_row: tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]] = (-1, {})
+
+    def _type(self, name: str) -> pa.DataType:
+        own = [part[name] for part in self._parts if name in part]
+        kind = value_type([value for field in own for value in field.values])
+        return pa.list_(kind) if any(_has_several(field) for field in own) else kind
+
+    def arrays(self, part: int, rows: np.ndarray) -> list[pa.Array]:
+        """Return the columns of some rows of a part, ascending; null, or an empty list, where a row has no value."""
+        if self._by_row[0] != part:  # parts come one after the other
+            self._by_row = part, {name: _by_row(field) for name, field in self._parts[part].items()}
+        return [self._array(self._by_row[1], part, column.name, column.type, rows) for column in self.schema]
+
+    def _array(
+        self,
+        by_row: dict[str, tuple[np.ndarray, np.ndarray]],
+        part: int,
+        column: str,
+        kind: pa.DataType,
+        rows: np.ndarray,
+    ) -> pa.Array:
+        name = self.fields[column]
+        if name not in by_row:
+            return pa.array([[] if pa.types.is_list(kind) else None] * len(rows), kind)
+        owners, codes = by_row[name]
+        values, begins = self._parts[part][name].values, np.searchsorted(owners, rows).tolist()
+        ends = np.searchsorted(owners, rows, "right").tolist()
+        convert = _CONVERT[kind.value_type if pa.types.is_list(kind) else kind]
+        lists = [[convert(values[int(code)]) for code in codes[begin:end]] for begin, end in zip(begins, ends)]
+        return pa.array(lists if pa.types.is_list(kind) else [next(iter(each), None) for each in lists], kind)
+
+
+_CONVERT: dict[pa.DataType, Callable[[str], Any]] = {
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.bool_(): "true".__eq__,
+    pa.string(): str,
+}
+
+
+def _has_several(field: Field) -> bool:
+    return len(np.unique(field.rows.flat)) < len(field.rows.flat)
+
+
+def _by_row(field: Field) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows that have values, ascending and repeated, and the number of each value."""
+    order = np.argsort(field.rows.flat, kind="stable")
+    return field.rows.flat[order], np.repeat(np.arange(len(field.values)), field.rows.lengths)[order]
+
+
+def value_type(values: Sequence[str]) -> pa.DataType:
+    """Return the type in which all values, as JSON, are kept as they are: 007 is a text."""
+    if all(re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) and value != "-0" for value in values):
+        return pa.int64()
+    if all(map(_is_number, values)):
+        return pa.float64()
+    return pa.bool_() if set(values) <= {"true", "false"} else pa.string()
+
+
+def _is_number(value: str) -> bool:
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return math.isfinite(number) and value in (json.dumps(number), str(int(number)) if abs(number) < 2**53 else "")
+
+
+def column_names(fields: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """Return a name for each field that every store allows: letters, digits and _; none is that of another column,
+    also where a store does not tell capitals."""
+    used, names = {name.lower() for name in taken}, []
+    for field in fields:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", field)[:_LONGEST]
+        plain = f"_{plain}" if not plain[:1].isalpha() else plain
+        name, number = plain, 2
+        while name.lower() in used:
+            name, number = f"{plain}_{number}", number + 1
+        used.add(name.lower())
+        names.append(name)
+    return names

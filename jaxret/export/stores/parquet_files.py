@@ -1,0 +1,97 @@
+"""Parquet files of vectors, texts and metadata: part-NNNNN.parquet a shard, which most tools read as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxret.export.stores.corpus_rows import vectors_of_batch
+from jaxret.export.stores.vector_store import Hits, StoreTarget
+from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json
+
+_SEARCHED = 4096  # rows multiplied at a time
+
+
+class ParquetFiles:
+    """The files of an export; a batch is a row group."""
+
+    def __init__(self, target: StoreTarget) -> None:
+        if target.url or target.table:
+            raise ValueError("--url and --table are of stores; --to=parquet writes files into --out")
+        self._target, self._out = target, target.out
+        self.place, self.query_dtype = str(target.out), "float32"
+        self.notes: list[str] = []
+
+    def exists(self) -> bool:
+        return any(self._files())
+
+    def create(self) -> None:
+        pass
+
+    def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
+        for entry in entries:
+            path = self._out / entry["file"]
+            if not path.is_file() or sha256_file(path) != entry["sha256"]:
+                raise ValueError(f"{path} is not as it was written; remove {self._out} and export again")
+
+    def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+        path = self._out / f"part-{number:05d}.parquet"
+        schema, column = self._target.schema, self._target.vector_column
+        # Vectors hardly repeat: bytes of equal weight side by side are what is compressed. DuckDB 2.0 cannot read that
+        # of float16.
+        leaf = "vectors.list.element.list.element" if self._target.several else "vector.list.element"
+        options = {
+            "compression": "zstd",
+            "use_dictionary": [name for name in schema.names if name not in (column, "id", "row", "text")],
+            "use_byte_stream_split": [leaf] if self._target.dtype == "float32" else False,
+        }
+        digests: list[str] = []
+        with atomic_write(path, "wb") as file, pq.ParquetWriter(file, schema, **options) as writer:
+            for batch in batches:
+                writer.write_batch(batch, row_group_size=len(batch))
+                digests.append(digest_of_rows(batch))
+        for group, digest in enumerate(digests):
+            read = pq.ParquetFile(path).read_row_group(group).combine_chunks().to_batches()
+            if [digest_of_rows(each) for each in read] != [digest]:
+                path.unlink()
+                raise ValueError(f"{path}: read back, row group {group} has other rows; export again")
+        return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+    def count(self) -> int:
+        return sum(pq.read_metadata(path).num_rows for path in self._files())
+
+    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
+        best: list[Hits] = [[] for _ in queries]
+        for path in self._files():
+            for batch in pq.ParquetFile(path).iter_batches(_SEARCHED, columns=["id", self._target.vector_column]):
+                ids, vectors = batch.column("id").to_pylist(), vectors_of_batch(batch)
+                flat = np.concatenate(vectors).astype(np.float32)
+                starts = np.cumsum([0, *(len(each) for each in vectors[:-1])])
+                for hits, query in zip(best, queries):
+                    scores = np.maximum.reduceat(query @ flat.T, starts, axis=1).sum(axis=0)
+                    first = np.argsort(-scores, kind="stable")[:k].tolist()
+                    hits += [(ids[place], float(scores[place])) for place in first]
+                    hits.sort(key=lambda hit: -hit[1])
+                    del hits[k:]
+        return best
+
+    def close(self) -> None:
+        pass
+
+    def _files(self) -> list[Path]:
+        return sorted(self._out.glob("part-*.parquet"))
+
+
+def digest_of_rows(batch: pa.RecordBatch) -> str:
+    """Return a digest of all columns; vectors count bit for bit."""
+    column = batch.schema.names[-1]
+    digest = hashlib.sha256(sha256_json(batch.drop_columns([column]).to_pydict()).encode())
+    for vectors in vectors_of_batch(batch):
+        digest.update(len(vectors).to_bytes(8, "little") + np.ascontiguousarray(vectors).tobytes())
+    return digest.hexdigest()

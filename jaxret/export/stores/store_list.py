@@ -1,0 +1,21 @@
+"""The stores that vectors are exported to, and their packages."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+STORES = {  # --to -> module and class
+    "parquet": ("parquet_files", "ParquetFiles"),
+}
+_EXTRAS = {"parquet": "data"}  # of the package; where not named, the store's name
+
+
+def import_client(kind: str, *names: str) -> list[Any]:
+    """Import the packages of a store. Raises ValueError with the command that installs them."""
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(kind, kind)
+        problem = f"--to={kind} needs {error.name}, which is not installed: pip install 'jaxret[{extra}]'"
+        raise ValueError(problem) from error
