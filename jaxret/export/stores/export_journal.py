@@ -29,7 +29,7 @@ class ExportJournal:
         Raises FileExistsError for a folder that is no export, ContractError for one of something else, and ValueError
         for a damaged file.
         """
-        self._out, self._identity = out, dict(identity)
+        self.out, self._identity = out, dict(identity)
         self.entries: list[dict[str, Any]] = []
         manifest, begun = out / MANIFEST, out / _JOURNAL / "begun.json"
         self.begun = manifest.exists() or begun.exists()
@@ -48,11 +48,11 @@ class ExportJournal:
             self.entries.append(read_with_digest(path)["shard"])
 
     def _entry(self, number: int) -> Path:
-        return self._out / _JOURNAL / f"{number:05d}.json"
+        return self.out / _JOURNAL / f"{number:05d}.json"
 
     def begin(self) -> None:
         """Note that the export was started."""
-        write_json(self._out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
+        write_json(self.out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
         self.begun = True
 
     def note(self, entry: Mapping[str, Any]) -> None:
@@ -63,5 +63,5 @@ class ExportJournal:
     def finish(self, comparison: Mapping[str, Any]) -> None:
         """Write the manifest, and remove the journal."""
         content = {"export": self._identity, "shards": self.entries, "comparison": dict(comparison)}
-        write_json(self._out / MANIFEST, with_digest(content))
-        shutil.rmtree(self._out / _JOURNAL, ignore_errors=True)
+        write_json(self.out / MANIFEST, with_digest(content))
+        shutil.rmtree(self.out / _JOURNAL, ignore_errors=True)

@@ -45,9 +45,10 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
     rows = CorpusRows(encoded, options.texts)
     with hold_folder(out, f"export --to={kind}"):
         target = store_target(rows, kind, out, options)
+        journal = ExportJournal(out, identity_of_rows(rows) | {"to": kind, **target.identity})
         store = open_vector_store(kind, target)
         try:
-            journal = fill_store(store, rows, out, {"to": kind, **target.identity})
+            fill_store(store, rows, journal)
             vectors = sample_queries(encoded, options.sample)
             if queries:
                 vectors = encode_queries(searcher, queries, options.sample)
@@ -94,21 +95,15 @@ def identity_of_rows(rows: CorpusRows) -> dict[str, Any]:
     }
 
 
-def fill_store(store: VectorStore, rows: CorpusRows, out: Path, destination: dict[str, str]) -> ExportJournal:
-    """Write the shards that the journal does not have; return the journal.
-
-    Args:
-        store: the table.
-        rows: what to write.
-        out: folder of the journal.
-        destination: kind, address and table of the store, for the journal.
+def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> None:
+    """Write the shards that the journal does not have.
 
     Raises FileExistsError for a table that another wrote, and ValueError for another number of passages than written.
     """
-    journal = ExportJournal(out, identity_of_rows(rows) | destination)
     if not journal.begun:
         if store.exists():
-            raise FileExistsError(f"{store.place} exists already, and {out} did not make it; choose another --table")
+            problem = f"{store.place} exists already, and the export in {journal.out} did not make it"
+            raise FileExistsError(f"{problem}; choose another --table")
         journal.begin()
     store.create()
     done = sum(entry["rows"] for entry in journal.entries)
@@ -129,7 +124,6 @@ def fill_store(store: VectorStore, rows: CorpusRows, out: Path, destination: dic
             f"{store.place} has {count:,} passages, and the corpus {rows.corpus.total_rows:,}: another job "
             "wrote there, too; export again with a new --out and --table"
         )
-    return journal
 
 
 def counted_batches(batches: Iterator[pa.RecordBatch], size: int, bar: Progress) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,10 @@ from typing import Any
 
 STORES = {  # --to -> module and class
     "parquet": ("parquet_files", "ParquetFiles"),
+    "lancedb": ("lancedb_table", "LanceTable"),
+    "pgvector": ("pgvector_table", "PgvectorTable"),
+    "qdrant": ("qdrant_collection", "QdrantCollection"),
+    "milvus": ("milvus_collection", "MilvusCollection"),
 }
 _EXTRAS = {"parquet": "data"}  # of the package; where not named, the store's name
 

@@ -100,7 +100,9 @@ fill_store.counted_batches = cut
 rows = CorpusRows(open_encoded(folder))
 out.mkdir(exist_ok=True)
 target = fill_store.store_target(rows, kind, out, StoreOptions(url=sys.argv[6]))
-fill_store.fill_store(open_vector_store(kind, target), rows, out, {"to": kind, **target.identity})
+identity = fill_store.identity_of_rows(rows) | {"to": kind, **target.identity}
+journal = export_journal.ExportJournal(out, identity)
+fill_store.fill_store(open_vector_store(kind, target), rows, journal)
 """
 
 
