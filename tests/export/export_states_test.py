@@ -9,16 +9,20 @@ from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.export.export import KINDS, OF_CORPORA, export
+from jaxret.export.stores.store_list import STORES
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.update import append_corpus, delete_passages
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.search.in_memory import vectors_of
+from tests.export.stores.corpora import PACKAGES
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 ROWS = 10  # of a shard
@@ -64,12 +68,19 @@ REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
     **dict.fromkeys(
         ((kind, "anserini") for kind in ("one vector", "several vectors", "late")), "are dense, and Anserini"
     ),
+    **dict.fromkeys(
+        (("weights of words", store) for store in STORES), "are weights of words, and stores get dense ones"
+    ),
+    **dict.fromkeys(
+        ((kind, "milvus") for kind in ("several vectors", "late")), "a passage has several vectors here, and a row"
+    ),
 }
 DAILY = [
     ("late", "pylate", "appended, deleted"),
     ("weights of words", "anserini", "appended, deleted"),
     ("one vector", "pyserini", "appended, deleted"),
     ("one vector", "pyserini", "none left"),
+    ("late", "parquet", "whole shards deleted"),
 ]
 
 
@@ -109,6 +120,7 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
         pytest.param(kind, to, name, marks=[] if (kind, to, name) in DAILY else pytest.mark.exhaustive)
         for kind in RUNS
         for to in KINDS
+        if to != "pgvector"  # it needs a server (stores/stores_test.py)
         for name in STATES
         if to in OF_CORPORA or name == "appended, deleted"  # the others read no corpus
     ],
@@ -117,19 +129,27 @@ def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, 
     workdir, corpus = make_state(root, kind, STATES[name], tmp_path / "run")
     out = tmp_path / "out"
     problem = REFUSED.get((kind, to))
-    if name == "none left" and (to == "pyserini" or (not problem and to in OF_CORPORA)):
+    if name == "none left" and (to in ("pyserini", *STORES) or (not problem and to in OF_CORPORA)):
         problem = r"has no passage to (search|export): all were deleted"
+    if to in PACKAGES and not problem:
+        pytest.importorskip(PACKAGES[to], reason=f"needs jaxret[{to}]")
     if problem:
         with pytest.raises(ValueError, match=problem):
             export(workdir, to, out)
         assert not out.exists()
         return
     report = export(workdir, to, out)
-    assert "read back" in report
+    assert ("passages, counted" if to in STORES else "read back") in report
     ids = [key for _, block in corpus.id_blocks() for key in block]
     if to == "pyserini":
         assert (out / "docid").read_text().splitlines() == ids
         assert_same_vectors(corpus, out)
+    if to == "parquet":
+        table = pq.read_table(out)
+        assert table["id"].to_pylist() == ids
+        stored = vectors_of(corpus, np.arange(len(ids)))
+        for row, vectors in zip(table.column(table.num_columns - 1).to_pylist(), stored, strict=True):
+            np.testing.assert_array_equal(np.array(row, vectors.dtype).reshape(vectors.shape), vectors)
     if to == "anserini":
         files = sorted((out / "corpus").iterdir())
         assert [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()] == ids

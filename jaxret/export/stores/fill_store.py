@@ -12,8 +12,9 @@ import pyarrow as pa
 from jaxret.export.stores.compare_store import compare_store, encode_queries, sample_queries
 from jaxret.export.stores.corpus_rows import CorpusRows
 from jaxret.export.stores.export_journal import ExportJournal
+from jaxret.export.stores.store_list import store_errors
 from jaxret.export.stores.store_options import StoreOptions
-from jaxret.export.stores.vector_store import StoreTarget, VectorStore, open_vector_store
+from jaxret.export.stores.vector_store import StoreTarget, VectorStore, open_vector_store, without_password
 from jaxret.parallel.progress import Progress
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import Run
@@ -43,7 +44,8 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
     searcher = Searcher(run, corpus_folder(run.workdir, corpus))
     encoded = searcher.shards
     rows = CorpusRows(encoded, options.texts)
-    with hold_folder(out, f"export --to={kind}"):
+    address = without_password(options.url) or str(out)
+    with hold_folder(out, f"export --to={kind}"), store_errors(kind, address):
         target = store_target(rows, kind, out, options)
         journal = ExportJournal(out, identity_of_rows(rows) | {"to": kind, **target.identity})
         store = open_vector_store(kind, target)

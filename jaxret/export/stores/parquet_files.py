@@ -68,15 +68,16 @@ class ParquetFiles:
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
         best: list[Hits] = [[] for _ in queries]
+        every, begins = np.concatenate(queries), np.cumsum([0, *(len(query) for query in queries[:-1])])
         for path in self._files():
             for batch in pq.ParquetFile(path).iter_batches(_SEARCHED, columns=["id", self._target.vector_column]):
                 ids, vectors = batch.column("id").to_pylist(), vectors_of_batch(batch)
-                flat = np.concatenate(vectors).astype(np.float32)
                 starts = np.cumsum([0, *(len(each) for each in vectors[:-1])])
-                for hits, query in zip(best, queries):
-                    scores = np.maximum.reduceat(query @ flat.T, starts, axis=1).sum(axis=0)
-                    first = np.argsort(-scores, kind="stable")[:k].tolist()
-                    hits += [(ids[place], float(scores[place])) for place in first]
+                products = every @ np.concatenate(vectors).astype(np.float32).T
+                scores = np.add.reduceat(np.maximum.reduceat(products, starts, axis=1), begins, axis=0)
+                first = np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
+                for hits, places, row in zip(best, first, scores, strict=True):
+                    hits += [(ids[place], float(row[place])) for place in places]
                     hits.sort(key=lambda hit: -hit[1])
                     del hits[k:]
         return best

@@ -36,11 +36,8 @@ class PgvectorTable:
         psycopg, pgvector, self._sql, types = import_client(
             "pgvector", "psycopg", "pgvector", "psycopg.sql", "pgvector.psycopg"
         )
-        try:
-            self._connection = psycopg.connect(target.url, autocommit=True)
-            self._connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        except psycopg.Error as error:
-            raise ValueError(f"--url: {str(error).strip()}") from error
+        self._connection = psycopg.connect(target.url, autocommit=True)
+        self._connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         types.register_vector(self._connection)
         info, self._target, self._half = self._connection.info, target, pgvector.HalfVector
         self._name = self._sql.Identifier(target.table)
@@ -89,7 +86,8 @@ class PgvectorTable:
         return {}
 
     def count(self) -> int:
-        return int(self._one(self._statement('SELECT count(DISTINCT "id") FROM {}')))
+        every_passage = ' WHERE "number" = 0' if self._target.several else ""
+        return int(self._one(self._statement(f"SELECT count(*) FROM {{}}{every_passage}")))
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
         product = f'-("vector"::vector({self._target.dimension}) <#> %s)'  # <#> is the negative product

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 STORES = {  # --to -> module and class
@@ -23,3 +25,20 @@ def import_client(kind: str, *names: str) -> list[Any]:
         extra = _EXTRAS.get(kind, kind)
         problem = f"--to={kind} needs {error.name}, which is not installed: pip install 'jaxret[{extra}]'"
         raise ValueError(problem) from error
+
+
+_CLIENTS = ("grpc", "httpx", "psycopg", "pymilvus", "qdrant_client")  # packages whose errors are of the server
+
+
+@contextmanager
+def store_errors(kind: str, address: str) -> Iterator[None]:
+    """Turn errors of a store's client into ValueErrors within the block: the server is not there, or refuses.
+
+    address: of the store, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        raise ValueError(f"--to={kind}, {address}: {' '.join(str(error).split())}") from error
