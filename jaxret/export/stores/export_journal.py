@@ -4,7 +4,7 @@
                00000.json    written when the shard is in the store
       _manifest.json         written last: all of these, and the comparison; the journal is removed
 
-Names begin with _, which readers of folders of Parquet files leave out.
+Names begin with _, which pyarrow leaves out where it reads a folder of Parquet files.
 """
 
 from __future__ import annotations
