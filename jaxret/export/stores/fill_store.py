@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 from jaxret.export.stores.compare_store import compare_store, encode_queries, sample_queries
 from jaxret.export.stores.corpus_rows import CorpusRows
 from jaxret.export.stores.export_journal import ExportJournal
+from jaxret.export.stores.metadata_columns import column_names
 from jaxret.export.stores.store_list import store_errors
 from jaxret.export.stores.store_options import StoreOptions
 from jaxret.export.stores.vector_store import StoreTarget, VectorStore, open_vector_store, without_password
@@ -77,7 +77,7 @@ def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) 
         options: address and table.
     """
     corpus = rows.corpus
-    name = options.table or ("" if kind == "parquet" else re.sub(r"\W", "_", corpus.folder.name))
+    name = options.table or ("" if kind == "parquet" else column_names([corpus.folder.name], ())[0])
     return StoreTarget(out, options.url, name, rows.schema, rows.dtype, corpus.dimension, corpus.ragged)
 
 

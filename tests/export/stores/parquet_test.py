@@ -15,9 +15,12 @@ import pytest
 from jaxret.export.export import export
 from jaxret.export.stores import compare_store
 from jaxret.export.stores.store_options import StoreOptions
+from jaxret.index.encode import encode_corpus
+from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.update import delete_ids
 from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.in_memory import vectors_of
 from jaxret.storage.atomic import read_with_digest
@@ -28,6 +31,8 @@ from tests.pipeline import contents, environment
 pa = pytest.importorskip("pyarrow", reason="needs jaxret[data]")
 pq = pytest.importorskip("pyarrow.parquet")
 
+from jaxret.export.stores.corpus_rows import CorpusRows  # noqa: E402
+from jaxret.export.stores.fill_store import store_target  # noqa: E402
 from jaxret.export.stores.metadata_columns import column_names, value_type  # noqa: E402
 from jaxret.export.stores.parquet_files import ParquetFiles  # noqa: E402
 
@@ -195,6 +200,19 @@ def test_queries_of_a_file(runs: RunsByKind, tmp_path: Path) -> None:
     )
     assert f"The {ROWS} best passages of 20 queries, searched exactly, are those of jaxret" in report
     assert pq.read_schema(tmp_path / "out" / "part-00000.parquet").names == ["id", "row", "vector"]
+
+
+def test_a_cut_corpus_is_exported_as_it_is_stored(runs: RunsByKind, tmp_path: Path) -> None:
+    run = open_run(shutil.copytree(runs["one"].workdir.path, tmp_path / "run"))
+    options = EncodeOptions(dimension=8, shard_rows=8)
+    encode_corpus(run, runs.root / "second.jsonl", "2 é", options, progress=False)
+    assert f"{tmp_path / 'out'}: 24 passages" in export(tmp_path / "run", "parquet", tmp_path / "out", corpus="2 é")
+    table = pq.read_table(tmp_path / "out")
+    stored = vectors_of(open_encoded(run.workdir.embeddings("2 é")), np.arange(24))
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32)[:, None], np.stack(stored))
+    assert table["vector"].type.list_size == 8
+    rows = CorpusRows(open_encoded(run.workdir.embeddings("2 é")))
+    assert store_target(rows, "milvus", tmp_path, StoreOptions()).table == "_2__"  # a name that every store takes
 
 
 def test_a_missing_package_is_named(runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
