@@ -13,7 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from jaxret.data.records import Query
 from jaxret.data.tokens.backend import load_backend, rules_growth
+from jaxret.data.tokens.expressions import check_expressions
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
 from jaxret.models.encoders.pretrained import load_pretrained
@@ -98,6 +100,14 @@ CASES: dict[str, tuple[Damage, str]] = {
         normalise(*[TENFOLD] * 9),
         r"tokenizer.json: its rules may make 1,000,000,000 characters of one, and 100 are allowed",
     ),
+    "an expression that tries every division": (
+        normalise(normalizers.Replace(Regex("(a+)+b"), "x")),
+        r"tokenizer.json: the regular expression '\(a\+\)\+b' goes back and forth without end",
+    ),
+    "an expression that grows with the third power": (
+        normalise(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(".*.*(?<=0)"), "x")),
+        r"tokenizer.json: the regular expression '\.\*\.\*\(\?<=0\)' goes back and forth without end",
+    ),
     "padding": (pad(10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
     "padding to a multiple": (pad(0, 10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
     "weights cut short": (overwrite(WEIGHTS, lambda data: data[:-100]), r"model.safetensors is damaged, or is no"),
@@ -180,6 +190,24 @@ def test_growth_of_pre_tokenizers(tmp_path: Path) -> None:
     split = pre_tokenizers.Split("", "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split] * 9)  # type: ignore[assignment]
     assert rules_growth(tokenizer) == 2**9
+
+
+def test_expressions_that_are_in_use_are_allowed(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    letters = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    used = rf"[^\r\n\p{{L}}\p{{N}}]?{letters}(?i:'s|'t)?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+"
+    normalise(normalizers.Replace(Regex(used), "x"), normalizers.Replace(Regex(r"(^|\W)\d+"), " "))(folder)
+    check_expressions(folder / "tokenizer.json")
+
+
+def test_an_expression_that_gives_a_text_up_is_an_error(tmp_path: Path) -> None:
+    """One that no trial shows: none of its texts has such a letter."""
+    folder = write_encoder(tmp_path)
+    normalise(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
+    tokenizer = TextTokenizer.load(folder, 8, 8)
+    tokenizer.queries([Query("0", "a river")])
+    with pytest.raises(ValueError, match=r"tokenizer.json: a rule of it cannot read one of 1 texts, the longest of 41"):
+        tokenizer.queries([Query("0", "z" * 40 + "!")])
 
 
 def test_bfloat16_is_read_and_the_files_name_is_in_every_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 
+from jaxret.data.tokens.expressions import check_expressions
 from jaxret.storage.atomic import read_json
 from jaxret.storage.foreign_files import MOST_SETTINGS, MOST_VOCABULARY, require_size
 
@@ -37,11 +38,13 @@ _NOT_PLAIN = ("added_tokens_decoder", "additional_special_tokens", "extra_specia
 def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
     """Return (tokenizers.Tokenizer, ids of its special tokens "cls", "sep", "pad", "mask", "eos").
 
-    Raises ValueError if there is no fast tokenizer, a file is too large, or the rules multiply characters.
+    Raises ValueError if there is no fast tokenizer, a file is too large, the rules multiply characters, or
+    their regular expressions do not end.
     """
     for name in (*TOKENIZER_FILES, "config.json"):  # transformers reads the last one, too
         if (path := directory / name).exists():
             require_size(path, MOST_SETTINGS if name in (*_SETTINGS, "config.json") else MOST_VOCABULARY)
+    check_expressions(directory / "tokenizer.json")
     backend, special = _load_plain(directory) or _load_with_transformers(directory)
     if (growth := rules_growth(backend)) > MOST_GROWTH:
         raise ValueError(

@@ -361,11 +361,23 @@ class TextTokenizer:
         rest, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
         while rest:
             parts = [_beginning(texts[i], reach) for i in rest]
-            for i, part, encoding in zip(rest, parts, self.backend.encode_batch_fast(parts, add_special_tokens=False)):
+            for i, part, encoding in zip(rest, parts, encode_texts(self.backend, parts)):
                 encoded[i] = encoding.ids, len(part)
             rest = [i for i in rest if len(encoded[i][0]) < limit and encoded[i][1] < len(texts[i])]
             reach *= 8
         return encoded
+
+
+def encode_texts(backend: Any, texts: Sequence[str]) -> Any:
+    """Return the encodings of texts, without special tokens. Raises ValueError if a regular expression of the tokenizer
+    gives a text up: after ten million steps back."""
+    try:
+        return backend.encode_batch_fast(texts, add_special_tokens=False)
+    except BaseException as error:  # that of a panic in Rust is no Exception, and has no name to import
+        if type(error).__name__ != "PanicException":
+            raise
+        lengths = f"{len(texts):,} texts, the longest of {max(map(len, texts)):,} characters"
+        raise ValueError(f"tokenizer.json: a rule of it cannot read one of {lengths}: {error}") from None
 
 
 def fill_task(prompt: str, task: str) -> str:
