@@ -14,6 +14,7 @@ VERBS = {
     "index": "build an approximate index of an encoded corpus and measure its recall",
     "compare": "compare results of runs: means, deviations over seeds, paired tests",
     "report": "write a report of runs as one HTML file",
+    "track": "send the metrics of a run to trackio, wandb or mlflow",
     "explain": "explain why a passage is found, by words, tokens or vectors",
     "mine": "mine hard negatives from BM25, a run or a file of rankings",
     "recipe": "mine, train, encode, search for each stage of a config (resumes)",

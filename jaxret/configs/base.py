@@ -331,6 +331,10 @@ def get_config() -> ConfigDict:
     # changes) and counted in metrics.jsonl; the next one stops the run and names the source. 0: the first one does.
     c.train.skip_nonfinite = 0
     c.train.log_every = 10  # steps
+    # Experiment trackers that get every logged step while it trains: "trackio", "wandb", "mlflow", which must be
+    # installed; a failure of one ends no training. `jaxret track` sends a run afterwards.
+    c.train.trackers = ()
+    c.train.tracker_project = "jaxret"  # the project there (of mlflow: the experiment)
     c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: once an epoch
 
     c.validation = ConfigDict()

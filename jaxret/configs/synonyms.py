@@ -37,6 +37,7 @@ _NAMES: dict[str, str] = {
     "train.steps": "maxsteps numsteps totalsteps maxtrainsteps",
     "train.accumulate": "gradientaccumulationsteps gradaccum accumulationsteps gradaccumsteps accumulategradbatches",
     "train.chunk_size": "gradcache gradcachechunk minibatchsize gcqchunksize gcpchunksize gradcacheminibatchsize",
+    "train.trackers": "reportto logwith logger loggers tracker wandb",
     "train.log_every": "loggingsteps logsteps logevery logfreq",
     "train.checkpoint_every": "savesteps evalsteps checkpointsteps saveevery validationsteps evaluationsteps",
     "train.start_from": "initcheckpoint initfrom finetunefrom",

@@ -1,7 +1,7 @@
 """Paths of all files of a run. No other module spells them.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  .lock  .lock.json
+          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  trackers.json  .lock  .lock.json
           embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
 """
 
@@ -103,6 +103,11 @@ class Workdir:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """The run's ids at experiment trackers, and how much of it they have."""
+        return self.path / "trackers.json"
 
     @property
     def corpora(self) -> tuple[str, ...]:

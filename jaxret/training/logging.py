@@ -6,8 +6,9 @@ import json
 import math
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 from tensorboardX import SummaryWriter
 
 from jaxret.runs.seal import write_sealed
+from jaxret.runs.trackers import LiveTrackers
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, storage_errors
 from jaxret.version import __version__
@@ -34,17 +36,45 @@ def environment_record() -> dict[str, Any]:
         "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
         "processes": jax.process_count(),
         "command": sys.argv,
+        "git": git_state(),
     }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Return the commit of the current folder, and whether tracked files differ from it; None outside of git."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):  # there is no git, or a disk that does not answer
+        return None
+    if commit.returncode or status.returncode:
+        return None
+    return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
 
 
 class MetricsLog:
     """Appends to a run's metrics.jsonl and tensorboard/. Only process 0 writes.
 
-    A run that resumes at a step first drops the lines after it, so that every step is logged once. callback: called
-    with the step and the values of each line that was written.
+    A run that resumes at a step first drops the lines after it, so that every step is logged once.
+
+    Args:
+        workdir: of the run.
+        resume_step: of the checkpoint that it goes on from.
+        callback: called with the step and the values of each line that was written.
+        trackers: names of experiment trackers that get the lines, too.
+        project: at the trackers.
     """
 
-    def __init__(self, workdir: Workdir, resume_step: int, callback: MetricsCallback | None = None) -> None:
+    def __init__(
+        self,
+        workdir: Workdir,
+        resume_step: int,
+        callback: MetricsCallback | None = None,
+        trackers: Sequence[str] = (),
+        project: str = "",
+    ) -> None:
         self._path, self._callback = workdir.metrics, callback
         self._active = jax.process_index() == 0
         if not self._active:
@@ -63,6 +93,7 @@ class MetricsLog:
         self._folder = workdir.tensorboard
         with storage_errors(self._folder):
             self._board = SummaryWriter(str(self._folder), purge_step=resume_step + 1)
+        self._trackers = LiveTrackers(trackers, workdir, project)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
         """Write a JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each. Values that are not
@@ -77,6 +108,7 @@ class MetricsLog:
         with storage_errors(self._folder):
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
+        self._trackers.send(step, named)
         if self._callback:
             self._callback(step, named)
 
@@ -84,3 +116,4 @@ class MetricsLog:
         if self._active:
             with storage_errors(self._folder):
                 self._board.close()
+            self._trackers.finish()

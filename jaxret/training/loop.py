@@ -159,7 +159,8 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
         state = replace(state, teacher=teacher)
-        with closing(MetricsLog(job.workdir, first if start is None else start, callback)) as metrics_log:
+        tracked = tuple(config.train.trackers), config.train.tracker_project
+        with closing(MetricsLog(job.workdir, first if start is None else start, callback, *tracked)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()

@@ -1,0 +1,22 @@
+"""Sends the metrics of a run to experiment trackers, after training:
+
+jaxret track runs/mlr --to=trackio
+jaxret track runs/mlr --to=wandb,mlflow --project=retrieval
+
+Sends the config, the environment, every line of metrics.jsonl and the means of all evaluations. A line that was sent
+before, by this command or during training (train.trackers), is not sent again. A tracker must be installed.
+"""
+
+from absl import flags
+
+ARGUMENTS = {"RUN": "folder of a run"}
+
+_TO = flags.DEFINE_list("to", [], "trackers, of trackio, wandb and mlflow")
+_PROJECT = flags.DEFINE_string("project", "jaxret", "project (of mlflow: experiment) at the trackers")
+
+
+def main(run: str) -> None:
+    from jaxret.experiments.track_run import track_run
+
+    for name, sent in track_run(run, _TO.value, _PROJECT.value).items():
+        print(f"{name}: sent {sent.lines:,} lines of metrics and {sent.evaluations} evaluations of {run}")

@@ -1,0 +1,44 @@
+"""Send a run's metrics and evaluations to experiment trackers (`jaxret track`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxret.runs.run import open_run
+from jaxret.runs.trackers import RunTracker, check_trackers
+
+
+class SentCounts(NamedTuple):
+    """Lines of metrics.jsonl, and evaluations."""
+
+    lines: int
+    evaluations: int
+
+
+def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str) -> dict[str, SentCounts]:
+    """Send what trackers lack of a run; return how much, by tracker.
+
+    Args:
+        path: the run's folder.
+        names: of the trackers.
+        project: at the trackers.
+
+    Raises:
+        ValueError: no tracker, an unknown one, or one that is not installed or fails.
+        FileNotFoundError: the folder is no run.
+    """
+    if not names:
+        raise ValueError("--to names no tracker; give trackio, wandb or mlflow, or several with commas")
+    check_trackers(names, "--to")
+    workdir = open_run(path).workdir
+    sent = {}
+    for name in names:
+        try:
+            tracker = RunTracker(name, workdir, project)
+            sent[name] = SentCounts(tracker.catch_up(), tracker.send_evaluations())
+            tracker.finish()
+        except Exception as error:  # a tracker may raise anything
+            raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+    return sent

@@ -1,0 +1,213 @@
+"""Experiment trackers (trackio, wandb, mlflow) of a run: its metrics, sent once each.
+
+`trackers.json` in the run's folder has the run's id at each tracker, and how far its lines were sent: a run that is
+resumed, and one that is sent again, doubles no step. A tracker that was missing or failed gets the earlier lines of
+metrics.jsonl first. What a tracker has of a run besides: its config, environment (env.json, with the state of git at
+the start of training), and the means of its evaluations.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxret.runs.mismatch import flatten
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, sha256_file, write_json
+
+Values = Mapping[str, float]
+VALIDATION = "validation/"
+
+
+class Tracker(NamedTuple):
+    """A run that is open at a tracker."""
+
+    id: str
+    log: Callable[[int, Values], object]
+    finish: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run for a tracker.
+
+    Attributes:
+        project: of the tracker.
+        name: of the run.
+        id: at this tracker; "" for a new run.
+        config: values of the run's config, environment and git state, by flat names.
+    """
+
+    project: str
+    name: str
+    id: str
+    config: dict[str, Any]
+
+
+def open_trackio(run: TrackedRun) -> Tracker:
+    import trackio
+
+    key = run.id or f"{run.name}-{secrets.token_hex(4)}"  # trackio knows runs by their names
+    settings: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    handle = trackio.init(run.project, name=key, config=run.config, resume="allow", **settings)
+    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), handle.finish)
+
+
+def open_wandb(run: TrackedRun) -> Tracker:
+    import wandb
+
+    key = run.id or secrets.token_hex(4)
+    handle = wandb.init(project=run.project, name=run.name, id=key, config=run.config, resume="allow")
+    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), handle.finish)
+
+
+def open_mlflow(run: TrackedRun) -> Tracker:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client = MlflowClient()
+    key = run.id
+    if not key:
+        experiment = client.get_experiment_by_name(run.project)
+        place = experiment.experiment_id if experiment else client.create_experiment(run.project)
+        key = client.create_run(place, run_name=run.name).info.run_id
+        params = [Param(name, str(value)[:500]) for name, value in run.config.items()]
+        for start in range(0, len(params), 100):  # the most that a request may have
+            client.log_batch(key, params=params[start : start + 100])
+
+    def log(step: int, values: Values) -> None:
+        now = int(time.time() * 1000)
+        names = {name.replace("@", "_at_"): value for name, value in values.items()}  # mlflow allows no @
+        client.log_batch(key, metrics=[Metric(name, value, now, step) for name, value in names.items()])
+
+    return Tracker(key, log, partial(client.set_terminated, key))
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "trackio": open_trackio,
+    "wandb": open_wandb,
+    "mlflow": open_mlflow,
+}
+PACKAGES = {"mlflow": "mlflow-skinny"}  # what to install, where it has another name
+
+
+def check_trackers(names: Sequence[str], setting: str = "train.trackers") -> None:
+    """Raise ValueError for an unknown tracker, and for one that is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"{setting} has {name!r}; trackers are {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"{setting} has {name!r}, which is not installed: pip install {PACKAGES.get(name, name)}")
+
+
+class RunTracker:
+    """A run at one tracker. Lines that were sent before are not sent again.
+
+    Raises whatever the tracker raises.
+    """
+
+    def __init__(self, name: str, workdir: Workdir, project: str) -> None:
+        self.name, self._workdir = name, workdir
+        stored = _state(workdir).get(name, {})
+        self._sent: dict[str, Any] = dict(stored.get("sent", {}))
+        config = {**read_json(workdir.config), "environment": read_json(workdir.environment)}
+        self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, stored.get("id", ""), flatten(config)))
+        self._store()
+
+    def catch_up(self) -> int:
+        """Send the lines of metrics.jsonl that were not sent; return how many."""
+        return sum(self.send(step, values) for step, values in _lines(self._workdir))
+
+    def send(self, step: int, values: Values) -> bool:
+        """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
+        kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else "training"
+        if not values or step <= self._sent.get(kind, -1):
+            return False
+        self._tracker.log(step, values)
+        self._sent[kind] = step
+        self._store()
+        return True
+
+    def send_evaluations(self) -> int:
+        """Send the means of evaluations that are new or have changed; return how many."""
+        step, count = max((step for step, _ in _lines(self._workdir)), default=0), 0
+        for path in self._workdir.evaluations:
+            kind, digest = f"eval/{path.stem}", sha256_file(path)
+            if self._sent.get(kind) != digest:
+                means = read_json(path).get("mean", {})
+                self._tracker.log(step, {f"{kind}/{name}": value for name, value in means.items()})
+                self._sent[kind] = digest
+                self._store()
+                count += 1
+        return count
+
+    def finish(self) -> None:
+        self._tracker.finish()
+
+    def _store(self) -> None:
+        state = {**_state(self._workdir), self.name: {"id": self._tracker.id, "sent": self._sent}}
+        write_json(self._workdir.trackers, state)
+
+
+class LiveTrackers:
+    """The trackers of a training. None ends it: one that fails is left out, with a warning.
+
+    Args:
+        names: of the trackers.
+        workdir: of the run; it has config.json and env.json.
+        project: at the trackers.
+    """
+
+    def __init__(self, names: Sequence[str], workdir: Workdir, project: str) -> None:
+        self._workdir, self._open = workdir, dict[str, RunTracker]()
+        for name in names:
+            self._try(name, partial(self._begin, name, project))
+
+    def send(self, step: int, values: Values) -> None:
+        for name, tracker in list(self._open.items()):
+            self._try(name, partial(tracker.send, step, values))
+
+    def finish(self) -> None:
+        for name, tracker in list(self._open.items()):
+            self._try(name, tracker.finish)
+
+    def _begin(self, name: str, project: str) -> None:
+        self._open[name] = RunTracker(name, self._workdir, project)
+        self._open[name].catch_up()
+
+    def _try(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:  # a tracker may raise anything
+            self._open.pop(name, None)
+            sentence = str(error).strip().splitlines() or [""]
+            print(
+                f"warning: {name} failed ({type(error).__name__}: {sentence[0]:.300}) and gets nothing more of this "
+                f"training; afterwards jaxret track {self._workdir} --to={name} sends what it lacks",
+                file=sys.stderr,
+            )
+
+
+def _state(workdir: Workdir) -> dict[str, Any]:
+    return read_json(workdir.trackers) if workdir.trackers.exists() else {}
+
+
+def _lines(workdir: Workdir) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield (step, values) of the lines of metrics.jsonl that are whole."""
+    if not workdir.metrics.exists():
+        return
+    for line in workdir.metrics.read_bytes().splitlines():
+        try:
+            values = json.loads(line)
+            step = values.pop("step")
+        except (ValueError, KeyError, AttributeError):
+            continue  # half written when the machine died
+        yield step, values
