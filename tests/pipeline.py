@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -246,6 +247,14 @@ def run_measured(*arguments: str) -> tuple[subprocess.CompletedProcess[str], int
     done = subprocess.run(code, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     done.stderr, _, used = done.stderr.rpartition("\n")
     return done, int(used)
+
+
+def resources() -> tuple[int, int, int]:
+    """Return the open files, the threads, and the bytes in memory of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    threads = len(os.listdir("/proc/self/task"))
+    return len(os.listdir("/proc/self/fd")), threads, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def together(*commands: list[str], stop: Callable[[list[subprocess.Popen[str]]], None] | None = None) -> list[Any]:
