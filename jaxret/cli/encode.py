@@ -1,7 +1,8 @@
 """Encodes a corpus:
 
 jaxret encode --workdir=runs/mlr --corpus=FOLDER_OR_FILE
-jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which)
+jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the encoded corpus (--name says which), cut
+                                                            as its own
 jaxret encode --workdir=runs/mlr --corpus=X --dimension=64  cuts the vectors of an encoded corpus, as another one, X-64
 jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
@@ -37,7 +38,7 @@ _OPTIONS = OptionFlags(EncodeOptions)
 
 def main() -> None:
     from jaxret.index.encode import encode_corpus
-    from jaxret.index.update import append_corpus, delete_passages
+    from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
     from jaxret.models.encoders.fused import describe_attention
     from jaxret.parallel import processes
     from jaxret.parallel.memory import keep_freed_memory
@@ -58,10 +59,13 @@ def main() -> None:
     keep_freed_memory()
     processes.initialize_distributed(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
     processes.require_platform(_PLATFORM.value, "--platform")
+    length = _PASSAGE_LENGTH.value
+    if _APPEND.value and length is None:
+        length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
     run = open_run(
         _WORKDIR.value,
         _CHECKPOINT.value,
-        passage_length=_PASSAGE_LENGTH.value,
+        passage_length=length,
         tokens_per_batch=_TOKENS_PER_BATCH.value,
         attention=_ATTENTION.value,
     )

@@ -378,8 +378,8 @@ def get_config() -> ConfigDict:
 
     c.encode = ConfigDict()
     c.encode.tokens_per_batch = 16384
-    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: the work that a killed job loses. The same
-    # on every machine.
+    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: the work that a killed job loses. On a CPU
+    # also no more than a minute's work at 50 GFLOP/s, by the sizes of the encoder. The same on every such machine.
     c.encode.shard_rows = 8192
     c.encode.shard_mb = 64
     c.encode.words = 0  # splade: words of a passage to store at most, the heaviest ones; 0: all that have a weight

@@ -18,19 +18,25 @@ from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import DTYPES, ShardWriter, announcement_files, read_entry, read_manifest
+from jaxret.index.shards import BEGUN, DTYPES, ShardWriter, announcement_files, read_entry, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.progress import job_log
+from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.leases import Leases
 from jaxret.types import VECTOR_DTYPES
 
-# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take BERT-base about ten
-# minutes on a laptop and seconds on an accelerator, are 25 MB, and sorting them by length wastes no more than 50,000.
+# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
+# seconds, are 25 MB, and sorting them by length wastes no more than 50,000 do.
 SHARD_ROWS = 8192
+# On a CPU a shard is at most a minute's work at this rate. It is assumed, not measured, so that shards are the same on
+# every machine with a CPU.
+CPU_RATE = 50e9  # floating-point operations a second
+MINUTE = 60
+LEAST_ROWS = 64  # shorter shards would waste much padding
 COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
@@ -172,7 +178,13 @@ def encode_source(
     if options.shard_mb or not rows or options.shard_rows not in (0, rows):
         rows = rows_per_shard(run, source, options, progress)
     produced_by = made_from(run, scan, dtype, rows, contract_begun(run, folder), words)
-    writer = ShardWriter(folder, scan.passages, rows, produced_by, {"devices": run.mesh.size, "kind": device_kind(run)})
+    made_on = {"devices": run.mesh.size, "kind": device_kind(run)}
+    try:
+        writer = ShardWriter(folder, scan.passages, rows, produced_by, made_on)
+    except ContractError:
+        if not forget_announcement(folder, options.lease):
+            raise
+        writer = ShardWriter(folder, scan.passages, rows, produced_by, made_on)
     with Leases(folder, options.lease) as leases:
         job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
         start = time.perf_counter()
@@ -189,12 +201,12 @@ def encode_source(
     timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None
     embedder = job.embedder
     manifest = writer.manifest()
-    made_on = {str(entry.get("made_on", "others")) for entry in manifest.shards}
+    kinds = {str(entry.get("made_on", "others")) for entry in manifest.shards}
     warnings = []
     if job.truncation and job.truncation.cut:
         warnings.append(RunWarning("truncation", str(job.truncation)))
-    if len(made_on) > 1:
-        devices = " and on ".join(sorted(made_on))
+    if len(kinds) > 1:
+        devices = " and on ".join(sorted(kinds))
         warnings.append(RunWarning("devices", f"shards were made on {devices}: their last digits differ by rounding"))
         log(warnings[-1].text)
     if warning := collapse_warning(ShardSet(folder, manifest)):
@@ -229,7 +241,7 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
         options: shard_rows, shard_mb and dtype; 0 or "": the run's.
         progress: show progress.
     """
-    rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS)
+    rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS, rows_a_minute(run))
     if run.model.sparse:  # a passage has few words
         return max(1, rows)
     megabytes = options.shard_mb or run.config.encode.shard_mb
@@ -243,6 +255,35 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
     parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNTED))
     counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
     return rows_within(counts, rows, vectors)
+
+
+def rows_a_minute(run: Run) -> int:
+    """Return how many passages of the largest length a CPU encodes in a minute, as a power of two; SHARD_ROWS on other
+    devices. Counted are the products of the encoder's layers."""
+    if run.mesh.devices.flat[0].platform != "cpu":
+        return SHARD_ROWS
+    leaves = jax.tree_util.tree_leaves_with_path(run.params)
+    kernels = sum(leaf.size for path, leaf in leaves if jax.tree_util.keystr(path[-1:]).endswith("kernel']"))
+    kernels //= 1 if run.config.encoder.tied else 2  # an encoder of queries and one of passages
+    rows = int(MINUTE * CPU_RATE / (2 * kernels * run.tokenizer.passage_length))
+    return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
+
+
+def forget_announcement(folder: Path, bound: float) -> bool:
+    """Remove the record of what a folder is to hold, if it has no shard and no living job: other settings may be chosen
+    then. Return whether it was removed.
+
+    bound: seconds after which a silent job of another host counts as dead.
+    """
+    begun = folder / BEGUN
+    if not begun.exists() or any(path != begun and path.exists() for path in announcement_files(folder)):
+        return False
+    with Leases(folder, bound) as leases:
+        names = [path.name.removeprefix(".lease-") for path in folder.glob(".lease-*")]
+        if not all(map(leases.is_free, names)):
+            return False
+        begun.unlink(missing_ok=True)
+    return True
 
 
 def rows_within(counts: np.ndarray, rows: int, most: int) -> int:

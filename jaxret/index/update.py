@@ -84,6 +84,13 @@ def append_corpus(
     return result
 
 
+def encoded_passage_length(folder: Path) -> int | None:
+    """Return the most tokens of a passage of an encoded corpus, for what is appended; None if it records none."""
+    contract = open_shards(folder, verify=False).fingerprint.get("contract")
+    length = contract.get("passage_length") if isinstance(contract, dict) else None
+    return length if isinstance(length, int) else None
+
+
 def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
     """Return the dtype of the shards. Raises unless they can be searched together with vectors of the run."""
     name, here = f"{shards.folder}/manifest.json", f"the model in {run.workdir}"

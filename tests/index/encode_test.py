@@ -21,7 +21,7 @@ import pytest
 from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus
 from jaxret.data.records import Passage
 from jaxret.index import encode, worker
-from jaxret.index.encode import corpus_name, encode_corpus, vector_dtype
+from jaxret.index.encode import corpus_name, encode_corpus, rows_a_minute, vector_dtype
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, ShardWriter, read_shard_json
@@ -653,6 +653,41 @@ def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, mon
     assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
     monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
     assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
+
+
+def test_a_cpu_loses_a_minute_at_most(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the products of the layers, so that another machine with a CPU has the same shards."""
+    leaves = jax.tree_util.tree_leaves_with_path(run.params)
+    products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
+    work = products * run.tokenizer.passage_length // (1 if run.config.encoder.tied else 2)
+    for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 64)):
+        monkeypatch.setattr(encode, "CPU_RATE", work * minutes / 60)
+        assert rows_a_minute(run) == rows, minutes
+
+
+def test_shard_rows_may_change_while_there_is_no_shard(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The announcement of a killed job holds nobody to it; a living job's announcement does, and shards do."""
+    other, folder = with_run(run, tmp_path), tmp_path / "embeddings" / "data"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardWriter, "write", killed)
+    monkeypatch.setattr(ShardWriter, "withdraw", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(other, root / "data", options=EncodeOptions(shard_rows=20), progress=False)
+    monkeypatch.undo()
+    assert [path.name for path in folder.iterdir() if path.is_file()] == ["begun.json"]
+    changed = EncodeOptions(shard_rows=30)
+    with Leases(folder, 300.0) as leases:
+        assert leases.claim("00000-of-00006")
+        with pytest.raises(ContractError, match="rows_per_shard: 30 in what is to be encoded now, 20 in"):
+            encode_corpus(other, root / "data", options=changed, progress=False)
+    assert encode_corpus(other, root / "data", options=changed, progress=False).shards == 4
+    with pytest.raises(ContractError, match="rows_per_shard: 20 in what is to be encoded now, 30 in"):
+        encode_corpus(other, root / "data", options=EncodeOptions(shard_rows=20), progress=False)
 
 
 @pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])

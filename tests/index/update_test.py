@@ -19,7 +19,7 @@ from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.shards import ShardError
 from jaxret.index.source import inspect_corpus
-from jaxret.index.update import append_corpus, delete_passages
+from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
@@ -28,7 +28,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder, provenance
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
-from tests.pipeline import contents
+from tests.pipeline import PASSAGE_LENGTH, contents, run_script
 
 KINDS: dict[str, dict[str, Any]] = {
     "one vector": {"head__token": "mean", "normalize": True},
@@ -225,6 +225,23 @@ def test_results_record_what_was_searched(root: Path, runs: RunsByKind, tmp_path
     result.append(provenance(runs["one vector"], retrieved, 3)["corpus"])
     assert [one["passages"] for one in result] == [40, 60, 59]
     assert len({one["sha256"] for one in result}) == 3
+
+
+def test_what_is_appended_is_cut_as_the_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+    shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    shorter = open_run(run.workdir, passage_length=PASSAGE_LENGTH - 2)
+    folder = encode_corpus(shorter, root / "a.jsonl", "short", progress=False).folder
+    assert encoded_passage_length(folder) == PASSAGE_LENGTH - 2
+    with pytest.raises(ContractError, match="passage_length"):
+        append_corpus(run, root / "b.jsonl", folder, progress=False)  # control
+    done = run_script(
+        "encode.py", f"--workdir={run.workdir}", "--name=short", f"--corpus={root / 'b.jsonl'}", "--append"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {shards.fingerprint["contract"]["passage_length"] for shards in open_encoded(folder).shards} == {
+        PASSAGE_LENGTH - 2
+    }
 
 
 class Killed(BaseException):

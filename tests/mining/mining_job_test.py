@@ -476,14 +476,14 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
         "positive_passages": [{"docid": "first", "text": "a passage", "score": 2.0}],
         "negative_passages": rows,
     }
-    record["positive_passages"].append({"docid": "second", "text": positive.text, "score": 9.0})  # type: ignore[attr-defined]
+    record["positive_passages"].append({"docid": "second", "text": positive.text, "score": 2.7})  # type: ignore[attr-defined]
     empty = {"query_id": "x", "query": "x", "positive_passages": [{"docid": "y", "text": "y"}], "negative_passages": []}
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [record, empty])) + "\n")
     counts = audit_mined_file(tmp_path / "a.jsonl", queries)
     near = len(set(words)) / (len(set(words)) + 1) >= 0.8
     assert (counts.records, counts.without_negatives, counts.negatives) == (2, 1, 5)
     assert (counts.repeats_positive, counts.positive_of_other_query, counts.near_positive) == (2, 1, int(near))
-    assert (counts.with_answer, counts.answerable, counts.above_target, counts.scored) == (1, 5, 2, 4)
+    assert (counts.with_answer, counts.answerable, counts.above_best_positive, counts.scored) == (1, 5, 1, 4)
     assert "2 of 5  the positive again" in str(counts)
 
 
