@@ -35,7 +35,11 @@ class EvaluationOptions:
         "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
         ("string", "regex"),
     )
-    on_error: str = option("error", "at a bad record: stop, or skip and count it", ("error", "skip"))
+    on_error: str = option(
+        "error",
+        "at a bad record: stop, or skip and count it; keep: only a passage may be empty",
+        ("error", "skip", "keep"),
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

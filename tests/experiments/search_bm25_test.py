@@ -75,6 +75,21 @@ def test_the_index_is_kept_and_refused_where_it_does_not_fit(root: Path, tmp_pat
     assert "damaged/bm25/data/data.csc.index.npy is missing or damaged; remove damaged/bm25/data" in damaged.stderr
 
 
+def test_empty_passages_are_kept_where_asked(root: Path) -> None:
+    """Some sets of BEIR have them."""
+    shutil.copytree(root / "data", root / "with-empty" / "data")
+    with open(root / "with-empty" / "data" / "corpus.jsonl", "a") as file:
+        file.write('{"_id": "empty", "title": "", "text": ""}\n')
+    stopped = jaxret(root / "with-empty", "bm25", "--workdir=one", *SOURCES)
+    assert stopped.returncode == 1
+    assert "corpus.jsonl:" in stopped.stderr
+    kept = jaxret(root / "with-empty", "bm25", "--workdir=one", *SOURCES, "--on_error=keep")
+    assert kept.returncode == 0, kept.stderr
+    runs = [read_run(root / name / "one" / "runs" / "data.test.trec") for name in (".", "with-empty")]
+    assert [len(run) for run in runs] == [len(runs[0])] * 2
+    assert not any(key == "empty" for ranking in runs[1].values() for key, _ in ranking)
+
+
 @pytest.mark.exhaustive
 def test_results_are_compared_and_fused(root: Path) -> None:
     done = jaxret(root, "bm25", "--workdir=two", *SOURCES, "--k1=2", "--b=0.9", "--latency=0")

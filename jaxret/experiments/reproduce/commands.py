@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxret.configs import load_config
 from jaxret.data.split_judgements import SETS
 from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
 
@@ -22,11 +24,13 @@ class Places:
         data: folder with a folder for each data set (tables/datasets.toml).
         workdir: folder of the runs; one for each training set, and for each seed where there are several.
         overrides: keys of the config with other values than the paper's, as for a trial on less data.
+        scale: part of the paper's steps or epochs to train for. All stages of a recipe train alike then.
     """
 
     data: Path
     workdir: Path
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    scale: float = 1.0
 
     def folder(self, name: str) -> Path:
         """Return the folder of a data set."""
@@ -43,7 +47,10 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     """
     row = resolved(case.row)
     if row.verb == "count":
-        return [["data", "check", str(_inside(places, case.target, case.target.train or case.target.corpus))]]
+        data = case.target
+        files = [_inside(places, data, data.train) if data.train else _corpus(places, data)]
+        files += [_inside(places, data, data.queries)] if data.queries else []
+        return [["data", "check", str(path)] for path in dict.fromkeys(files)]
     if row.verb == "bm25":
         return [*_split(case, places), *(_bm25(case, places, *one) for one in _sets(case, places))]
     how = next((other for other in row.cases() if other.source == case.source), case)
@@ -66,7 +73,7 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     lengths = _lengths(row.query_length * other_domain, row.passage_length * other_domain)
     if case.sets:
         folder, sets = places.folder(case.target.name), f"--sets={','.join(case.sets)}"
-        beir = ["beir", str(folder), f"--workdir={run}", sets]
+        beir = ["beir", str(folder), f"--workdir={run}", sets, "--on_error=keep"]  # some sets have empty passages
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
     for corpus, queries, qrels in _sets(case, places):
         encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
@@ -93,7 +100,8 @@ def _split(case: Case, places: Places) -> list[list[str]]:
 
 
 def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
-    """Return the folder of the run (or recipe) that a case is measured with; cases with the same system share it."""
+    """Return the folder of the run (or recipe) that a case is measured with. Rows that are the same as another share
+    its folder; BM25 has one for all rows with the same settings."""
     if resolved(case.row).verb == "bm25":  # one index of a corpus for all rows with the same settings
         return places.workdir / "-".join(
             ["bm25", *(f"{key}-{value}" for key, value in _settings(case, places).items())]
@@ -103,14 +111,18 @@ def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
 
 
 def missing_files(case: Case, places: Places) -> list[str]:
-    """Return a line for each file of a case that --data lacks: its path, and where it comes from."""
+    """Return a line for each file that a case's commands read and --data lacks: its path, and where it comes from."""
+    words = [word.rpartition("=")[2] for command in case_commands(case, places) for word in command]
+    read = [Path(word) for word in words if Path(word).is_relative_to(places.data)]
     names = [case.source.name, case.target.name]
     names += [data.corpus for data in (case.source, case.target) if data.corpus in datasets()]
     lines = []
     for name in dict.fromkeys(names):
-        for path, origin in datasets()[name].files.items():
-            if not (places.folder(name) / path).exists():
-                lines.append(f"{places.folder(name) / path}: {origin}")
+        for file, origin in datasets()[name].files.items():
+            path = places.folder(name) / file
+            is_read = any(path == one or one in path.parents for one in read)
+            if is_read and not path.exists():
+                lines.append(f"{path}: {origin}")
     return lines
 
 
@@ -122,6 +134,7 @@ def _settings(case: Case, places: Places) -> dict[str, Any]:
 def _bm25(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path | None) -> list[str]:
     command = ["bm25", f"--workdir={run_folder(case, places)}", f"--corpus={corpus}", f"--queries={queries}"]
     command += [f"--qrels={qrels}"] if qrels else []
+    command += ["--on_error=keep"] if case.sets else []
     command += [f"--k={case.target.k}", *(f"--{key}={value}" for key, value in _settings(case, places).items())]
     if names := _by_judgements(case.measures):
         command.append(f"--measures={','.join(names)}")
@@ -132,6 +145,12 @@ def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
     keys = dict(resolved(case.row).set)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
+    if places.scale != 1:
+        train = {f"train.{key}": value for key, value in load_config(case.config).train.items()} | keys
+        if train["train.steps"] > 0:
+            keys["train.steps"] = max(1, math.ceil(train["train.steps"] * places.scale))
+        else:
+            keys["train.epochs"] = train["train.epochs"] * places.scale
     keys |= places.overrides
     if seed is not None:
         keys |= dict.fromkeys(SEEDS, seed)
@@ -167,7 +186,7 @@ def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
     """(corpus, queries, judgements) of the target, of each set that it is the mean of, of each of its subsets."""
     target = case.target
     if case.sets:
-        folders = [places.folder(target.name) / name for name in case.sets]
+        folders = [places.folder(target.name) / name for name in target.folders(case.sets)]
         return [(folder, folder, folder) for folder in folders]
     corpus, queries = _corpus(places, target), _inside(places, target, target.queries)
     judged = [_inside(places, target, target.qrels) if target.qrels else None]

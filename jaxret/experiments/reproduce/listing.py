@@ -10,7 +10,7 @@ from jaxret.configs import load_config, require_keys
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
-from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row, scaled
+from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row
 
 
 def list_rows(
@@ -32,7 +32,7 @@ def list_rows(
     for entry in overrides:
         if "=" not in entry:
             raise ValueError(f"--set={entry} must be KEY=VALUE")
-    places = Places(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides))
+    places = Places(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides), scale)
     if not pattern:
         if run_on is not None:
             raise ValueError("--run needs the row to run, as mlr/2/dual-encoder (without it all rows are listed)")
@@ -47,8 +47,8 @@ def list_rows(
                 f"{pattern} has {len(selected)} rows; --run takes one: {', '.join(r.id for r in selected)}"
             )
         (row,) = selected
-        chosen = scaled(places, row, scale) if scale != 1.0 else places
-        print(comparison_table(run_row(row, chosen, run_on)))
+        measured = run_row(row, places, run_on)
+        print(comparison_table(measured) if measured else "\n".join(["the paper's numbers:", *row_numbers(row)]))
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
     elif len(selected) == 1 and selected[0].id == pattern:
@@ -88,7 +88,8 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
             f"{measure} {'-' if number is None else f'{number:.4g}'}{_deviation(case, index)}"
             for index, (measure, number) in enumerate(zip(case.measures, case.numbers, strict=True))
         ]
-        trained = "" if case.source == case.target else f" (trained on {case.source.name})"
+        is_same = case.source == case.target or resolved(row).verb == "bm25"
+        trained = "" if is_same else f" (trained on {case.source.name})"
         yield f"{case.target.name}{trained}: {', '.join(values)}"
     for name, times in row.milliseconds.items():
         yield f"{name}: {', '.join(f'{time:g} ms' for time in times)}"
@@ -120,7 +121,7 @@ def row_text(row: PaperRow, places: Places) -> str:
         return "\n".join([*lines, f"not run here: {row.reason or 'no config'}"])
     printed: set[str] = set()
     missing: dict[str, None] = {}
-    for case in resolved(row).cases() if row.same_as else row.cases():
+    for case in row.cases() or resolved(row).cases():
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 if (line := f"jaxret {shlex.join(command)}") not in printed:

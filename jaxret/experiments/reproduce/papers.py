@@ -32,6 +32,7 @@ class PaperData:
         k: passages per query.
         measures: in the order of the tables' numbers.
         each: the sets of which this one is the mean, each in a folder of its own.
+        members: a set of `each` -> its own sets, in folders of its folder.
     """
 
     name: str
@@ -47,6 +48,16 @@ class PaperData:
     k: int = 100
     measures: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
+    members: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def folders(self, sets: Sequence[str]) -> dict[str, float]:
+        """Return the folders of sets -> the part of each in their mean."""
+        parts: dict[str, float] = {}
+        for name in sets:
+            members = self.members.get(name, ())
+            parts |= {f"{name}/{member}": 1 / len(sets) / len(members) for member in members}
+            parts |= {} if members else {name: 1 / len(sets)}
+        return parts
 
 
 @dataclass(frozen=True)

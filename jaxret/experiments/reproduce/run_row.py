@@ -6,20 +6,21 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from jaxret.configs import load_config
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
+
+LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,11 @@ def case_seeds(case: Case) -> list[int | None]:
     return list(range(1, case.row.seeds + 1)) if case.row.seeds > 1 else [None]
 
 
-def scaled(places: Places, row: PaperRow, scale: float) -> Places:
-    """Return places whose runs train for a part of the paper's epochs or steps: a trial, whose numbers mean nothing."""
-    configs = {case.config for case in resolved(row).cases() if case.config}
-    overrides = dict(places.overrides)
-    for name in configs:
-        train = load_config(name).train
-        if train.steps > 0:
-            overrides.setdefault("train.steps", max(1, math.ceil(train.steps * scale)))
-        else:
-            overrides.setdefault("train.epochs", train.epochs * scale)
-    return replace(places, overrides=overrides)
-
-
 def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     """Yield what the runs of a case measured, from the evaluations that its searches wrote."""
     row = resolved(case.row)
+    if row.verb == "diversity":
+        yield from _measure_diversity(case, places)
     if not case.row.numbers:
         return
     runs, subsets = [], len(case.row.subsets)
@@ -131,6 +121,17 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
         yield Measured(case, measure, fmean(means), error, paper)
 
 
+def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
+    """Yield perplexity and local variation of a run's vectors; they have no standard error."""
+    run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
+    data = command[-1].removeprefix("--data=")
+    stored = read_json(Workdir(run).evaluation(f"{dataset_name(data)}.diversity"))
+    values = {"perplexity": stored["perplexity"], "local_variation": stored["local_variation"][LOCAL_VARIATION]}
+    for measure, paper in zip(case.measures, case.numbers, strict=True):
+        if values[measure] is not None:
+            yield Measured(case, measure, values[measure], 0.0, paper)
+
+
 def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
     """The standard error over queries of a mean of evaluations, each with its part in the mean."""
     each = [(part, list(evaluation.per_query[measure].values())) for part, evaluation in evaluations]
@@ -152,6 +153,7 @@ def comparison_table(measured: Sequence[Measured]) -> str:
 def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
     """The evaluations that a case's searches wrote below `run` -> the part of each in the case's mean."""
     paths: dict[Path, float] = {}
+    parts = iter(case.target.folders(case.sets).values())
     for command in case_commands(case, places):
         flags = dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--"))
         if command[0] == "beir":
@@ -162,5 +164,5 @@ def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
         elif command[0] in ("search", "bm25"):
             path = Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))
-            paths[path] = 1 / max(len(case.sets), 1)
+            paths[path] = next(parts, 1.0)
     return paths

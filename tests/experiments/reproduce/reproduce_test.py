@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
+import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxret.cli.verbs import VERBS
+from jaxret.__main__ import split_verb
 from jaxret.configs import load_config, require_keys
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
-from jaxret.experiments.reproduce.commands import Places, case_commands, run_folder
+from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
-from jaxret.experiments.reproduce.run_row import Measured, measure_case, run_row, scaled
-from jaxret.search.bm25_settings import BM25Settings
+from jaxret.experiments.reproduce.run_row import Measured, case_seeds, measure_case, run_row
 from jaxret.storage.atomic import require_parent
 from jaxret.training.config_check import check_config
 from tests.pipeline import REPOSITORY, environment, write_data, write_encoder
@@ -75,19 +74,43 @@ def test_every_config_of_a_row_builds(row: PaperRow) -> None:
             check_config(config)
 
 
-def test_every_command_has_flags_that_its_verb_has() -> None:
-    helps: dict[str, str] = {}
+SCRIPT = """
+import importlib, json, sys
+from jaxret.cli import app
+module = importlib.import_module(sys.argv[1])
+for arguments in json.load(sys.stdin):
+    app.parse_flags(module, arguments)
+"""
+
+
+def parsed(verb: str, commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
+    """Parse the arguments of a verb's commands in a process that has the flags of this verb alone."""
+    module = f"jaxret.cli.{verb.replace(' ', '_')}"
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, module],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+    )
+
+
+def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
+    """One command of each set of flags. The keys of a config are those of `test_every_config_of_a_row_builds`."""
+    by_verb: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for case in cases():
-        for command in case_commands(case, PLACES):
-            verb = " ".join(command[:2]) if " ".join(command[:2]) in VERBS else command[0]
-            assert verb in VERBS
-            source = (REPOSITORY / "jaxret" / "cli" / f"{verb.replace(' ', '_')}.py").read_text()
-            helps.setdefault(verb, source)
-            for argument in command[1:]:
-                if match := re.match(r"--(\w+)=", argument):
-                    shared = (REPOSITORY / "jaxret" / "cli").glob("*.py")
-                    settings = {field.name for field in fields(BM25Settings)} if verb == "bm25" else set()
-                    assert match[1] in settings or any(f'"{match[1]}"' in path.read_text() for path in shared), argument
+        for command in case_commands(case, Places(Path("data"), tmp_path)):
+            verb, arguments = split_verb(command)
+            arguments = [word for word in arguments if not word.startswith("--config.")]
+            arguments = ["--config=mlr" if word.startswith("--config=") else word for word in arguments]
+            names = tuple(word.partition("=")[0] if word.startswith("--") else "" for word in arguments)
+            by_verb.setdefault(verb, {})[names] = arguments
+    assert {"train", "recipe", "encode", "search", "beir", "bm25", "diversity", "data split"} < set(by_verb)
+    for verb, commands in by_verb.items():
+        done = parsed(verb, list(commands.values()))
+        assert done.returncode == 0, done.stderr
+    done = parsed("search", [[*next(iter(by_verb["search"].values())), "--passage_length=8"]])
+    assert "--passage_length is no flag" in done.stderr, "control"
 
 
 def test_a_flag_that_no_verb_has_would_be_found() -> None:
@@ -291,10 +314,74 @@ def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
     assert "psgs_w100.tsv: data.wikipedia_split.psgs_w100" in done.stderr
 
 
-def test_a_trial_trains_a_part() -> None:
-    (row,) = find_rows("mlr/7/10-12-average")
-    assert scaled(PLACES, row, 0.01).overrides == {"train.epochs": pytest.approx(0.4)}
-    assert scaled(Places(Path("d"), Path("w"), {"train.epochs": "3"}), row, 0.01).overrides == {"train.epochs": "3"}
+def test_a_trial_trains_a_part_of_what_the_row_says() -> None:
+    def epochs(row: str, places: Places) -> dict[str, list[str]]:
+        (one,) = find_rows(row)
+        return {
+            f"{case.source.name}": [
+                word.rpartition("=")[2] for word in case_commands(case, places)[0] if ".epochs=" in word
+            ]
+            for case in one.cases()
+        }
+
+    trial = replace(PLACES, scale=0.01)
+    assert epochs("mlr/7/10-12-average", trial)["nq"] == ["0.4"]
+    assert epochs("aggretriever/3/distilbert-cls-1k", trial) == {"msmarco": ["0.4"]}, "the row's own, not the config's"
+    assert epochs("aggretriever/2/bert-agg", trial) == {"msmarco": ["0.03"], "nq": ["0.4"], "triviaqa": ["0.4"]}
+    fixed = replace(trial, overrides={"train.epochs": "3"})
+    assert epochs("mlr/7/10-12-average", fixed)["nq"] == ["3"]
+
+
+def test_what_is_printed_is_what_runs() -> None:
+    """The runs of a row that is the same system as one with other seeds."""
+    (row,) = find_rows("mvr/1/condenser")
+    text = row_text(row, PLACES)
+    commands = [
+        shlex.join(["jaxret", *command])
+        for case in row.cases()
+        for seed in case_seeds(case)
+        for command in case_commands(case, PLACES, seed)
+    ]
+    assert all(command in text.splitlines() for command in commands)
+    assert {line for line in text.splitlines() if line.startswith("jaxret ")} == set(commands)
+
+
+def test_a_set_of_sets_is_searched_set_by_set(tmp_path: Path) -> None:
+    (row,) = find_rows("aggretriever/5/bm25")
+    (case,) = [case for case in row.cases() if case.sets]
+    commands = case_commands(case, PLACES)
+    assert len(commands) == 13 + 12
+    assert "--corpus=data/beir/cqadupstack/android" in commands[-12]
+    assert all("--on_error=keep" in command for command in commands)
+    assert sum(case.target.folders(case.sets).values()) == pytest.approx(1)
+    assert case.target.folders(case.sets)["cqadupstack/android"] == pytest.approx(1 / 14 / 12)
+
+
+def test_counts_are_of_files_and_of_questions() -> None:
+    commands = {
+        case.target.name: [command[-1] for command in case_commands(case, PLACES)]
+        for row in find_rows("aggretriever/1")
+        for case in row.cases()
+    }
+    assert commands["dl19"][0] == "data/msmarco/collection.tsv"
+    assert commands["nq"] == ["data/nq/biencoder-nq-train.json", "data/nq/nq-test.qa.csv"]
+
+
+def test_what_no_command_reads_need_not_be_there() -> None:
+    (row,) = find_rows("aggretriever/4/bm25")
+    missing = {Path(line.partition(":")[0]).name for line in missing_files(row.cases()[0], PLACES)}
+    assert missing == {"psgs_w100.tsv", "squad1-test.qa.csv"}
+
+
+def test_diversity_is_beside_the_paper_s(tmp_path: Path) -> None:
+    (row,) = find_rows("mvr/6/mvr")
+    places = Places(tmp_path / "data", tmp_path / "runs")
+    (case,) = row.cases()
+    path = Path(case_commands(case, places)[1][1].partition("=")[2]) / "eval" / "biencoder-squad1-dev.diversity.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"perplexity": 3.0, "local_variation": {"softmax": 0.1, "cosine": 0.2}}))
+    measured = [(one.measure, one.value, one.paper) for one in measure_case(case, places)]
+    assert measured == [("perplexity", 3.0, 3.19), ("local_variation", 0.1, 0.126)]
 
 
 def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
