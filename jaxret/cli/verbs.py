@@ -9,6 +9,7 @@ VERBS = {
     "pretrain": "pre-train an encoder for retrieval on a corpus (resumes)",
     "encode": "encode a corpus (resumes)",
     "search": "search an encoded corpus and evaluate; exact by default",
+    "mteb": "evaluate a run by mteb, with mteb's files of results",
     "beir": "encode, search and evaluate every data set of a folder: a table with BEIR's means (resumes)",
     "bm25": "search a corpus by BM25 and evaluate",
     "index": "build an approximate index of an encoded corpus and measure its recall",

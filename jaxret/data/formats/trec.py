@@ -206,7 +206,7 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
         for query_id, ranking in rankings.items():
             previous = None
             first: dict[str, Location] = {}
-            written = _descending([float(score) for _, score in ranking])
+            written = descending_scores([float(score) for _, score in ranking])
             for rank, ((passage_id, score), lowered) in enumerate(zip(ranking, written), 1):
                 number += 1
                 location = Location(path, number)
@@ -219,7 +219,7 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
                 previous = line
 
 
-def _descending(scores: Sequence[float]) -> list[float]:
+def descending_scores(scores: Sequence[float]) -> list[float]:
     """float32 values, each the score or, if that is not below the one before, the next value below the one before."""
     with np.errstate(over="ignore"):
         bits = np.asarray(scores, np.float32).view(np.int32).astype(np.int64)

@@ -1,0 +1,31 @@
+"""Evaluates a run by mteb, on tasks of retrieval, and writes mteb's files of results:
+
+jaxret mteb --workdir=runs/mlr --tasks=SciFact,NFCorpus --out=results --download
+jaxret mteb --workdir=runs/mlr --tasks=beir/scifact --out=results        a folder in BEIR's layout
+
+Passages are encoded into the run's folder and searched exactly. Needs `pip install 'jaxret[mteb]'`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from absl import flags
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.experiments.mteb.mteb_options import MtebOptions
+
+_WORKDIR = shared_flags.workdir("folder of the run")
+_TASKS = flags.DEFINE_list("tasks", None, "names of mteb, or folders in BEIR's layout", required=True)
+_OUT = flags.DEFINE_string("out", None, "folder of the results", required=True)
+_OPTIONS = OptionFlags(MtebOptions)
+_CHECKPOINT = shared_flags.checkpoint()
+
+
+def main() -> None:
+    from jaxret.experiments.mteb.run_mteb import evaluate_by_mteb, require_mteb
+    from jaxret.runs.run import open_run
+
+    require_mteb()
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value)
+    print(evaluate_by_mteb(run, Path(_OUT.value), replace(_OPTIONS(), tasks=tuple(_TASKS.value))))

@@ -1,0 +1,64 @@
+"""A folder in BEIR's layout as a task of mteb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from jaxret.data.errors import Policy
+from jaxret.data.formats import read_corpus
+from jaxret.evaluation.self_matches import has_passages_as_queries
+from jaxret.experiments.evaluation_queries import load_evaluation_queries
+from jaxret.storage.atomic import sha256_file
+
+
+def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
+    """Return the task of a folder. Its revision is the digest of the judgements' queries and of the corpus.
+
+    Raises:
+        ValueError: there is no judged query.
+        FileNotFoundError: there is no such folder.
+        DataError: a bad record.
+    """
+    data = load_evaluation_queries(str(folder), str(folder), split, Policy())
+    relevant: dict[str, dict[str, int]] = {}
+    for judgement in data.judgements:
+        relevant.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
+    corpus = folder / "corpus.jsonl"
+
+    class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]  # mteb has no types here
+        ignore_identical_ids = has_passages_as_queries(folder.name)
+        metadata = TaskMetadata(
+            name=folder.name,
+            description=f"A folder in BEIR's layout: {folder.name}.",
+            type="Retrieval",
+            category="t2t",
+            modalities=["text"],
+            dataset={"path": folder.name, "revision": sha256_file(corpus)[:12] if corpus.exists() else "unknown"},
+            eval_splits=[split],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, **_: Any) -> None:
+            queries = [{"id": one.id, "text": one.text, "instruction": one.instruction} for one in data.queries]
+            passages = (
+                {"id": one.id, "title": one.title, "text": one.text} for one in read_corpus(folder, Policy("keep"))
+            )
+            self.dataset = {
+                "default": {
+                    split: {
+                        "corpus": Dataset.from_list(list(passages)),
+                        "queries": Dataset.from_list(queries),
+                        "relevant_docs": relevant,
+                        "top_ranked": None,
+                    }
+                }
+            }
+            self.data_loaded = True
+
+    return FolderTask()

@@ -1,0 +1,22 @@
+"""Options of `jaxret mteb`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+
+@dataclass(frozen=True)
+class MtebOptions:
+    """How tasks are read and results are named."""
+
+    tasks: tuple[str, ...] = ()  # names of mteb, or folders in BEIR's layout
+    model_name: str = option("", "ORGANISATION/NAME of the model in the results; default: jaxret/ and the run's folder")
+    split: str = option("test", "split of a folder")
+    download: bool = option(False, "download the data of named tasks that are not in the cache of Hugging Face")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.model_name and self.model_name.count("/") != 1:
+            raise ValueError(f"model_name is {self.model_name!r}; mteb's names are ORGANISATION/NAME")

@@ -1,0 +1,93 @@
+"""Evaluate a run by mteb's own evaluation (`jaxret mteb`): mteb's files of results, for tasks of mteb or folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.mteb.mteb_options import MtebOptions
+from jaxret.runs.run import Run
+
+
+def require_mteb() -> None:
+    """Raise ValueError if mteb is not installed."""
+    if importlib.util.find_spec("mteb") is None:
+        raise ValueError("jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
+
+
+def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool = True) -> str:
+    """Evaluate a run on tasks, write mteb's results below `out`, and return a table of the main scores.
+
+    A task that has a result of this checkpoint is not repeated.
+
+    Args:
+        run: the run.
+        out: folder of results/ORGANISATION__NAME/REVISION/TASK.json, and of the corpora of named tasks.
+        options: which tasks, and how.
+        progress: show bars.
+
+    Raises:
+        ValueError: mteb is not installed, no task, a name that mteb does not have, a task that is no retrieval, or data
+            that are not here.
+    """
+    require_mteb()
+    if not options.tasks:
+        raise ValueError("--tasks names no task; give names of mteb or folders in BEIR's layout, with commas")
+    if not options.download:  # before mteb is imported
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    from mteb.cache import ResultCache
+    from mteb.results import TaskResult
+
+    from jaxret.experiments.mteb.mteb_searcher import MtebSearcher, model_meta
+
+    meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}")
+    searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
+    rows = []
+    for task, folder in list(_tasks(options)):
+        name = task.metadata.name
+        if folder:
+            searcher.corpora[name] = folder
+        result = cache.load_task_result(name, meta)
+        if result is None:
+            begin = time.time()
+            _load(task, options.download)
+            scores = {split: task.evaluate(searcher, split, encode_kwargs={}) for split in task.eval_splits}
+            result = TaskResult.from_task_results(task, scores, evaluation_time=time.time() - begin)
+            cache.save_to_cache(result, meta, encode_kwargs={})
+        rows.append([name, ",".join(task.eval_splits), task.metadata.main_score, f"{result.get_score():.5f}"])
+    files = cache.get_task_result_path("TASK", meta).parent
+    return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
+
+
+def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Path | None]]:
+    """Yield (task, folder), the folder where it is one of the user's."""
+    import mteb
+
+    from jaxret.experiments.mteb.folder_task import folder_task
+
+    for name in options.tasks:
+        if Path(name).is_dir():
+            yield folder_task(Path(name), options.split), Path(name)
+            continue
+        try:
+            (task,) = mteb.get_tasks(tasks=[name])
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"--tasks={name} is no folder, and mteb has no such task: {error}") from error
+        if "Retrieval" not in task.metadata.type:
+            raise ValueError(f"--tasks={name} is of the type {task.metadata.type}; jaxret mteb evaluates retrieval")
+        yield task, None
+
+
+def _load(task: Any, download: bool) -> None:
+    """Load the data of a task."""
+    try:
+        task.load_data()
+    except Exception as error:  # of datasets, of the hub, or of a disk
+        remedy = "check the network" if download else "--download fetches them"
+        name, first = task.metadata.name, str(error).strip().splitlines()[:1]
+        raise ValueError(f"the data of {name} are not in the cache of Hugging Face; {remedy} ({first[0]})") from error
