@@ -26,7 +26,11 @@ _TELLING = 10
 
 
 def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
-    """Yields (place, passage) of collection.tsv: id, text."""
+    """Yields (place, passage) of collection.tsv: id, text. Raises DataError for RocketQA's file of titles, whose lines
+    look alike."""
+    if file.path.name.startswith("para.title."):
+        problem = "it has the titles of the passages of RocketQA's para.txt, and no texts"
+        raise Location(file.path).error("titles", problem, "join the two files (docs/data.md has the command)")
     for location, (key, text) in tab_rows(file.path, ("passage id", "text"), policy, digest):
         try:
             yield location, check_passage(Passage(key, text), location, policy)

@@ -47,6 +47,14 @@ def test_titles_and_texts_are_never_exchanged(count: int, tmp_path: Path) -> Non
     assert list(read_corpus(tmp_path)) == passages  # of a folder, by its name
 
 
+def test_a_file_of_titles_alone_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "para.title.txt", *(f"{p.id} | a title of {p.id}" for p in PASSAGES))
+    with pytest.raises(DataError, match=r"para.title.txt: it has the titles of the passages of RocketQA's para.txt"):
+        list(read_corpus(path))
+    path.rename(tmp_path / "para.txt")
+    assert len(list(read_corpus(tmp_path / "para.txt"))) == len(PASSAGES)
+
+
 def test_negatives_of_a_file_of_ids(tmp_path: Path) -> None:
     queries = [Query("q1", "one"), Query("q2", "two")]
     judged = [Judgement("q1", "1", 1), Judgement("q2", "2", 1)]
