@@ -24,8 +24,10 @@ def jaxret(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     python = os.environ.get("JAXRET_CLIENTS_PYTHON", sys.executable)
     path = f"{REPOSITORY}{os.pathsep}{sysconfig.get_paths()['purelib']}"
     variables = {**os.environ, "PYTHONPATH": path, "HOME": str(home), "HF_HOME": str(home / "hub")}
-    if subprocess.run([python, "-c", "import mteb"], env=variables, capture_output=True).returncode:
-        pytest.skip("mteb is missing: requirements-clients.txt says how to install it")
+    check = [python, "-c", "import mteb, sys; print(sys.version_info[:2])"]
+    seen = subprocess.run(check, env=variables, capture_output=True, text=True)
+    if seen.returncode or seen.stdout.strip() != str(sys.version_info[:2]):
+        pytest.skip("mteb is missing for this Python: requirements-clients.txt says how to install it")
     return subprocess.run(
         [python, "-m", "jaxret", *arguments], env=variables, cwd=home, capture_output=True, text=True, timeout=400
     )

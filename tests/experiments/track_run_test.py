@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ histories = {name: client.get_metric_history(run.info.run_id, name) for name in 
 history = {name: [[value.step, value.value] for value in values] for name, values in histories.items()}
 print(json.dumps({"params": run.data.params, "metrics": history, "name": run.info.run_name}))
 """
+
+TEXT: dict[str, Any] = {"capture_output": True, "text": True}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +54,9 @@ def tracked(name: str, run: Path, home: Path) -> str:
         "MLFLOW_TRACKING_URI": f"file://{home}/mlflow",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
-    if subprocess.run([python, "-c", f"import {name}"], env=variables, capture_output=True).returncode:
-        pytest.skip(f"{name} is missing: requirements-clients.txt says how to install it")
+    seen = subprocess.run([python, "-c", f"import {name}, sys; print(sys.version_info[:2])"], env=variables, **TEXT)
+    if seen.returncode or seen.stdout.strip() != str(sys.version_info[:2]):
+        pytest.skip(f"{name} is missing for this Python: requirements-clients.txt says how to install it")
     command = [python, "-m", "jaxret", "track", str(run), f"--to={name}", "--project=project"]
     for _ in range(2):
         done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True, timeout=240)
