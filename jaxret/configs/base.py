@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
     # another value that contradicts them is an error (docs/models.md).
     c.encoder = ConfigDict()
     c.encoder.checkpoint = "bert-base-uncased"
-    c.encoder.download = False  # True: fetch a hub name that is not in the cache; the only use of the network
+    c.encoder.download = False  # True: fetch a hub name that is not in the cache
     c.encoder.sha256 = ""  # of model.safetensors (of parts: of their lines of sha256sum); verified if given
     # Name prefixes of tensors that may stay unused: poolers, classifiers, MLM heads, T5's and the pre-trainers'
     # decoders. Anything else in the file that the encoder does not need is an error.
