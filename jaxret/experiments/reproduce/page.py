@@ -10,34 +10,36 @@ from jaxret.experiments.reproduce.papers import PAPERS, PaperRow, datasets, pape
 
 INTRODUCTION = """# Reproducing the papers
 
-Every row of every table of the papers, and every point of the figures that are sweeps, with its config and the numbers
-that the paper prints (figures print none). A sweep of your own is [one command](sweeps.md). This page is
-made from `jaxret/experiments/reproduce/tables/`; do not edit it. Numbers are fractions, also where the paper prints
-percentages.
+This page lists every row of every table of the papers, and every point of the figures that are sweeps, with its config
+and the paper's numbers (figures print none). Numbers are fractions, also where the paper prints percentages. For a
+sweep of your own see [sweeps](sweeps.md). The page is generated from `jaxret/experiments/reproduce/tables/`; do not
+edit it.
 
-    jaxret reproduce                                             # the tables
+    jaxret reproduce                                             # all tables
     jaxret reproduce mlr/2/mlr-10-12 --data=DATA                 # the commands of a row, and the files that they need
     jaxret reproduce mlr/2/mlr-10-12 --data=DATA --run --on=nq   # run them; prints the paper's numbers beside the run's
 
-**None of these rows has been run in full.** They need the data below and accelerators for hours to days (`jaxret plan`
-computes memory and time). What small models on two cores can show of the papers' claims is in
-[evidence](evidence.md). Many differences in the tables are of one seed and within the noise of a run: run several and
-compare them with `jaxret compare` ([evaluation](evaluation.md)).
+**None of these rows has been run in full.** The rows need the data below and accelerators for hours to days (`jaxret
+plan` computes memory and time). [Evidence](evidence.md) tests the papers' claims with small models on two cores. Many
+numbers in the tables are of one seed, and small differences can be noise: run several seeds and compare them with
+`jaxret compare` ([evaluation](evaluation.md)).
 
 Settings that the tables do not show:
 
-- MLR's 4 GPUs and DPR's 8 averaged gradients of a gathered loss, so that a limit of 2.0 clipped at 8 and 16:
-  `--set=optimizer.reference_processes=4` (or 8) does the same.
-- The first time, add `--set=encoder.download=True`.
-- MLR counts 502,939 training queries of MS MARCO, Aggretriever 532,761 (query, positive) pairs of the same.
-- Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .768 in MVR (as it says, with two
-  million passages). Compare within a paper only. MVR's "SQuAD dev" is taken to be SQuAD's own development set, the
-  questions that DPR and MLR call the test set: DPR has published no questions with answers of its dev part.
+- The code of MLR (4 GPUs) and of DPR (8 GPUs) averages the gradients of a gathered loss. The gradient limit of 2.0
+  therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect.
+- Add `--set=encoder.download=True` if the encoder is not in the local cache of Hugging Face.
+- MLR counts 502,939 training queries of MS MARCO. Aggretriever's 532,761 "training queries" are the (query, positive)
+  pairs of the same data.
+- Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .764 (table 1) and .768 (table 2)
+  in MVR, whose corpus has "about two million passages". Compare numbers only within a paper.
+- MVR's "SQuAD dev" is taken to be SQuAD's own development set, which DPR and MLR call the test set. DPR has not
+  published the questions with answers of its own dev part.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. `jaxret generate --model=FLAN-T5-XL
   --corpus=COLLECTION --out=generated` makes them ([generated queries](generation.md)):
-  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper does not say which checkpoint it keeps; here it
-  is the best on `data.dev`, which should be no set that is reported.
-- MVR has no published code. What its paper leaves open is in [methods](methods.md).
+  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper does not state which checkpoint it keeps. The
+  recipes keep the best on `data.dev`; use a set for it that you do not report.
+- MVR has no published code. [Methods](methods.md#mvr) lists the settings that its paper leaves open.
 """
 
 
