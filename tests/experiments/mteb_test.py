@@ -45,12 +45,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["several", pytest.param("one", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["several", "one"])
 def test_a_folder_has_the_numbers_of_jaxret_search_in_mteb_s_files(root: Path, name: str) -> None:
-    arguments = ["mteb", f"--workdir={root / name}", "--tasks=data", f"--out=results/{name}"]
+    arguments = ["mteb", f"--workdir={root / name}", "--tasks=data", f"--out=results-{name}"]
     done = jaxret(*arguments, home=root)
     assert done.returncode == 0, done.stderr
-    (result,) = (root / "results" / name).rglob("data.json")
+    (result,) = (root / f"results-{name}").rglob("data.json")
     assert result.parent.parent.name == f"jaxret__{name}"
     (scores,) = json.loads(result.read_text())["scores"]["test"]
     meta = json.loads((result.parent / "model_meta.json").read_text())

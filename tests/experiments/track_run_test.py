@@ -82,11 +82,13 @@ def test_trackio(run: Path, tmp_path: Path) -> None:
     assert stored == losses(run)
 
 
+@pytest.mark.exhaustive
 def test_wandb(run: Path, tmp_path: Path) -> None:
     assert "wandb: sent 0 lines of metrics" in tracked("wandb", run, tmp_path)
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
+@pytest.mark.exhaustive
 def test_mlflow(run: Path, tmp_path: Path) -> None:
     assert "mlflow: sent 0 lines of metrics" in tracked("mlflow", run, tmp_path)
     stored = json.loads((tmp_path / "mlflow.json").read_text())

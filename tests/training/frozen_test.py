@@ -79,8 +79,11 @@ def test_a_tree_is_split_by_path_and_joined_again() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "pattern"),
-    [(DUAL_ENCODER, KERNELS["optimizer.frozen"]), (LATE_INTERACTION, "encoder/"), (I3, "encoder/")],
-    ids=["kernels", "late_interaction", "i3"],
+    [
+        pytest.param(DUAL_ENCODER, KERNELS["optimizer.frozen"], id="kernels"),
+        pytest.param(LATE_INTERACTION, "encoder/", marks=pytest.mark.exhaustive, id="late_interaction"),
+        pytest.param(I3, "encoder/", marks=pytest.mark.exhaustive, id="i3"),
+    ],
 )
 def test_the_frozen_stay_and_have_no_moments(settings: dict[str, Any], pattern: str) -> None:
     run = Run(settings | {"optimizer.frozen": pattern})

@@ -14,7 +14,7 @@ from tests.pipeline import resources, tiny_config, write_data, write_encoder
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize("steps", [pytest.param(5000, marks=pytest.mark.exhaustive), 100])
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_steps_leave_nothing_behind(steps: int, keeps: bool, tmp_path: Path) -> None:
     """Open files, threads and memory after the first fifth of the steps and at the end. Control: a callback that keeps
     files and memory is seen."""
