@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -72,6 +73,30 @@ def test_a_folder_has_the_numbers_of_jaxret_search_in_mteb_s_files(root: Path, n
     again = jaxret(*arguments, home=root)
     assert again.stdout.splitlines()[-1] == f"written to {result.parent.relative_to(root)}"
     assert result.read_bytes() == stored, "a task that has a result is not repeated"
+
+
+@pytest.mark.exhaustive
+def test_a_stored_result_is_that_of_its_split_and_judgements(root: Path) -> None:
+    arguments = ["mteb", f"--workdir={root / 'one'}", "--tasks=changing", "--out=stored"]
+    shutil.copytree(root / "data", root / "changing")
+
+    def score(*more: str, name: str = "changing") -> float:
+        done = jaxret(*arguments, *more, home=root)
+        assert done.returncode == 0, done.stderr
+        (path,) = (root / "stored").rglob(f"{name}.json")
+        ((values,),) = json.loads(path.read_text())["scores"].values()
+        assert f"{values['ndcg_at_10']:.5f}" in done.stdout
+        return float(values["ndcg_at_10"])
+
+    test, dev = score(), score("--split=dev", name="changing.dev")
+    assert test != dev, "the data distinguish the splits"
+    shutil.copy(root / "changing" / "qrels" / "dev.tsv", root / "changing" / "qrels" / "test.tsv")
+    assert score() == dev, "other judgements, another result"
+
+    shutil.copytree(root / "data", root / "other" / "changing")
+    done = jaxret(*arguments[:2], "--tasks=changing,other/changing", "--out=stored", home=root)
+    assert done.returncode == 1
+    assert "--tasks has changing and other/changing" in done.stderr
 
 
 @pytest.mark.exhaustive

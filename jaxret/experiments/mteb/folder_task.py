@@ -13,11 +13,13 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats import read_corpus
 from jaxret.evaluation.self_matches import has_passages_as_queries
 from jaxret.experiments.evaluation_queries import load_evaluation_queries
-from jaxret.storage.atomic import sha256_file
+from jaxret.storage.atomic import sha256_json, sha256_json_lists
 
 
 def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
-    """Return the task of a folder. Its revision is the digest of the judgements' queries and of the corpus.
+    """Return the task of a folder. Its revision is a digest of passages, queries and judgements.
+
+    A split other than "test" is part of the task's name: mteb's files of results are one a task.
 
     Raises:
         ValueError: there is no judged query.
@@ -28,17 +30,18 @@ def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
     relevant: dict[str, dict[str, int]] = {}
     for judgement in data.judgements:
         relevant.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
-    corpus = folder / "corpus.jsonl"
+    passages = ([one.id, one.title, one.text] for one in read_corpus(folder, Policy("keep")))
+    revision = sha256_json({"corpus": sha256_json_lists(passages), **data.digests()})[:12]
 
     class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]  # mteb has no types here
         ignore_identical_ids = has_passages_as_queries(folder.name)
         metadata = TaskMetadata(
-            name=folder.name,
+            name=folder.name if split == "test" else f"{folder.name}.{split}",
             description=f"A folder in BEIR's layout: {folder.name}.",
             type="Retrieval",
             category="t2t",
             modalities=["text"],
-            dataset={"path": folder.name, "revision": sha256_file(corpus)[:12] if corpus.exists() else "unknown"},
+            dataset={"path": folder.name, "revision": revision},
             eval_splits=[split],
             eval_langs=["eng-Latn"],
             main_score="ndcg_at_10",

@@ -23,7 +23,7 @@ def require_mteb() -> None:
 def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool = True) -> str:
     """Evaluate a run on tasks, write mteb's results below `out`, and return a table of the main scores.
 
-    A task that has a result of this checkpoint is not repeated.
+    A task that has a result of this checkpoint and of the same data is not repeated.
 
     Args:
         run: the run.
@@ -32,8 +32,8 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         progress: show bars.
 
     Raises:
-        ValueError: mteb is not installed, no task, a name that mteb does not have, a task that is no retrieval, or data
-            that are not here.
+        ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that
+            is no retrieval, or data that are not here.
     """
     require_mteb()
     if not options.tasks:
@@ -50,10 +50,13 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     rows = []
     for task, folder in list(_tasks(options)):
         name = task.metadata.name
-        if folder:
-            searcher.corpora[name] = folder
+        if folder and searcher.corpora.setdefault(name, folder) != folder:
+            raise ValueError(
+                f"--tasks has {searcher.corpora[name]} and {folder}, whose results would have one name; "
+                "evaluate one of them with another --out"
+            )
         result = cache.load_task_result(name, meta)
-        if result is None:
+        if result is None or result.dataset_revision != task.metadata.revision:
             begin = time.time()
             _load(task, options.download)
             scores = {split: task.evaluate(searcher, split, encode_kwargs={}) for split in task.eval_splits}
