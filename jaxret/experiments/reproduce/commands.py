@@ -145,6 +145,8 @@ def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
     keys = dict(resolved(case.row).set)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
+    if case.source.on_error:
+        keys["data.on_error"] = case.source.on_error
     if places.scale != 1:
         train = {f"train.{key}": value for key, value in load_config(case.config).train.items()} | keys
         if train["train.steps"] > 0:

@@ -28,6 +28,8 @@ Settings that the tables do not show:
 
 - The code of MLR (4 GPUs) and of DPR (8 GPUs) averages the gradients of a gathered loss. The gradient limit of 2.0
   therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect.
+- Some records of DPR's TriviaQA and SQuAD files have no positive passage. `data.on_error=skip` leaves them out and
+  counts them.
 - Add `--set=encoder.download=True` if the encoder is not in the local cache of Hugging Face.
 - MLR counts 502,939 training queries of MS MARCO. Aggretriever's 532,761 "training queries" are the (query, positive)
   pairs of the same data.

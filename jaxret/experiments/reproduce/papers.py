@@ -27,6 +27,7 @@ class PaperData:
         files: path -> where the file comes from.
         corpus: the file that is encoded, or the name of the data set that has it.
         train, dev: values of data.train and data.dev; "" where there is none.
+        on_error: value of data.on_error, where training records lack a positive passage.
         trained_on: the data set whose model is measured on this one, if it has no training data.
         queries, qrels: what is asked and judged; without qrels, the queries have answers.
         k: passages per query.
@@ -41,6 +42,7 @@ class PaperData:
     corpus: str = ""
     train: str = ""
     dev: str = ""
+    on_error: str = ""
     trained_on: str = ""
     folder: str = ""
     queries: str = ""

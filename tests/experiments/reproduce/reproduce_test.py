@@ -357,6 +357,15 @@ def test_a_set_of_sets_is_searched_set_by_set(tmp_path: Path) -> None:
     assert case.target.folders(case.sets)["cqadupstack/android"] == pytest.approx(1 / 14 / 12)
 
 
+def test_records_without_a_positive_are_left_out() -> None:
+    """DPR's files of TriviaQA and SQuAD have some."""
+    skips = {
+        case.source.name: "--config.data.on_error=skip" in case_commands(case, PLACES)[0]
+        for case in find_rows("mlr/2/dual-encoder")[0].cases()
+    }
+    assert skips == {"nq": False, "triviaqa": True, "squad": True}
+
+
 def test_counts_are_of_files_and_of_questions() -> None:
     commands = {
         case.target.name: [command[-1] for command in case_commands(case, PLACES)]
