@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jaxret.configs import load_config
 from jaxret.data.split_judgements import SETS
-from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, datasets, resolved
+from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, PaperRow, datasets, paper_rows, resolved
+from jaxret.runs.mismatch import flatten
 
 # A row's checkpoint -> the value of validation.best.
 BEST = {"best": "metric", "last": "last"}
@@ -22,7 +24,7 @@ class Places:
 
     Attributes:
         data: folder with a folder for each data set (tables/datasets.toml).
-        workdir: folder of the runs; one for each training set, and for each seed where there are several.
+        workdir: folder of the runs; one for each model, training set, and seed where there are several.
         overrides: keys of the config with other values than the paper's, as for a trial on less data.
         scale: part of the paper's steps or epochs to train for. All stages of a recipe train alike then.
     """
@@ -100,14 +102,52 @@ def _split(case: Case, places: Places) -> list[list[str]]:
 
 
 def run_folder(case: Case, places: Places, seed: int | None = None) -> Path:
-    """Return the folder of the run (or recipe) that a case is measured with. Rows that are the same as another share
-    its folder; BM25 has one for all rows with the same settings."""
+    """Return the folder of the run (or recipe) that a case is measured with.
+
+    Rows whose models are trained by the same command share the folder that is named after the first of them: stages of
+    one recipe, a system that several tables have. BM25 has one index of a corpus for all rows with the same settings.
+    """
     if resolved(case.row).verb == "bm25":  # one index of a corpus for all rows with the same settings
         return places.workdir / "-".join(
             ["bm25", *(f"{key}-{value}" for key, value in _settings(case, places).items())]
         )
-    folder = places.workdir / resolved(case.row).id.replace("/", "-") / case.source.name
+    row = resolved(case.row)
+    first = _first_rows().get(_training(row, case.source), row.id)
+    folder = places.workdir / first.replace("/", "-") / case.source.name
     return folder if seed is None else folder / f"seed-{seed}"
+
+
+@cache
+def _first_rows() -> dict[tuple[object, ...], str]:
+    """Return what decides how a model is trained -> id of the first row that has it."""
+    first: dict[tuple[object, ...], str] = {}
+    for row in paper_rows().values():
+        for case in row.cases():
+            if row.config:
+                first.setdefault(_training(row, case.source), row.id)
+    return first
+
+
+def _training(row: PaperRow, source: PaperData) -> tuple[object, ...]:
+    """Return what decides how a row's model is trained, besides the seed and what `Places` says."""
+    config = row.config if isinstance(row.config, str) else row.config.get(source.name, "")
+    checkpoint = row.checkpoint if isinstance(row.checkpoint, str) else row.checkpoint.get(source.name, "best")
+    keys = tuple(sorted((key, str(value)) for key, value in _changed_keys(row, config).items()))
+    return row.verb == "recipe", config, keys, source.name, checkpoint if source.dev else ""
+
+
+def _changed_keys(row: PaperRow, config: str) -> dict[str, Any]:
+    """Return a row's keys whose values its config does not have; of a recipe all: its stages have their own values."""
+    if row.verb == "recipe" or not config:
+        return dict(row.set)
+    values = _config_values(config)
+    return {key: value for key, value in row.set.items() if _flag(values.get(key)) != _flag(value)}
+
+
+@cache
+def _config_values(config: str) -> dict[str, Any]:
+    """Return the values of a config by dotted keys."""
+    return flatten(load_config(config).to_dict())
 
 
 def missing_files(case: Case, places: Places) -> list[str]:
@@ -142,13 +182,13 @@ def _bm25(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path |
 
 
 def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
-    keys = dict(resolved(case.row).set)
+    keys = _changed_keys(resolved(case.row), case.config)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
     if case.source.on_error:
         keys["data.on_error"] = case.source.on_error
     if places.scale != 1:
-        train = {f"train.{key}": value for key, value in load_config(case.config).train.items()} | keys
+        train = _config_values(case.config) | keys
         if train["train.steps"] > 0:
             keys["train.steps"] = max(1, math.ceil(train["train.steps"] * places.scale))
         else:

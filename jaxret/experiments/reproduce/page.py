@@ -30,6 +30,8 @@ Settings that the tables do not show:
   therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect.
 - Some records of DPR's TriviaQA and SQuAD files have no positive passage. `data.on_error=skip` leaves them out and
   counts them.
+- Rows whose models are trained by the same command share one run in `--workdir`, named after the first of them: stages
+  of a recipe, and systems that several tables have. What one row has trained, encoded or mined the next one reads.
 - Add `--set=encoder.download=True` if the encoder is not in the local cache of Hugging Face.
 - MLR counts 502,939 training queries of MS MARCO. Aggretriever's 532,761 "training queries" are the (query, positive)
   pairs of the same data.

@@ -44,12 +44,13 @@ class AggretrieverHead(VectorHead):
     """V = 1: [agg(`lexical_dim`) ; W_cls h[L][0] (`cls_dim`)], for queries and passages alike; 0 leaves a part out.
 
     For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative),
-    v = max_i w_i p_i, pruned to `lexical_dim` (Aggretriever eq. 2-4). Ablations: `mlm=False` takes the token itself
-    for p_i, `term_weights=False` takes 1 for w_i, pruning "semi" has no sign, "linear" is a learned projection.
-    pruning "average" has no words: the mean of h[L][i] over the tokens i >= 1, projected (table 8, AVERAGE).
-    With token "mean" the mean takes the place of [CLS], and all tokens count.
+    v = max_i w_i p_i (Aggretriever eq. 2, 3), pruned to `lexical_dim` (eq. 7; "semi", without a sign: eq. 4).
+    Ablations: `mlm=False` takes the token itself for p_i, `term_weights=False` takes 1 for w_i, pruning "linear" is a
+    learned projection. pruning "average" has no words: the mean of h[L][i] over the tokens i >= 1, projected (table 8,
+    AVERAGE). With token "mean" the mean takes the place of [CLS], and all tokens count.
 
-    Where there are two parts, `parts_weight` of each part's own contrastive loss is added (eq. 7).
+    Where there are two parts, `parts_weight` of each part's own contrastive loss is added (section 3.3, where both
+    lambda_1 and lambda_2 are 0.5).
     """
 
     lexical_dim: int = 640

@@ -212,6 +212,31 @@ def test_five_seeds_are_five_runs() -> None:
     assert {"--config.seed.init=3", "--config.seed.negatives=3"} <= set(command)
 
 
+def test_rows_that_train_alike_share_a_run() -> None:
+    """Every folder has one training command, and every training command one folder."""
+    commands: dict[Path, list[str]] = {}
+    for case in cases():
+        for seed in case_seeds(case):
+            flag = f"--workdir={run_folder(case, PLACES, seed)}"
+            for command in case_commands(case, PLACES, seed):
+                if command[0] in ("train", "recipe") and flag in command:
+                    words = [word for word in command if word != flag]
+                    assert commands.setdefault(run_folder(case, PLACES, seed), words) == words, case.row.id
+    trained = [tuple(words) for words in commands.values()]
+    assert len(set(trained)) == len(trained)
+
+
+def test_stages_and_tables_share_a_run() -> None:
+    def folder(row: str) -> Path:
+        return run_folder(find_rows(row)[0].cases()[0], PLACES)
+
+    assert folder("i3/2/i3-stage-1") == folder("i3/2/i3-stage-2")
+    assert folder("mlr/4/mlr-stage-2") == PLACES.workdir / "mlr-4-mlr-stage-1" / "msmarco"
+    agg = PLACES.workdir / "aggretriever-2-distilbert-agg" / "msmarco"
+    assert folder("aggretriever/7/128-640") == folder("aggretriever/8/full") == agg
+    assert folder("aggretriever/8/semi") != agg
+
+
 def test_what_a_row_lacks_is_listed_with_its_origin() -> None:
     text = row_text(find_rows("mlr/2/mlr-10-12")[0], PLACES)
     assert "data/nq/biencoder-nq-train.json: data.retriever.nq-train of DPR's download script" in text
