@@ -51,7 +51,7 @@ def test_the_page_of_config_keys_has_every_key(generate: ModuleType) -> None:
 def test_a_key_has_the_comments_above_it_and_behind_it(generate: ModuleType) -> None:
     keys = {key.path: key for key in generate.read_keys()}
     assert keys["optimizer.warmup_fraction"].default == "0.05"
-    assert keys["optimizer.warmup_fraction"].comment == "of all steps"
+    assert keys["optimizer.warmup_fraction"].comment == "part of all steps"
     assert keys["optimizer.head_parameters"].default == 'r"^(\\w+_)?head/(?!vocabulary)"'
     assert keys["head"].default is None
     assert keys["head"].comment

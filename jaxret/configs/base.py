@@ -1,4 +1,4 @@
-"""All keys with their meaning; the defaults are the plain dual encoder (DPR) on BERT-base.
+"""Every config key with its meaning. The defaults are the dual encoder (DPR) on BERT-base.
 
 Any key can be set on the command line: --config.optimizer.learning_rate=1e-5. An unknown key is an error.
 """
@@ -42,350 +42,343 @@ def two_stages(
 def get_config() -> ConfigDict:
     c = ConfigDict()
 
-    # What is trained: retrieval (vectors of queries and of passages), or reranking (a cross-encoder, which reads both
-    # together and gives a score; it has nothing of `head`, `pooling` and `normalize`).
+    # What is trained: retrieval (one model for vectors of queries and passages), or reranking (a cross-encoder, which
+    # reads a query and a passage together and returns a score; it does not read `head`, `pooling` and `normalize`).
     c.task = "retrieval"
 
-    # The encoder. checkpoint: a Hugging Face directory, a hub name (looked up in the local cache), or
-    # package:NAME/FOLDER for weights in an installed Python package. The modules of a sentence-transformers directory
-    # set head.token, normalize, tokens.query_length, passage_length and the prompts where these have the defaults;
-    # another value that contradicts them is an error (docs/models.md).
-    c.encoder = ConfigDict()
+    c.encoder = ConfigDict()  # The transformer that turns text into hidden states.
+    # A Hugging Face directory, a hub name (looked up in the local cache), or package:NAME/FOLDER for weights in an
+    # installed Python package. A sentence-transformers or PyLate directory also sets keys of `head` and `tokens`,
+    # `normalize` and encode.dimension where these have their defaults; a contradicting value is an error
+    # (docs/models.md).
     c.encoder.checkpoint = "bert-base-uncased"
-    c.encoder.download = False  # True: fetch a hub name that is not in the cache
-    c.encoder.sha256 = ""  # of model.safetensors (of parts: of their lines of sha256sum); verified if given
-    # Name prefixes of tensors that may stay unused: poolers, classifiers, MLM heads, T5's and the pre-trainers'
-    # decoders. Anything else in the file that the encoder does not need is an error.
+    c.encoder.download = False  # True: download a hub name that is not in the local cache
+    # SHA-256 of model.safetensors, verified before loading; of several weight files: the SHA-256 of the output of
+    # sha256sum for them. "": no check.
+    c.encoder.sha256 = ""
+    # Name prefixes of tensors in the file that the model may leave unused, such as poolers, classifiers, MLM heads and
+    # decoders. Any other unused tensor is an error.
     c.encoder.ignore = ("pooler", "classifier", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
-    c.encoder.tied = False  # True: one encoder for queries and passages
-    c.encoder.layers = 0  # use only the first layers; 0: all
-    # Language models: causal (a token sees itself and those before it) or bidirectional; "": as the checkpoint says.
+    c.encoder.tied = False  # True: queries and passages share one encoder
+    c.encoder.layers = 0  # number of layers to use, from the first one; 0: all
+    # Attention of language models: causal (a token sees itself and earlier ones) or bidirectional; "": as in the
+    # checkpoint.
     c.encoder.direction = ""
-    # Of the operands of products, float32 or bfloat16; parameters, sums, norms and hidden states are always float32.
-    # The papers' configs in this folder, which are for accelerators, use bfloat16.
+    # Precision of matrix products: float32 or bfloat16. Parameters, sums, norms and hidden states stay in float32.
     c.encoder.dtype = "float32"
-    # T5, ModernBERT and language models: apply the final norm to every layer above the embeddings, so that layers can be compared.
-    # False: no norm, as in transformers and in MLR's T5 runs (configs/t5.py). Layers of BERT end with a norm of their
-    # own.
+    # T5, ModernBERT and language models. True: apply the final norm to every layer above the embeddings, so that layers
+    # are comparable. False: no norm on intermediate layers, as in transformers and in MLR's T5 runs (configs/t5.py).
+    # BERT's layers end with a norm of their own.
     c.encoder.normalize_intermediate = True
-    # Recomputation in the backward pass to save memory: none, cheap (of activations, attention weights, norms; about
-    # half of the memory for 1 % more arithmetic) or layer (of whole layers; a third more arithmetic).
+    # Activations to recompute in the backward pass, to save memory: none, cheap (activation functions, attention
+    # weights, norms: half of the memory for 1 % more arithmetic) or layer (whole layers: a third more arithmetic).
     c.encoder.recompute = "cheap"
-    # Self-attention: plain, or a kernel that keeps no attention weights in memory: flash on TPUs, cudnn on NVIDIA GPUs
-    # (encoder.dtype bfloat16, no attention_dropout). BERT, RoBERTa and DistilBERT only. There is no fallback.
+    # Self-attention: plain, or a fused kernel: flash (TPU) or cudnn (NVIDIA GPU; needs encoder.dtype bfloat16 and no
+    # attention dropout). The kernels are for BERT, RoBERTa and DistilBERT. An unavailable kernel is an error.
     c.encoder.attention = "plain"
-    c.encoder.attention_dropout = -1.0  # of attention weights; -1: the checkpoint's rate
+    c.encoder.attention_dropout = -1.0  # dropout rate of attention weights; -1: the checkpoint's rate
 
-    # The family, which makes vectors of hidden states. It reads `token` and the keys of its own group, no others.
+    # The family: turns hidden states into V vectors per text. A head reads head.token and its own group.
     c.head = ConfigDict()
-    c.head.name = "dual_encoder"  # dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
-    # What represents the text: cls, its first token; mean, the mean over its tokens (needed for T5); last, its last
-    # token; mean_without_first, the mean over the tokens after the first (language models, whose first state is huge).
-    # ME-BERT and Aggretriever: cls or mean.
+    c.head.name = "dual_encoder"  # one of dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
+    # State that represents a text: cls (first token), mean (over all tokens; T5 needs it), last (last token) or
+    # mean_without_first (over the tokens after the first; for language models, whose first state is very large).
+    # ME-BERT and Aggretriever take cls or mean.
     c.head.token = "cls"
-    # Dual encoder: sizes of linear layers after it, as in EmbeddingGemma's Dense modules; a sentence-transformers
-    # directory sets them.
-    c.head.dual_encoder = ConfigDict()
+    c.head.dual_encoder = ConfigDict()  # Dual encoder: V = 1.
+    # Output sizes of linear layers after the encoder (Dense modules of sentence-transformers, as in EmbeddingGemma).
     c.head.dual_encoder.dense = ()
-    # MLR: V = number of layers
-    c.head.mlr = ConfigDict()
-    c.head.mlr.chosen = ()  # layer numbers, with the last one; 0 is the output of the embeddings
-    # ME-BERT: V = count
-    c.head.me_bert = ConfigDict()
-    c.head.me_bert.count = 8
-    c.head.me_bert.mean_vector = True  # with token mean: the mean and the first count - 1 tokens; False: the first count
-    # ColBERT: V = number of tokens
-    c.head.colbert = ConfigDict()
-    c.head.colbert.projection = 0  # vector size after a linear layer; 0: the encoder's size
-    c.head.colbert.late = False  # True: late interaction: every query token is a vector; score = sum of their maxima
-    # The other keys need late interaction. A PyLate directory sets all of them (docs/models.md).
-    c.head.colbert.query_marker = -1  # id of a token after [CLS], such as 1, BERT's [unused0]; -1: none
-    c.head.colbert.passage_marker = -1
-    # Query augmentation: none; or queries are filled up with [MASK]s, which are vectors like the others, and which
-    # other tokens attend to (attended) or not (unattended).
+    c.head.mlr = ConfigDict()  # MLR: V = number of layers.
+    c.head.mlr.chosen = ()  # layer numbers, the last layer included; 0 is the output of the embeddings
+    c.head.me_bert = ConfigDict()  # ME-BERT: V = count.
+    c.head.me_bert.count = 8  # vectors of a passage
+    # With head.token mean. True: the mean and the first count - 1 tokens; False: the first count tokens.
+    c.head.me_bert.mean_vector = True
+    c.head.colbert = ConfigDict()  # ColBERT: V = number of tokens.
+    c.head.colbert.projection = 0  # vector size after a linear layer; 0: no layer, the encoder's size
+    # True: late interaction. Every query token has a vector, and the score is the sum of their maxima. The keys below
+    # need it, and a PyLate directory sets them (docs/models.md).
+    c.head.colbert.late = False
+    c.head.colbert.query_marker = -1  # token id after [CLS] of a query, such as 1 (BERT's [unused0]); -1: none
+    c.head.colbert.passage_marker = -1  # token id after [CLS] of a passage; -1: none
+    # Query augmentation: none; or fill queries with [MASK] tokens, each with a vector, to which the other tokens attend
+    # (attended) or do not attend (unattended).
     c.head.colbert.expansion = "none"
-    c.head.colbert.mask_id = 103  # [MASK] in the vocabulary; read if there is an expansion
-    c.head.colbert.skiplist = ()  # ids of passage tokens that are read but are no vectors: punctuation
-    # MVR: V = count
-    c.head.mvr = ConfigDict()
-    c.head.mvr.count = 8
-    c.head.mvr.first_id = -1  # -1: a new table; else the first of `count` vocabulary ids that no text has
-    c.head.mvr.deviation = 1.0  # of the table's initial values; with a small one viewers stay alike (docs/methods.md)
-    # Aggretriever: V = 1, of lexical_dim + cls_dim numbers
-    c.head.aggretriever = ConfigDict()
-    c.head.aggretriever.lexical_dim = 640
-    c.head.aggretriever.cls_dim = 128
-    c.head.aggretriever.pruning = "full"  # of the vocabulary: full (two halves with a sign), semi, linear (learned)
-    # or average, which has no vocabulary: the mean over tokens other than [CLS], projected (learned).
-    c.head.aggretriever.mlm = True  # False: a token weighs its own word alone, without the MLM head
-    c.head.aggretriever.term_weights = True
-    c.head.aggretriever.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
-    c.head.aggretriever.parts_weight = 0.5  # of the losses of each of the two parts alone
-    # I3: V = 1
-    c.head.i3 = ConfigDict()
-    c.head.i3.variant = "paper"  # paper: cross-attention to all tokens; released: to [CLS], as in its code
-    c.head.i3.reconstructor_layers = 1
-    c.head.i3.interactor_layers = 1
+    c.head.colbert.mask_id = 103  # id of [MASK]; used only with an expansion
+    c.head.colbert.skiplist = ()  # ids of passage tokens without a vector, such as punctuation; the encoder reads them
+    c.head.mvr = ConfigDict()  # MVR: V = count.
+    c.head.mvr.count = 8  # viewer tokens, the vectors of a passage
+    # First of `count` consecutive vocabulary ids that no text contains, used as viewers; -1: a new embedding table.
+    c.head.mvr.first_id = -1
+    # Standard deviation of the new table's initial values. With small values the viewers stay alike (docs/methods.md).
+    c.head.mvr.deviation = 1.0
+    c.head.aggretriever = ConfigDict()  # Aggretriever: V = 1, of size lexical_dim + cls_dim.
+    c.head.aggretriever.lexical_dim = 640  # size of the lexical part, pruned from the vocabulary
+    c.head.aggretriever.cls_dim = 128  # size of the [CLS] part, after a linear layer
+    # How the vocabulary becomes lexical_dim numbers: full (two halves, with a sign), semi, linear (learned), or
+    # average, which uses no vocabulary: a learned projection of the mean over all tokens but [CLS].
+    c.head.aggretriever.pruning = "full"
+    c.head.aggretriever.mlm = True  # False: no MLM head; a token adds weight to its own word only
+    c.head.aggretriever.term_weights = True  # learn a weight for each token; False: all weights are 1
+    c.head.aggretriever.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
+    c.head.aggretriever.parts_weight = 0.5  # weight of the losses of the lexical part alone and of the [CLS] part alone
+    c.head.i3 = ConfigDict()  # I3: V = 1.
+    c.head.i3.variant = "paper"  # cross-attention to all tokens (paper), or to [CLS] only (released, as in its code)
+    c.head.i3.reconstructor_layers = 1  # layers that reconstruct the pseudo-query from the passage
+    c.head.i3.interactor_layers = 1  # layers that combine the passage with the reconstruction
     c.head.i3.pseudo_length = 32  # tokens of a pseudo-query
-    c.head.i3.mask_id = 103  # [MASK] in the vocabulary
-    # The reconstruction loss is multiplied by weight * decay^epoch, epochs counted from 0.
+    c.head.i3.mask_id = 103  # id of [MASK]
+    # The reconstruction loss is multiplied by reconstruction_weight * reconstruction_decay^epoch, from epoch 0.
     c.head.i3.reconstruction_weight = 1.0
-    c.head.i3.reconstruction_decay = 0.1
+    c.head.i3.reconstruction_decay = 0.1  # factor per epoch
 
-    # SPLADE: V = 1, a weight for each word of the vocabulary, stored as the words that have one
-    c.head.splade = ConfigDict()
-    c.head.splade.expansion = True  # False: only words of the text have a weight, a scalar for each token (uniCOIL)
-    # Weights of a query's words: encoded, as a passage's; words, 1 for each; or learned, one for each word of the
-    # vocabulary. The last two search without the encoder.
+    c.head.splade = ConfigDict()  # SPLADE and uniCOIL: V = 1, a sparse vector with a weight for each word.
+    c.head.splade.expansion = True  # False: uniCOIL, where only words of the text have a weight
+    # Weights of a query's words: encoded (as for passages), words (1 for each word), or learned (one weight for each
+    # word of the vocabulary). The last two do not run the encoder on queries.
     c.head.splade.queries = "encoded"
-    c.head.splade.special_ids = (0, 101, 102)  # BERT's [PAD], [CLS], [SEP], which are no words of a text
-    c.head.splade.chunk = 16  # tokens projected to the vocabulary at a time: memory against speed
+    c.head.splade.special_ids = (0, 101, 102)  # token ids that are not words: BERT's [PAD], [CLS], [SEP]
+    c.head.splade.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
 
-    c.pooling = "none"  # of the V vectors: none (score = max), average, scalar_mix, self_contrastive
-    c.normalize = False  # scale every vector to length 1
+    # How the V vectors of a passage are combined: none (the score is their maximum), average, scalar_mix (learned
+    # weights) or self_contrastive (trained with all, searched with one).
+    c.pooling = "none"
+    c.normalize = False  # True: scale every vector to length 1, so that scores are cosines
 
-    # How text becomes tokens. Longer texts are cut; how many is printed before training and encoding.
+    # How text becomes tokens. Longer texts are cut; every command prints how many.
     c.tokens = ConfigDict()
-    c.tokens.query_length = 256
-    c.tokens.passage_length = 256
-    # Text in front of every query and passage, tokenised with it: "query: " and "passage: " for E5.
-    # {task} in the query's stands for the instruction of the query, where its record has one, else for `task`.
+    c.tokens.query_length = 256  # tokens of a query, at most
+    c.tokens.passage_length = 256  # tokens of a passage, at most, title included
+    # Text in front of every query, tokenised with it, such as "query: " for E5. {task} is replaced by the instruction
+    # of the query's record, or else by tokens.task.
     c.tokens.query_prompt = ""
-    c.tokens.passage_prompt = ""
-    # Both as published, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral, embedding_gemma, e5
-    # (docs/language-models.md); "": those above.
+    c.tokens.passage_prompt = ""  # text in front of every passage, tokenised with it, such as "passage: " for E5
+    # Published prompts of both, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
+    # embedding_gemma or e5 (docs/language-models.md). "": the two keys above.
     c.tokens.prompts = ""
-    c.tokens.task = ""  # "": with `prompts`, that of a web search
-    # False: tokens of a prompt, and [CLS] or <s> before it, do not count in head.token mean and mean_without_first.
+    c.tokens.task = ""  # instruction that replaces {task}; "": with tokens.prompts, the one for web search
+    # False: the mean (head.token mean and mean_without_first) leaves out the prompt and the [CLS] or <s> before it.
     c.tokens.prompt_in_mean = True
-    # Between title and text: "[SEP]", the tokenizer's own marker ([CLS] title [SEP] text [SEP]); or any text, and both
-    # are tokenised as one with it: " " is Tevatron's, BEIR's and mteb's. A passage without a title has none. "auto" is
-    # " " for a sentence-transformers or PyLate directory, else "[SEP]".
+    # Between title and text: "[SEP]" ([CLS] title [SEP] text [SEP]), or any other text: title, separator and text are
+    # then tokenised as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
+    # PyLate directory, else "[SEP]".
     c.tokens.title_separator = "auto"
-    c.tokens.length_multiple = 32  # training batches are padded to a multiple of this: one program per shape
-    # Encode training texts side by side in rows, instead of each padded to the longest: about 1.06 tokens computed for
-    # each real one, in at most 4 programs (docs/scale.md). Losses and gradients are the same but for rounding.
+    c.tokens.length_multiple = 32  # training batches are padded to a multiple of this, to compile fewer programs
+    # True: put several training texts into one row instead of padding each to the longest, which computes about 1.06
+    # tokens for each real one (docs/scale.md). Losses and gradients change only by rounding.
     c.tokens.packing = False
 
-    # Training data. train and dev: a folder (with the split's name) or a file, in any format of docs/data.md. The
-    # format is recognised by the content; FORMAT:PATH sets it. Or a data set of a library, by name: tfds:, irds:, hf:.
+    # Data. A source is a file or folder in any format of docs/data.md, which is detected (FORMAT:PATH forces one), or a
+    # data set of a library: tfds:NAME, irds:NAME, hf:NAME.
     c.data = ConfigDict()
-    c.data.train = ""
-    c.data.train_split = "train"
-    c.data.dev = ""  # empty: no validation, the last checkpoint is the best
-    c.data.dev_split = "dev"
-    c.data.negatives = 1  # hard negatives per query, next to all other documents of the batch
-    # Train on a random subset of this many queries, which depends on seed.data and the queries' ids; 0: on all. A
-    # larger subset contains a smaller one.
+    c.data.train = ""  # training examples (of pre-training: a corpus)
+    c.data.train_split = "train"  # split to train on, if data.train is a folder
+    c.data.dev = ""  # validation examples; "": no validation, and the best checkpoint is the last one
+    c.data.dev_split = "dev"  # split to validate on, if data.dev is a folder
+    c.data.negatives = 1  # hard negatives per query and step, besides the other passages of the batch
+    # Train on this many random queries, chosen by seed.data and the queries' ids; 0: on all. A larger subset contains a
+    # smaller one.
     c.data.subset = 0
-    # For a folder with judgements: a run, whose passages that are not judged relevant are hard negatives.
+    # Rankings for the training queries of a folder with judgements: ranked passages that are not judged relevant are
+    # the hard negatives.
     c.data.negatives_run = ""
-    c.data.dev_negatives_run = ""  # the same for data.dev: a reranker ranks the relevant passages among these
-    # Distillation (loss.kl, loss.margin_mse): a run with a teacher's scores, by ids of queries and passages, as `jaxret
-    # rerank` writes them; "": the scores in the records of data.train.
+    c.data.dev_negatives_run = ""  # the same for data.dev; a reranker ranks the relevant passages among these
+    # Rankings with a teacher's scores, for loss.kl and loss.margin_mse, matched by ids; `jaxret rerank` writes such
+    # files. "": the scores in data.train.
     c.data.teacher_run = ""
-    # Pseudo-queries for a head that learns from them (I3): "" (no loss), "query" (the training query, for its
-    # positive), or a JSONL file of {"_id": passage id, "text": query}.
+    # Pseudo-queries for I3: a JSONL file of {"_id": passage id, "text": query}, or "query" (the training query of its
+    # positive). "": none, and no reconstruction loss.
     c.data.pseudo_queries = ""
-    # Folder of tokenised texts: text is tokenised once, and later jobs map it into memory. "": jaxret/tokens in the
-    # user's cache ($XDG_CACHE_HOME, else ~/.cache). May be deleted at any time. Several hosts: a shared disk.
+    # Folder for tokenised texts, which are made once and mapped into memory. "": jaxret/tokens in the user's cache
+    # ($XDG_CACHE_HOME, else ~/.cache). It may be deleted when no job runs. For several hosts, use a shared disk.
     c.data.store = ""
-    c.data.on_error = "error"  # bad records: error (stop with file and line), skip (counted) or keep (empty passages)
+    c.data.on_error = "error"  # bad records: error (stop), skip (leave out and count) or keep (keep empty passages)
 
-    c.loss = ConfigDict()
-    c.loss.temperature = 1.0  # scores are divided by it; 1 for raw dot products, about 0.05 if normalize
-    c.loss.local_temperature = 1.0  # the same for the softmax over one document's vectors
-    c.loss.local_weight = 0.0  # lambda of the local term, where pooling or head have one (self_contrastive, mvr)
-    # Annealing: both temperatures are multiplied by max(floor, exp(-rate * epoch)), epochs counted from 0; rate 0: off.
+    c.loss = ConfigDict()  # The terms of the loss, which are added (docs/training.md).
+    c.loss.temperature = 1.0  # scores are divided by it: 1 for raw inner products, about 0.05 for cosines
+    c.loss.local_temperature = 1.0  # the same for the local term: the softmax over the vectors of one passage
+    c.loss.local_weight = 0.0  # weight (lambda) of the local term, which self_contrastive pooling and MVR have
+    # Annealing: both temperatures are multiplied by max(annealing_floor, exp(-annealing_rate * epoch)), from epoch 0.
+    # 0: off.
     c.loss.annealing_rate = 0.0
-    c.loss.annealing_floor = 0.3
-    c.loss.contrastive_weight = 1.0  # also of the local term; 0: only the terms below, or what a head adds
-    # False: a query's positive competes with the query's own hard negatives alone (I3's equation 9), not with the
-    # documents of other queries. Measures inside a dev batch (nll, average_rank) follow.
+    c.loss.annealing_floor = 0.3  # smallest factor of the temperatures
+    # Weight of the contrastive loss, the local term included. 0: only the terms below and the losses of the head.
+    c.loss.contrastive_weight = 1.0
+    # False: the softmax covers only the query's own passages, its positive and hard negatives (I3, equation 9), and not
+    # passages of other queries. The measures nll and average_rank follow.
     c.loss.in_batch_negatives = True
-    # True: a negative that scores above the query's positive by more than the margin is left out of the softmax, for it
-    # is probably relevant. The margin is one of scores, before the temperature: of cosines, if normalize.
-    c.loss.false_negatives = ConfigDict()
+    c.loss.false_negatives = ConfigDict()  # Negatives that are probably relevant.
+    # True: leave a negative out of the softmax if its score exceeds the positive's by more than the margin.
     c.loss.false_negatives.masked = False
-    c.loss.false_negatives.margin = 0.1
-    # Distillation, from a teacher's scores of each query with its own documents: data.train must have some
-    # (docs/training.md). KL(teacher || student), mean over queries; each side's scores are divided by a temperature of
-    # its own.
+    c.loss.false_negatives.margin = 0.1  # in scores before the temperature; 0.1 suits cosines
+    # Distillation by KL(teacher || student) over the query's own passages, mean over queries. The teacher's scores are
+    # in data.train or data.teacher_run (docs/training.md).
     c.loss.kl = ConfigDict()
-    c.loss.kl.weight = 0.0
-    c.loss.kl.temperature = 1.0  # of the student, in place of loss.temperature; about 0.05 if normalize
-    c.loss.kl.teacher_temperature = 1.0
-    c.loss.kl.scaled = False  # True: times the square of the student's temperature
-    # Squared difference of the student's and the teacher's margins of the positive over each hard negative.
+    c.loss.kl.weight = 0.0  # 0: off
+    c.loss.kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
+    c.loss.kl.teacher_temperature = 1.0  # of the teacher
+    c.loss.kl.scaled = False  # True: multiply by the square of the student's temperature
+    # Distillation by margins: the squared difference between student and teacher of (positive's score - negative's
+    # score), mean over the hard negatives.
     c.loss.margin_mse = ConfigDict()
-    c.loss.margin_mse.weight = 0.0
-    # Distillation within the batch, from train.teacher: KL(teacher || student) of each query's scores with all documents
-    # of the batch, those of other queries and other devices too.
+    c.loss.margin_mse.weight = 0.0  # 0: off
+    # Distillation from train.teacher: KL(teacher || student) of each query's scores with all passages of the batch,
+    # over all devices.
     c.loss.in_batch_kl = ConfigDict()
-    c.loss.in_batch_kl.weight = 0.0
-    c.loss.in_batch_kl.temperature = 1.0  # of the student, in place of loss.temperature; about 0.05 if normalize
-    c.loss.in_batch_kl.teacher_temperature = 1.0
-    c.loss.in_batch_kl.scaled = False  # True: times the square of the student's temperature
-    # Yes or no for each of a query's own documents: cross-entropy of sigmoid(score).
+    c.loss.in_batch_kl.weight = 0.0  # 0: off
+    c.loss.in_batch_kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
+    c.loss.in_batch_kl.teacher_temperature = 1.0  # of the teacher
+    c.loss.in_batch_kl.scaled = False  # True: multiply by the square of the student's temperature
+    # Sigmoid cross-entropy of each of the query's own passages.
     c.loss.binary = ConfigDict()
-    c.loss.binary.weight = 0.0
-    c.loss.binary.positive_weight = 1.0
+    c.loss.binary.weight = 0.0  # 0: off
+    c.loss.binary.positive_weight = 1.0  # factor of the positive's term
 
-    # Matryoshka: the loss is summed over sizes of vectors, of which the whole size is one. A size is the first numbers
-    # of every vector, scaled to length 1 (normalize); every term that compares queries with documents has each of them.
+    # Matryoshka: the loss is a weighted sum over vector sizes. A size keeps the first numbers of every vector, scaled
+    # to length 1 (needs `normalize`); it has every term that compares queries with passages (docs/training.md).
     c.loss.matryoshka = ConfigDict()
-    c.loss.matryoshka.sizes = ()  # as (768, 256, 64); (): off
-    c.loss.matryoshka.weights = ()  # of these sizes; (): 1 for each
+    c.loss.matryoshka.sizes = ()  # such as (768, 256, 64), with the size of the whole vector; (): off
+    c.loss.matryoshka.weights = ()  # one for each size; (): all 1
 
-    # Penalties on the weights of words, over all texts of the batch, where vectors are such weights (splade):
-    # flops, sum_j (mean_i |w_ij|)^2, or l1, mean_i sum_j |w_ij|. Their weights suit one loss and one batch size only.
+    # SPLADE and uniCOIL: penalties on the weights of words over all texts of a batch. Good values depend on the loss
+    # and on the batch size.
     c.loss.sparsity = ConfigDict()
-    c.loss.sparsity.query = 0.0  # weight of the queries' penalty
-    c.loss.sparsity.passage = 0.0  # of the passages'
-    c.loss.sparsity.query_norm = "flops"
-    c.loss.sparsity.passage_norm = "flops"
-    # Both weights grow as the square of the step in so many steps, about a third of all; 0: they do not grow.
+    c.loss.sparsity.query = 0.0  # weight of the penalty on queries
+    c.loss.sparsity.passage = 0.0  # weight of the penalty on passages
+    c.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
+    c.loss.sparsity.passage_norm = "flops"  # the same for passages
+    # Steps in which both weights rise quadratically from 0, about a third of all steps; 0: constant weights.
     c.loss.sparsity.steps = 0
 
     c.optimizer = ConfigDict()
-    # adamw, lamb (as in optax), or lamb_reference (without bias correction, weight norms clamped at 10).
-    c.optimizer.name = "adamw"
-    c.optimizer.learning_rate = 2e-5  # the maximum, after warm-up
-    c.optimizer.head_learning_rate = 0.0  # of the parameters below; 0: the same
-    # A pattern of parameter paths: the layers of heads, without projections to the vocabulary.
+    c.optimizer.name = "adamw"  # one of adamw, lamb (optax), lamb_reference (no bias correction, weight norms up to 10)
+    c.optimizer.learning_rate = 2e-5  # the highest rate, after warm-up
+    c.optimizer.head_learning_rate = 0.0  # rate of the parameters that head_parameters matches; 0: learning_rate
+    # Regular expression for parameter paths. The default matches the layers of heads, but no projection to the
+    # vocabulary.
     c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
-    # After warm-up: linear or cosine, to 0 at the end, or none (constant). A run that is extended to more steps
-    # continues with the rate of the longer schedule at that step: linear and cosine rise again; none is constant,
-    # unless the longer warm-up is not over yet.
+    # After warm-up: linear or cosine (to 0 at the last step) or none (constant). A run that is extended takes the rates
+    # of the longer schedule from there on (docs/training.md).
     c.optimizer.decay = "linear"
-    c.optimizer.warmup_fraction = 0.05  # of all steps
-    c.optimizer.warmup_steps = -1  # if >= 0, used instead of the fraction
-    # Moving average of the weights, ema * average + (1 - ema) * weights after every step, starting from the initial
-    # weights. Validation, checkpoints, encoding and search use the average. 0: none. It covers about the last
-    # 1 / (1 - ema) steps, so 0.999 is for runs of many thousands.
+    c.optimizer.warmup_fraction = 0.05  # part of all steps
+    c.optimizer.warmup_steps = -1  # steps; -1: use warmup_fraction
+    # Decay of a moving average of the weights: ema * average + (1 - ema) * weights after every step. Validation,
+    # checkpoints, encoding and search use the average, which covers about the last 1 / (1 - ema) steps. 0: off.
     c.optimizer.ema = 0.0
-    # A pattern of parameter paths that are not trained, as "encoder/". They have neither gradients nor moments.
+    # Regular expression for paths of parameters that are not trained, such as "encoder/". "": all are trained.
     c.optimizer.frozen = ""
-    c.optimizer.b1 = 0.9
-    c.optimizer.b2 = 0.999
-    c.optimizer.eps = 1e-8
+    c.optimizer.b1 = 0.9  # Adam's decay of the first moment
+    c.optimizer.b2 = 0.999  # Adam's decay of the second moment
+    c.optimizer.eps = 1e-8  # added to the denominator of the update
     c.optimizer.weight_decay = 0.0  # not applied to biases and layer norms
-    c.optimizer.clip_norm = 2.0  # of the true gradient; 0: no clipping
-    # Trainers that average the gradients of a gathered loss over W processes clip at W times their setting: to
-    # reproduce "2.0 on 4 GPUs" write 4 here.
+    c.optimizer.clip_norm = 2.0  # largest norm of the gradient; 0: no clipping
+    # Factor of clip_norm. Some trainers average gradients of a gathered loss over W processes, which multiplies their
+    # clip norm by W: for "2.0 on 4 GPUs" of such a trainer set 4.
     c.optimizer.reference_processes = 1
 
-    # Pre-training for retrieval (docs/pretraining.md): `jaxret pretrain` alone reads this group. data.train is a
-    # corpus, train.batch_size counts its spans (documents, under cocondenser), and encoder.checkpoint="" starts
-    # from a BERT with random weights.
+    # Pre-training: only `jaxret pretrain` reads this group (docs/pretraining.md). data.train is then a corpus,
+    # train.batch_size counts spans (for cocondenser: passages), and encoder.checkpoint="" starts from random weights.
     c.pretraining = ConfigDict()
-    c.pretraining.method = "mlm"  # mlm, condenser, cocondenser or retromae
-    # Documents are cut into the fewest spans of at most this many tokens, markers included, of about equal length;
-    # spans with fewer tokens of text than `shortest` are left out.
+    c.pretraining.method = "mlm"  # one of mlm, condenser, cocondenser or retromae
+    # Tokens of a span, at most, special tokens included. A passage is cut into the fewest spans, of about equal length.
     c.pretraining.length = 256
-    c.pretraining.shortest = 8
-    c.pretraining.mask_rate = 0.15  # of a span's tokens, in whole words
-    # condenser, cocondenser: layers of the head, the layer whose tokens it reads, and whether the last layer is trained
-    # as a masked language model too.
-    c.pretraining.head_layers = 2
-    c.pretraining.skip_from = 6
-    c.pretraining.late_mlm = True
-    c.pretraining.contrast_weight = 1.0  # cocondenser: of the contrast of a document's two spans against all others
-    # retromae: rate of tokens that a decoder position does not attend to, in whole words; masks drawn for each span,
-    # one of which each position has.
-    c.pretraining.decoder_rate = 0.5
-    c.pretraining.decoder_masks = 256
+    c.pretraining.shortest = 8  # spans with fewer tokens of text are left out
+    c.pretraining.mask_rate = 0.15  # part of a span's tokens to mask, in whole words
+    c.pretraining.head_layers = 2  # condenser, cocondenser: layers of the head
+    c.pretraining.skip_from = 6  # condenser, cocondenser: the head reads the tokens of this encoder layer
+    c.pretraining.late_mlm = True  # condenser, cocondenser: also train the last layer as a masked language model
+    c.pretraining.contrast_weight = 1.0  # cocondenser: weight of the contrastive loss between spans of one passage
+    c.pretraining.decoder_rate = 0.5  # retromae: part of the tokens hidden from a decoder position, in whole words
+    c.pretraining.decoder_masks = 256  # retromae: different masks of a span, one of which each position uses
     c.pretraining.seed = 12345  # of the masks
-    # The BERT to start from if there is no checkpoint. tokenizer: a directory with one; "": WordPiece is trained on the
-    # corpus, for a vocabulary of at most `vocabulary` words and pieces.
+    # The BERT to start from if encoder.checkpoint is empty.
     c.pretraining.scratch = ConfigDict()
-    c.pretraining.scratch.tokenizer = ""
-    c.pretraining.scratch.vocabulary = 30522
-    c.pretraining.scratch.lowercase = True
-    c.pretraining.scratch.hidden_size = 768
-    c.pretraining.scratch.layers = 12
-    c.pretraining.scratch.heads = 12
-    c.pretraining.scratch.intermediate_size = 3072
-    c.pretraining.scratch.positions = 512
+    c.pretraining.scratch.tokenizer = ""  # directory of a tokenizer; "": train WordPiece on the corpus
+    c.pretraining.scratch.vocabulary = 30522  # largest size of the trained vocabulary
+    c.pretraining.scratch.lowercase = True  # the trained tokenizer lower-cases texts
+    c.pretraining.scratch.hidden_size = 768  # width of hidden states
+    c.pretraining.scratch.layers = 12  # number of layers
+    c.pretraining.scratch.heads = 12  # attention heads of a layer
+    c.pretraining.scratch.intermediate_size = 3072  # width of the feed-forward layers
+    c.pretraining.scratch.positions = 512  # longest input, in tokens
 
-    c.train = ConfigDict()
+    c.train = ConfigDict()  # Length, batches and log of training (docs/training.md).
     c.train.batch_size = 128  # queries of a batch, over all devices
-    c.train.epochs = 40.0
-    c.train.steps = -1  # if >= 0, used instead of epochs; 0 writes the untrained encoder as a checkpoint
-    c.train.start_from = ""  # the workdir of a finished run of the same model, to begin with its best checkpoint
-    # Rounds: runs of train.steps (or train.epochs) each that make one training, on data of their own, with one schedule
-    # (docs/mining.md). Every round but the first goes on from the last checkpoint of the round before, which
-    # train.start_from names: with its optimiser, its moving average and the numbers of its steps.
+    c.train.epochs = 40.0  # passes over the training examples
+    c.train.steps = -1  # steps; -1: use train.epochs; 0: write the untrained model as a checkpoint
+    c.train.start_from = ""  # folder of a finished run of the same model: start from its best checkpoint
+    # Rounds: several runs that form one training with one schedule, each on its own data (docs/training.md). Round 2
+    # and later continue from the last checkpoint of the run in train.start_from, optimiser state included.
     c.train.rounds = 1
-    c.train.round = 1  # of these, from 1
-    # The workdir of a finished retriever that reads the same tokens: its best checkpoint encodes every batch too, and
-    # loss.in_batch_kl learns from its scores. Its parameters are split over devices as the model's are.
+    c.train.round = 1  # number of this round, from 1
+    # Folder of a finished retriever that reads the same tokens: its best checkpoint encodes every batch, and
+    # loss.in_batch_kl learns from its scores.
     c.train.teacher = ""
-    # Gradient caching: queries encoded at a time, over all devices, with their documents; 0: all at once. Rounded up to
-    # a divisor of the batch that gives every device a part. Validation encodes in the same chunks.
+    # Gradient caching: queries (with their passages) encoded at a time, over all devices; 0: all at once. Rounded up to
+    # a divisor of the batch size that gives every device a part. Validation uses the same chunks.
     c.train.chunk_size = 0
-    # Batches per step (update), which averages their gradients. Each batch has its own in-batch negatives, while the
-    # chunks above share those of the whole batch. One batch is in memory at a time, and nothing is computed twice.
+    # Gradient accumulation: batches per step, whose gradients are averaged. Each batch has only its own in-batch
+    # negatives, and one batch is in memory at a time.
     c.train.accumulate = 1
-    # Steps with a loss, gradient or update that is not finite: this many of a run are skipped (only the step number
-    # changes) and counted in metrics.jsonl; the next one stops the run and names the source. 0: the first one does.
+    # Skip up to this many steps whose loss, gradient or update is not finite; the next one stops the run. A skipped
+    # step changes only the step number, and metrics.jsonl counts it.
     c.train.skip_nonfinite = 0
-    c.train.log_every = 10  # steps
-    # Experiment trackers that get every logged step while it trains: "trackio", "wandb", "mlflow", which must be
-    # installed; a failure of one ends no training. `jaxret track` sends a run afterwards.
+    c.train.log_every = 10  # steps between lines of metrics.jsonl
+    # Experiment trackers that get every logged line during training: "trackio", "wandb", "mlflow". They must be
+    # installed. If one fails, training continues, and `jaxret track` sends the rest later.
     c.train.trackers = ()
-    c.train.tracker_project = "jaxret"  # the project there (of mlflow: the experiment)
-    c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: once an epoch
+    c.train.tracker_project = "jaxret"  # project at the trackers (mlflow: experiment)
+    c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: an epoch
 
-    c.validation = ConfigDict()
-    c.validation.batch_size = 128
-    # Passages to retrieve from: all relevant dev passages, filled up to this number with their hard negatives, then
-    # with training passages.
+    c.validation = ConfigDict()  # Validation during training; needs data.dev (docs/training.md).
+    c.validation.batch_size = 128  # queries of a batch for nll, average_rank and accuracy
+    # Number of passages to retrieve from: all relevant dev passages, then their hard negatives, then training passages.
     c.validation.pool_size = 2000
-    # A whole corpus to retrieve from instead, at every validation: a folder or file with passages, judged by
-    # the judgements of data.dev; or "train": all training and dev passages. Vectors are not stored:
-    # passages are encoded and scored a batch at a time, on the devices.
+    # Retrieve from a whole corpus instead of the pool: a source with passages, judged by data.dev; or "train": all
+    # training and dev passages. Each validation encodes the corpus; vectors are not stored.
     c.validation.corpus = ""
-    # Metric of the best checkpoint: RR@10, Success@5, Success@20, with a corpus also nDCG@10 and R@100; nll or
-    # average_rank inside a batch, as in MLR's published code (128 queries with two documents each).
+    # Metric that selects the best checkpoint: RR@10, Success@5, Success@20; with a corpus also nDCG@10 and R@100; or
+    # nll or average_rank inside a batch, as in MLR's published code.
     c.validation.metric = "RR@10"
-    # Another metric from epoch `then_from` on; "": none. From there the best checkpoint is the best by the new metric,
-    # however good earlier ones were: different metrics are not compared.
+    # Another metric, from epoch validation.then_from on; "": none. From then on only checkpoints with the new metric
+    # can be the best.
     c.validation.then = ""
-    c.validation.then_from = 32.0
-    # Which checkpoint counts as the best: that with the best metric, or "last", whatever is measured. Encoding, search,
-    # mining, teaching and train.start_from use it.
+    c.validation.then_from = 32.0  # epoch
+    # Which checkpoint is the best one: metric (the best by the metric), or last (the last one). Encoding, search,
+    # mining, train.teacher and train.start_from use it.
     c.validation.best = "metric"
 
-    # Separate seeds, so that one can be varied alone.
+    # Seeds. They are separate so that one can be varied alone.
     c.seed = ConfigDict()
-    c.seed.init = 12345
-    c.seed.data = 12345
-    c.seed.dropout = 12345
-    c.seed.negatives = 12345
+    c.seed.init = 12345  # initial values of new parameters
+    c.seed.data = 12345  # order of the examples, and data.subset
+    c.seed.dropout = 12345  # dropout masks
+    c.seed.negatives = 12345  # choice of hard negatives
 
+    # Devices and processes (docs/clusters.md).
     c.mesh = ConfigDict()
-    c.mesh.fsdp = 1  # parameters are split over this many devices, the batch over all
-    # Dtype of the sum of gradients over devices: float32, or bfloat16 for half the traffic and less precision.
+    c.mesh.fsdp = 1  # devices to split the parameters over; the batch is always split over all devices
+    # Precision of the sum of gradients over devices: float32, or bfloat16 for half the traffic.
     c.mesh.reduce_dtype = "float32"
-    c.mesh.coordinator = ""  # several hosts: "auto" on a TPU pod or under Slurm, else host:port of process 0
-    c.mesh.num_processes = 1
-    c.mesh.process_id = 0
+    # Several hosts: "auto" on a TPU pod or under Slurm, else HOST:PORT of process 0. "": one process.
+    c.mesh.coordinator = ""
+    c.mesh.num_processes = 1  # with HOST:PORT: number of processes
+    c.mesh.process_id = 0  # with HOST:PORT: number of this process, from 0
     c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
-    # tpu, gpu or cpu: an error if there is none. "": JAX's default, the CPU if there is no accelerator. `jaxret encode`
-    # and `search` have a --platform of their own.
+    # Required platform: tpu, gpu or cpu; an error if it is absent. "": JAX's default, which is the CPU without an
+    # accelerator. `jaxret encode` and `jaxret search` have a flag --platform instead.
     c.mesh.platform = ""
 
-    c.encode = ConfigDict()
-    c.encode.tokens_per_batch = 16384
-    # Passages per shard, and MB (10^6 bytes) of vectors, whichever is less: the work that a killed job loses. On a CPU
-    # also no more than a minute's work at 50 GFLOP/s, by the sizes of the encoder. The same on every such machine.
+    c.encode = ConfigDict()  # Encoding of a corpus (docs/encoding.md).
+    c.encode.tokens_per_batch = 16384  # tokens of a batch, about, over all devices
+    # Passages of a shard, at most; a killed job loses the shards that it was computing. On a CPU a shard also has at
+    # most about a minute's work (docs/files.md).
     c.encode.shard_rows = 8192
-    c.encode.shard_mb = 64
-    c.encode.words = 0  # splade: words of a passage to store at most, the heaviest ones; 0: all that have a weight
-    # Numbers of a vector that encoding and search keep: its first ones, scaled to length 1 again if `normalize`; 0: all.
-    # For models trained with loss.matryoshka. A sentence-transformers directory sets it (truncate_dim).
+    c.encode.shard_mb = 64  # MB (10^6 bytes) of vectors in a shard, at most
+    c.encode.words = 0  # SPLADE and uniCOIL: store only this many words of a passage, the heaviest; 0: all
+    # Numbers of a vector to keep, from the first one, scaled to length 1 again with `normalize`; 0: all. For models
+    # trained with loss.matryoshka. The truncate_dim of a sentence-transformers directory sets it.
     c.encode.dimension = 0
-    c.encode.dtype = "float32"  # of the vectors on disk: float32 or float16
+    c.encode.dtype = "float32"  # of vectors on disk: float32 or float16
 
     return c
