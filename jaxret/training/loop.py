@@ -326,11 +326,15 @@ class Trainer:
         if start is None and step == total:
             recorder.save(state, step, validate=True)
         stopping, single_process = False, jax.process_count() == 1
+        before: dict[str, Any] = {}  # metrics of the last step but one
+        values: dict[str, Any] = {}
         self.meter.restart()
         bar = Progress("train", total, "step", step, self.job.progress)
         with stop_on_sigterm() as stop, bar, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:
                 batch = prefetcher.take(step, state)
+                jax.block_until_ready(before)  # more than two steps in flight use memory and, on CPUs, can deadlock
+                before = values
                 state, values = self.train_step(state, batch)
                 self.meter.add(batch, values.pop("real_tokens"))
                 step += 1
