@@ -394,6 +394,9 @@ WRONG_ARGUMENTS = {
     "i.search(['x'], '3')": "k is '3'; it must be a whole number",
     "i.search(['x'], None)": "k is None; it must be a whole number",
     "i.search(['x'], True)": "k is True; it must be a whole number",
+    "i.search(['x'], -(10**5000))": "k is a number of thousands of digits; it must have at most 18 digits",
+    "R.open(run, 10**20)": "checkpoint is 100000000000000000000; it must have at most 18 digits",
+    "r.encode_queries([10**5000])": "queries[0] is a number of thousands of digits; it must be a text",
     "i.search(['x'], -1)": "k is -1; it must be at least 1",
     "i.search(['x'], texts='no')": "texts is 'no'; it must be True or False",
     "i.filtered(3)": 'filters[0] is 3; it must be a text "FIELD:VALUE"',
@@ -408,6 +411,7 @@ WRONG_ARGUMENTS = {
     "S(filters='a:b')": "filters is 'a:b'; it must be a tuple of texts",
     "E(shard_rows=2.5)": "shard_rows is 2.5; it must be a whole number",
     "E(lease='long')": "lease is 'long'; it must be a number",
+    "E(lease=float('nan'))": "lease is nan; it must be a finite number",
 }
 PROGRAM = """
 import json, sys

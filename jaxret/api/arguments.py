@@ -12,6 +12,7 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
+_TOO_LARGE = 10**18  # 64 bits hold what is smaller
 PathLike = str | os.PathLike[str]
 
 
@@ -44,9 +45,12 @@ def whole_number(name: str, value: Any, expected: str = "a whole number") -> int
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} is {_shown(value)}; it must be {expected}") from None
+    if abs(number) >= _TOO_LARGE:
+        raise ValueError(f"{name} is {_shown(value)}; it must have at most 18 digits")
+    return number
 
 
 def checked_questions(texts: Sequence[str]) -> list[str]:
@@ -81,4 +85,7 @@ def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
 
 
 def _shown(value: Any) -> str:
-    return f"{value!r:.60}"
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"

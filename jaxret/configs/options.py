@@ -5,6 +5,7 @@ The command line makes its flags of the fields (`jaxret/cli/flags.py`); function
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -28,12 +29,14 @@ def option(
 
 def check_options(options: Any) -> None:
     """Raise ValueError for a field of a dataclass of another type than its annotation's, or that is not one of its
-    choices, or below its lower bound."""
+    choices, or below its lower bound, or a number that is not finite."""
     hints = get_type_hints(type(options))
     for each in fields(options):
         value, metadata = getattr(options, each.name), each.metadata
         if not _fits(value, hints[each.name]):
             raise ValueError(f"{each.name} is {value!r:.60}; it must be {_describe_type(hints[each.name])}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{each.name} is {value}; it must be a finite number")
         if choices := metadata.get("choices"):
             if value not in choices:
                 raise ValueError(f"{each.name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")

@@ -176,7 +176,10 @@ def _parse_json(text: str, location: Location) -> Any:
 
 
 def _broken_json(location: Location, error: object) -> DataError:
-    return location.error("broken JSON", f"this is not JSON ({error})", "write one whole JSON value")
+    cause = str(error)
+    if cause.startswith("Exceeds the limit"):  # Python's own message is about a setting of Python
+        cause = "a whole number in it has more than 4,300 digits"
+    return location.error("broken JSON", f"this is not JSON ({cause})", "write one whole JSON value")
 
 
 def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:

@@ -69,7 +69,7 @@ _FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
 KINDS = tuple(_FORMULAS)
 _NEEDS_CUTOFF = ("R", "Success")
 _UNTHRESHOLDED = ("nDCG",)  # graded gains: ir-measures knows no rel= here
-_NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]*)\))?(@(?P<cutoff>[1-9][0-9]*))?")
+_NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]{0,8})\))?(@(?P<cutoff>[1-9][0-9]{0,8}))?")
 KNOWN_MEASURES = (
     "nDCG@k, RR@k, R@k, Success@k, AP@k, and whole rankings' nDCG, RR, AP, with k from 1, as in nDCG@10; "
     "all but nDCG also count only relevance n and above as NAME(rel=n), as in RR(rel=2)@10"
@@ -104,7 +104,7 @@ def parse_measure(name: str) -> Measure:
     """Parse a name such as "nDCG@10" or "AP(rel=2)". Raises ValueError with the valid names."""
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _FORMULAS:
-        raise ValueError(f"unknown measure {name!r}{_suggest_measure(name)}; known are {KNOWN_MEASURES}")
+        raise ValueError(f"unknown measure {name!r:.60}{_suggest_measure(name)}; known are {KNOWN_MEASURES}")
     kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
     if cutoff is None and kind in _NEEDS_CUTOFF:
         raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; known are {KNOWN_MEASURES}")

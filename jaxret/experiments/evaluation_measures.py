@@ -70,7 +70,7 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
 
 
 def _accuracy_cutoff(name: str) -> int:
-    match = re.fullmatch(_ACCURACY + "([1-9][0-9]*)", name)
+    match = re.fullmatch(_ACCURACY + "([1-9][0-9]{0,8})", name)
     if match is None:
-        raise ValueError(f"unknown measure {name!r}; by answers it is Accuracy@k with k from 1, as in Accuracy@20")
+        raise ValueError(f"unknown measure {name!r:.60}; by answers it is Accuracy@k with k from 1, as in Accuracy@20")
     return int(match[1])

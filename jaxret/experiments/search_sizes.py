@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,8 +21,8 @@ ALL = "all"  # as a size: all numbers that are stored
 def parse_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     """Return the sizes of --dimension, 0 for "all". Raises ValueError for another text, and for one twice."""
     for text in texts:
-        if text != ALL and not (text.isdecimal() and int(text)):
-            raise ValueError(f"--dimension={','.join(texts)}: {text!r} is no whole number from 1 on, and not {ALL!r}")
+        if text != ALL and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+            raise ValueError(f"--dimension: {text!r:.60} is no whole number from 1 on, and not {ALL!r}")
     sizes = tuple(0 if text == ALL else int(text) for text in texts)
     if len(set(sizes)) != len(sizes):
         raise ValueError(f"--dimension={','.join(texts)} has a size twice; leave one of them out")

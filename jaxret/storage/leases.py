@@ -261,7 +261,7 @@ class Leases:
         return self._time
 
     def _beat(self) -> None:
-        while not self._ended.wait(self.bound / _BEATS):
+        while not self._ended.wait(min(self.bound / _BEATS, threading.TIMEOUT_MAX)):
             for lease in list(self._held):
                 with contextlib.suppress(OSError):  # a lost lease is detected when files are published
                     os.utime(lease.work / _OWNER)

@@ -15,6 +15,8 @@ from jaxret.configs import change_config, load_config, locate_config
 from jaxret.data.formats import parse_source
 from jaxret.evaluation.metrics import parse_measure
 from jaxret.experiments.compare_runs import split_argument
+from jaxret.experiments.evaluation_measures import choose_measures
+from jaxret.experiments.search_sizes import parse_sizes
 from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
 from jaxret.index.shards import ShardError
 from jaxret.parallel.chips import parse_topology
@@ -57,6 +59,27 @@ def test_a_text_is_parsed_or_refused(name: str, data: st.DataObject) -> None:
         parse(text)
     text = data.draw(mixed(valid))
     assert refusal(lambda: parse(text), ValueError, FileNotFoundError) != ""
+
+
+LONG = "1" * 5_000  # digits; Python reads 4,300
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message"),
+    [
+        (parse_measure, f"nDCG@{LONG}", "^unknown measure 'nDCG@1111"),
+        (parse_measure, f"RR(rel={LONG})@10", r"^unknown measure 'RR\(rel=1111"),
+        (lambda text: choose_measures([text], 10), f"Accuracy@{LONG}", "^unknown measure 'Accuracy@1111"),
+        (parse_candidates, f"mean:{LONG}", "^--candidates is 'mean:1111"),
+        (lambda text: parse_sizes([text]), LONG, "^--dimension: '1111"),
+        (lambda text: parse_settings(text, SEARCH_SETTINGS), f"query_cut={LONG}", "query_cut=NUMBER is expected"),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_refused_by_its_name(
+    parse: Callable[[str], Any], text: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(text)
 
 
 @hypothesis.given(

@@ -420,3 +420,11 @@ def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
     assert len(set(noted)) == len(noted) >= pieces - killed
     names = {path.name for path in (tmp_path / "shared").iterdir()}
     assert names == {"log", *(f"piece{n}" for n in range(pieces))}
+
+
+def test_a_lease_of_any_length_is_touched(tmp_path: Path) -> None:
+    """Longer than a thread can wait; what touches the leases of a job does not end by an error."""
+    with Leases(tmp_path, 1e30) as leases:
+        leases.claim("x")
+        leases._heart.join(0.1)
+        assert leases._heart.is_alive()

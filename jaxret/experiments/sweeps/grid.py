@@ -131,8 +131,10 @@ def _of_other_family(key: str, family: str) -> bool:
 def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
     values = []
     for text in seeds:
-        if not re.fullmatch(r"\d+", text):
-            raise ValueError(f"--seeds={','.join(seeds)}: {text!r} is no seed, which is a whole number of at least 0")
+        if not re.fullmatch(r"\d{1,18}", text):
+            raise ValueError(
+                f"--seeds: {text!r:.60} is no seed, which is a whole number of at least 0 and at most 18 digits"
+            )
         values.append(int(text))
     if twice := [value for value in values if values.count(value) > 1]:
         raise ValueError(f"--seeds has {twice[0]} twice, and a run counts once")

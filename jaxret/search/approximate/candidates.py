@@ -6,6 +6,7 @@ All results have exact scores; passages that are no candidates are missed, and `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -44,9 +45,11 @@ class CandidateSpec(NamedTuple):
 def parse_candidates(text: str) -> CandidateSpec:
     """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""
     front, _, count = text.partition(":")
-    if front not in PROXIES or not count.isdecimal() or int(count) < 1:
+    if front not in PROXIES or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
         examples = ", ".join(f"{name}:1000" for name in PROXIES)
-        raise ValueError(f"--candidates is {text!r}; it must be a front and how many passages it proposes: {examples}")
+        raise ValueError(
+            f"--candidates is {text!r:.60}; it must be a front and how many passages it proposes: {examples}"
+        )
     return CandidateSpec(front, int(count))
 
 

@@ -97,9 +97,9 @@ def parse_parameters(index: Any, text: str) -> dict[str, float]:
         name, _, value = part.partition("=")
         if name not in (*names, FACTOR):
             raise ValueError(f"{text}: this index has no parameter {name!r}; it has {', '.join((*names, FACTOR))}")
-        number = float(value) if re.fullmatch(r"\d+(\.\d+)?" if name == FACTOR else r"\d+", value) else 0.0
+        number = float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?" if name == FACTOR else r"\d{1,9}", value) else 0.0
         if number < 1:
-            raise ValueError(f"{text}: {name}=NUMBER is expected, a number from 1, not {part!r}")
+            raise ValueError(f"{text}: {name}=NUMBER is expected, a number from 1, not {part!r:.60}")
         parameters[name] = number
     return parameters
 

@@ -56,7 +56,7 @@ def parse_settings(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
         name, _, value = part.partition("=")
         if name not in kinds:
             raise ValueError(f"{text}: Seismic has no setting {name!r}; it has {', '.join(kinds)}")
-        pattern = r"[0-9]+" if kinds[name] is int else r"[0-9]+(\.[0-9]+)?"
+        pattern = r"[0-9]{1,9}" if kinds[name] is int else r"[0-9]{1,9}(\.[0-9]+)?"
         if not re.fullmatch(pattern, value) or not float(value):
             kind = "a whole number" if kinds[name] is int else "a number"
             raise ValueError(f"{text}: {name}=NUMBER is expected, {kind} above 0, not {part!r}")

@@ -167,6 +167,7 @@ def test_parameters_that_an_index_does_not_have(corpus: EncodedCorpus) -> None:
         "nprobe": "nprobe=NUMBER is expected, a number from 1, not 'nprobe'",
         "nprobe=0": "a number from 1, not 'nprobe=0'",
         "nprobe=1.5": "not 'nprobe=1.5'",
+        "nprobe=12345678901234567890123": "not 'nprobe=12345678901234567890123'",
         "nprobe=4;max_codes=3": "not 'nprobe=4;max_codes=3'",
     }.items():
         with pytest.raises(ValueError, match=f"^--index_parameters={text}: .*{message}"):
