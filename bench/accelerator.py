@@ -151,9 +151,9 @@ def plan(size: Size, verb: str, *arguments: str) -> dict[str, Any] | None:
         capture_output=True,
         text=True,
     )
-    if not done.stdout.startswith("["):
+    if not done.stdout.startswith('{"event": "plan"'):
         raise RuntimeError(f"jaxret plan {verb} failed: {done.stderr.strip()[-500:]}")
-    values: dict[str, Any] = json.loads(done.stdout)[0]
+    values: dict[str, Any] = json.loads(done.stdout)["plan"]
     return values
 
 

@@ -9,15 +9,18 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from jaxret.cli.app import HELP, report_errors, run_command
+from jaxret.cli.app import HELP, report_errors, requests_events, run_command
 from jaxret.cli.verbs import VERBS
 from jaxret.configs.synonyms import suggest_name
+from jaxret.parallel.events import start_events
 
 
 def main(*words: str) -> None:
     """Run the verb of the command line. `words` are put before it: the verb, in the script of one verb."""
     arguments = [*words, *sys.argv[1:]]
     with report_errors():
+        if requests_events(arguments):
+            start_events()
         group = f"{arguments[0]} " if arguments and arguments[0] not in HELP else ""
         if any(verb.startswith(group) for verb in VERBS) and HELP.intersection(arguments[bool(group) :][:1]):
             print(overview(group))

@@ -220,11 +220,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAXRET_DEBUG": ""}
 
 
-def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of the scripts to its end, in the folder of the repository."""
-    return subprocess.run(
-        command(script, *arguments), cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
-    )
+def run_script(script: str, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs one of the scripts to its end, in the folder of the repository. input: its standard input."""
+    options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment(), "capture_output": True, "text": True}
+    options["errors"] = "surrogateescape"  # bytes that are no UTF-8
+    return subprocess.run(command(script, *arguments), input=input, timeout=300, **options)
 
 
 _MEASURE = """

@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from operator import getitem
 from types import ModuleType
@@ -23,12 +23,14 @@ from absl import flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.configs import all_keys, load_config, locate_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
+from jaxret.parallel.events import emit
 from jaxret.storage.atomic import cache_folder
 from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
+_JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
 
 # Exit statuses
 INTERRUPTED = 130  # the status that shells use for Ctrl-C
@@ -51,7 +53,7 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         if _debugging():
             raise
-        print("interrupted", file=sys.stderr)
+        _report("interrupted", "interrupted", INTERRUPTED)
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:  # `jaxret search ... | head`
         # Else Python reports a second error when it flushes at exit.
@@ -62,16 +64,26 @@ def report_errors() -> Iterator[None]:
             raise
         message = describe_error(error)
         if message:
-            print(f"error: {message}", file=sys.stderr)
+            _report(f"error: {message}", message, 1)
             if _lost_a_process(error):
                 _end_at_once()
             raise SystemExit(1) from error
-        first = _first_line(error)
-        print(
-            f"unexpected error: {type(error).__name__}: {first} (JAXRET_DEBUG=1 shows where; please report it)",
-            file=sys.stderr,
-        )
+        first = f"{type(error).__name__}: {_first_line(error)}"
+        _report(f"unexpected error: {first} (JAXRET_DEBUG=1 shows where; please report it)", first, UNEXPECTED)
         raise SystemExit(UNEXPECTED) from error
+
+
+def _report(line: str, message: str, status: int) -> None:
+    """Print a line on an error, and emit its event; a program that reads no more does not change the status."""
+    print(line, file=sys.stderr)
+    with suppress(BrokenPipeError):
+        emit("error", message=message, status=status)
+
+
+def requests_events(arguments: Iterable[str]) -> bool:
+    """Return whether --json is set, before flags are parsed: an error in these is an event, too."""
+    values = [match for argument in arguments if (match := re.fullmatch(r"--?(no)?json(?:=(.*))?", argument))]
+    return bool(values) and not values[-1][1] and (values[-1][2] or "true").lower() in ("true", "t", "1")
 
 
 def describe_error(error: Exception) -> str:
@@ -188,7 +200,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
     try:
         values = flags.FLAGS(["jaxret", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name]
+        names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name, _JSON.name]
         if "config" in names:
             names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
@@ -276,7 +288,7 @@ def help_text(module: ModuleType) -> str:
     if _arguments(module):
         lines += ["Arguments:", *(f"  {name:<16} {meaning}" for name, meaning in _arguments(module).items()), ""]
     lines.append("Flags:")
-    for holder in (*_verb_flags(module), _QUIET):
+    for holder in (*_verb_flags(module), _QUIET, _JSON):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
         required = any("must have a value" in validator.message for validator in flag.validators)

@@ -14,6 +14,7 @@ _CLEAR = flags.DEFINE_enum("clear", None, ["tokens", "compiled", "all"], "kind o
 def main() -> None:
     from datetime import datetime
 
+    from jaxret.parallel.events import emit
     from jaxret.storage.atomic import cache_folder
     from jaxret.storage.cache import KINDS, cache_entries, cache_limit, clear_cache
 
@@ -24,6 +25,7 @@ def main() -> None:
         entries, limit = cache_entries(cache_folder(kind)), cache_limit(kind)
         size = sum(entry.size for entry in entries)
         print(f"{cache_folder(kind)}: {len(entries):,} {title}, {size / 1e6:,.1f} MB of at most {limit / 1e9:,.1f} GB")
+        emit("cache", kind=kind, folder=cache_folder(kind), entries=len(entries), bytes=size, limit=limit)
         if kind == "tokens":
             for entry in reversed(entries):
                 used = datetime.fromtimestamp(entry.used)

@@ -19,17 +19,21 @@ _DATA = flags.DEFINE_list(
 )
 _MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all that every result has")
 _REPORT = flags.DEFINE_string("report", "", "HTML file for a report of the runs, as jaxret report writes it")
-_FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex", "json"], "output format")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex"], "output format")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the randomisation test and of the intervals")
 _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomisation test", lower_bound=1000)
 
 
 def main(*runs: str) -> None:
-    from jaxret.experiments.compare_runs import compare_on_sets, render_sets
+    from jaxret.experiments.compare_runs import compare_on_sets, emit_comparisons, render_sets
     from jaxret.experiments.report.write_report import ReportOptions, run_folders, write_report
+    from jaxret.parallel.events import emit
 
     sets = compare_on_sets(runs, _DATA.value, _MEASURES.value or (), _SEED.value, _RESAMPLES.value)
     print(render_sets(sets, _FORMAT.value))
+    emit_comparisons(sets)
     if _REPORT.value:
         options = ReportOptions(tuple(sets), tuple(_MEASURES.value or ()))
-        print(f"report: {write_report(run_folders(runs), _REPORT.value, options)}", file=sys.stderr)
+        path = write_report(run_folders(runs), _REPORT.value, options)
+        print(f"report: {path}", file=sys.stderr)
+        emit("file", kind="report", path=path)

@@ -21,8 +21,11 @@ _ON_ERROR = shared_flags.on_error()
 def main(source: str, folder: str) -> None:
     from jaxret.data.formats import Policy
     from jaxret.data.formats.build_data_set import build_data_set
+    from jaxret.parallel.events import emit
 
     policy = Policy(_ON_ERROR.value)
-    print(build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy))
+    done = build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy)
+    print(done)
+    emit("conversion", source=done.source, records=done.written, lost=done.lost)
     if policy.report():
         print(policy.report())

@@ -22,10 +22,13 @@ _ON_ERROR = shared_flags.on_error()
 def main(source: str, destination: str) -> None:
     from jaxret.data.formats import Policy
     from jaxret.data.formats.convert import convert_data
+    from jaxret.parallel.events import emit
     from jaxret.storage.atomic import require_parent
 
     require_parent(destination, "DST")
     policy = Policy(_ON_ERROR.value)
-    print(convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy))
+    done = convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy)
+    print(done)
+    emit("conversion", source=done.source, records=done.written, lost=done.lost)
     if policy.report():
         print(policy.report())

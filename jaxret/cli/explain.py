@@ -25,9 +25,12 @@ _CHECKPOINT = shared_flags.checkpoint()
 def main() -> None:
     from jaxret.data.records import Passage
     from jaxret.experiments.explain import explain_in_run
+    from jaxret.parallel.events import emit
 
     if not (_QUERY.value or _PASSAGE.value or _PASSAGE_ID.value) or (_PASSAGE.value and _PASSAGE_ID.value):
         raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
     passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
     stored = (_PASSAGE_ID.value, _CORPUS.value)
-    print(explain_in_run(_WORKDIR.value, _CHECKPOINT.value, _QUERY.value, passage, stored, _TOP.value))
+    text = explain_in_run(_WORKDIR.value, _CHECKPOINT.value, _QUERY.value, passage, stored, _TOP.value)
+    print(text)
+    emit("listing", lines=text.splitlines())

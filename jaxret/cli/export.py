@@ -31,6 +31,9 @@ _OPTIONS = OptionFlags(StoreOptions)
 
 def main() -> None:
     from jaxret.export.export import export
+    from jaxret.parallel.events import emit
 
     flags_of_all = _WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, _QUERIES.value
-    print(export(*flags_of_all, _OPTIONS()))
+    text = export(*flags_of_all, _OPTIONS())
+    print(text)
+    emit("export", to=_TO.value, path=_OUT.value, notes=text.splitlines())

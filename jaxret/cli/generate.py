@@ -27,10 +27,18 @@ _PLATFORM = shared_flags.platform()
 def main() -> None:
     decoding, options = _DECODING(), _OPTIONS()
     from jaxret.mining.generate_queries import generate_queries
+    from jaxret.parallel.events import emit
     from jaxret.parallel.processes import require_platform
 
     require_platform(_PLATFORM.value, "--platform")
     result = generate_queries(_MODEL.value, _CORPUS.value, _OUT.value, decoding, options)
     print(f"{result.queries:,} queries for {result.with_queries:,} of {result.passages:,} passages")
+    emit(
+        "generation",
+        queries=result.queries,
+        passages=result.passages,
+        with_queries=result.with_queries,
+        files=result.files,
+    )
     for file in result.files:
         print(f"written: {file}")

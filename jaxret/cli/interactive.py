@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from jaxret.cli.app import describe_error
 from jaxret.experiments.search_files import describe_passages, show_answer
 from jaxret.index.shards import ShardError
+from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
 from jaxret.search.searcher import Searcher
 
@@ -35,6 +36,7 @@ def interact(searcher: Searcher, k: int) -> None:
             ):  # nobody reads any more; or nobody foresaw it
                 raise
             print(f"error: {describe_error(error)}", file=sys.stderr)
+            emit("error", message=describe_error(error), status=0)
         sys.stdout.flush()
 
 

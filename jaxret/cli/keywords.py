@@ -15,6 +15,8 @@ _COUNT = flags.DEFINE_integer("count", 8, "words for each passage", lower_bound=
 def main() -> None:
     from jaxret.data.formats import Corpus
     from jaxret.mining.keywords import write_keywords
+    from jaxret.parallel.events import emit
 
     with_keywords, total = write_keywords(Corpus.open(_CORPUS.value), _OUT.value, _COUNT.value)
+    emit("file", kind="pseudo-queries", path=_OUT.value)
     print(f"{with_keywords:,} of {total:,} passages have keywords, written to {_OUT.value}")

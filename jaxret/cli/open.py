@@ -24,5 +24,9 @@ _DOWNLOAD = shared_flags.download()
 
 def main(model: str) -> None:
     from jaxret.export.import_model import import_model
+    from jaxret.parallel.events import emit
 
-    print(import_model(model, _WORKDIR.value, _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value))
+    options = _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value
+    text = import_model(model, _WORKDIR.value, *options)
+    print(text)
+    emit("run", workdir=_WORKDIR.value, model=model, notes=text.splitlines())

@@ -22,7 +22,6 @@ _CONFIG = shared_flags.optional_config("config to plan")
 _CONFIGS = flags.DEFINE_string("configs", "", "with `table`: folder whose configs are all planned")
 _SIZES = flags.DEFINE_boolean("sizes", False, "with `table` and --configs: bytes and search time of corpora")
 _TOPOLOGY = flags.DEFINE_list("topology", [], "chips, such as v5e:4x4, v5p:2x2x1, h100:8; several separated by commas")
-_JSON = flags.DEFINE_boolean("json", False, "print JSON instead of text")
 _UTILIZATION = flags.DEFINE_float(
     "utilization", 0.4, "expected share of the chips' full rate, for the hours", lower_bound=0.01, upper_bound=1
 )
@@ -46,7 +45,6 @@ def main(subject: str = "train") -> None:
         topologies=tuple(_TOPOLOGY.value),
         configs_folder=_CONFIGS.value,
         sizes=_SIZES.value,
-        json=_JSON.value,
         utilization=_UTILIZATION.value,
         advice=_ADVICE.value,
         passages=_PASSAGES.value,

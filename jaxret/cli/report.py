@@ -20,6 +20,9 @@ _TITLE = flags.DEFINE_string("title", "", "title of the page; default: the names
 
 def main(*runs: str) -> None:
     from jaxret.experiments.report.write_report import ReportOptions, write_report
+    from jaxret.parallel.events import emit
 
     options = ReportOptions(tuple(_DATA.value), tuple(_MEASURES.value), _QUERIES.value, _TITLE.value)
-    print(f"report: {write_report(runs, _OUT.value, options)}")
+    path = write_report(runs, _OUT.value, options)
+    print(f"report: {path}")
+    emit("file", kind="report", path=path)

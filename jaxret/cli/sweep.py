@@ -39,6 +39,7 @@ def main() -> None:
     from jaxret.experiments.recipes.check_recipe import EvaluationSetup
     from jaxret.experiments.sweeps.grid import read_grid
     from jaxret.experiments.sweeps.run_sweep import SweepSetup, list_sweep, report_sweep
+    from jaxret.parallel.events import emit
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.processes import require_platform
 
@@ -53,6 +54,8 @@ def main() -> None:
     name = config_flags.get_config_filename(flags.FLAGS["config"])
     setup = SweepSetup(name, overrides, grid, evaluation, _STAGES.value, _BASELINE.value)
     if _LIST.value:
-        print(list_sweep(setup, _WORKDIR.value))
+        text = list_sweep(setup, _WORKDIR.value)
+        print(text)
+        emit("listing", lines=text.splitlines())
     else:
         report_sweep(setup, _WORKDIR.value, _INDEX.value)

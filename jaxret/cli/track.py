@@ -17,6 +17,8 @@ _PROJECT = flags.DEFINE_string("project", "jaxret", "project (of mlflow: experim
 
 def main(run: str) -> None:
     from jaxret.experiments.track_run import track_run
+    from jaxret.parallel.events import emit
 
     for name, sent in track_run(run, _TO.value, _PROJECT.value).items():
+        emit("tracker", run=run, name=name, lines=sent.lines, evaluations=sent.evaluations)
         print(f"{name}: sent {sent.lines:,} lines of metrics and {sent.evaluations} evaluations of {run}")

@@ -38,6 +38,7 @@ from jaxret.data.lines import PathLike
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.tokenizer import SEPARATOR, TextTokenizer
+from jaxret.parallel.events import emit
 from jaxret.types import Ragged
 
 LENGTHS = (32, 64, 128, 256, 512)
@@ -336,6 +337,8 @@ def print_data_check(source: str, tokenizer: TextTokenizer | None, lengths: Sequ
         print(f"noted: {note}")
     for error in check.policy.errors:
         print(f"bad: {error}")
+    problems = list(map(str, check.policy.errors))
+    emit("data", source=source, lines=check.lines, notes=list(check.policy.describe_notes()), problems=problems)
     if check.policy.errors:
         raise ValueError(f"{source}: {len(check.policy.errors):,} bad records, listed above")
 

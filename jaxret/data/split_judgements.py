@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxret.data.errors import Policy
 from jaxret.data.formats.readers import detect_judgements, read_judgements
 from jaxret.data.records import Judgement
+from jaxret.parallel.events import emit
 from jaxret.storage.atomic import atomic_write, require_other_file
 
 SETS = ("set0", "set1")
@@ -75,6 +76,7 @@ def write_judgement_sets(
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{j.query_id}\t{j.passage_id}\t{j.relevance}\n" for j in entries)
     counts = [f"{len({j.query_id for j in entries}):,}" for entries in sets]
+    emit("split", files=dict(zip(SETS, paths)), queries=[len({j.query_id for j in entries}) for entries in sets])
     print(f"{counts[0]} queries without training queries for their relevant passages: {paths[0]}")
     print(f"{counts[1]} queries with training queries for all their relevant passages: {paths[1]}")
     print(f"{counts[2]} queries with training queries for some of them are in neither set")

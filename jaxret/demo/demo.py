@@ -21,7 +21,12 @@ from jaxret.data.formats import read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.demo.python_docs import SummaryPair, load_docstrings, load_questions
 from jaxret.evaluation.comparison import format_p_value
-from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import (
+    emit_table,
+    evaluation_markdown,
+    evaluation_text,
+    write_evaluation,
+)
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
@@ -30,6 +35,7 @@ from jaxret.experiments.report.write_report import ReportOptions, write_report
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.experiments.search_files import print_ranking
 from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.parallel.events import emit
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
@@ -110,6 +116,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
         changes.append(system.change.format(steps=config.train.steps, pairs=config.train.batch_size))
     print_results(workdir, data, table, changes)
     write_demo_report(workdir, data)
+    emit("file", kind="report", path=workdir / REPORT)
     print(f"\n{time.perf_counter() - begin:.0f} seconds in all.")
     print_commands(workdir)
     return workdir / "results.md"
@@ -220,6 +227,7 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
         file.write(f"{evaluation_markdown(table)}\n\n{change_table(table, changes, markdown_table)}\n")
     print(f"\nQuestions about Python, {len(data.passages):,} docstrings to choose from:\n")
     print(f"{evaluation_text(table)}\n\n{change_table(table, changes, aligned_table)}")
+    emit_table(table, workdir / "results.md")
     best = max(SYSTEMS, key=lambda system: table[system.title].mean[MEASURE])
     print(f"\nThe first three passages of the best of them, {best.title}:")
     show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // SHOWN, 1)][:SHOWN])

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxret.evaluation.metrics import MEAN_DECIMALS, Evaluation
 from jaxret.evaluation.text_table import aligned_table, markdown_table
+from jaxret.parallel.events import emit
 from jaxret.storage.atomic import read_json, write_json
 
 Systems = Mapping[str, Evaluation]  # name -> evaluation, in the order of the rows
@@ -99,6 +100,42 @@ def write_evaluation(
     more: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
     more |= {"cost": dict(cost)} if cost else {}
     write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})
+
+
+def emit_evaluation(
+    run: str | os.PathLike[str],
+    results: str | os.PathLike[str],
+    evaluation: Evaluation | None,
+    answers: Evaluation | None = None,
+    cost: Mapping[str, Any] | None = None,
+) -> None:
+    """Emit the event of an evaluation.
+
+    Args:
+        run: the file with the rankings.
+        results: the file of `write_evaluation`.
+        evaluation: the measures that it has; None if there was none, and no file.
+        answers: see `write_evaluation`.
+        cost: see `write_evaluation`.
+    """
+    emit(
+        "evaluation",
+        run=run,
+        results=results if evaluation else None,
+        queries=evaluation.queries_expected if evaluation else None,
+        measures={name: value for one in (evaluation, answers) if one for name, value in _rounded(one).items()},
+        cost=cost or {},
+    )
+
+
+def emit_table(systems: Systems, path: str | os.PathLike[str] | None = None) -> None:
+    """Emit the event of a table of systems. path: the file that it was written to, if any."""
+    emit("table", systems={name: _rounded(one) for name, one in systems.items()}, path=path)
+
+
+def _rounded(evaluation: Evaluation) -> dict[str, float]:
+    """Return the means as files have them."""
+    return {measure: round(value, MEAN_DECIMALS) for measure, value in evaluation.mean.items()}
 
 
 def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:

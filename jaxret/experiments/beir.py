@@ -22,6 +22,7 @@ from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.parallel.events import emit
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
@@ -49,6 +50,7 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
     columns = {Workdir(job.workdir).name: results} | read_columns(job.columns, results, job.split)
     print(beir_table(columns))
     print(f"written to {job.result}")
+    emit("beir", path=job.result, result=result)
     return result
 
 

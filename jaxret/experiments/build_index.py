@@ -11,6 +11,7 @@ from jaxret.data.formats import Policy
 from jaxret.experiments.evaluation_queries import read_evaluation_queries
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shards import ShardError
+from jaxret.parallel.events import emit
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
@@ -60,6 +61,7 @@ def index_corpus(
         recall = measure(encoded, place, queries, options.parameters, progress)
     print("\n".join(recall_table(recall)))
     print(f"{place}: search it with --index={place.name} (without, search is exact)")
+    emit("index", folder=place, factory=options.factory, recall=recall)
     return place
 
 

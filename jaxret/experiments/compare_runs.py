@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from jaxret.evaluation.comparison_table import csv_table, latex_table, sets_tabl
 from jaxret.evaluation.metrics import KINDS, parse_measure
 from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.experiments.evaluation_measures import is_accuracy
+from jaxret.parallel.events import emit
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.identity import RUN_KEYS, trained_on, without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
@@ -133,16 +133,27 @@ def _all_results(locations: Sequence[str]) -> list[str]:
 
 
 def render_sets(sets: Mapping[str, Comparison], form: str = "text") -> str:
-    """Return comparisons and their notes as text, "markdown", "json", "csv" or "latex"; the last two without notes."""
+    """Return comparisons and their notes as text, "markdown", "csv" or "latex"; the last two without notes."""
     comparisons = {name: comparison for name, (comparison, _) in sets.items()}
     if form in ("csv", "latex"):
         return csv_table(comparisons) if form == "csv" else latex_table(comparisons)
     if len(sets) == 1:
         return render_comparison(*next(iter(sets.values())), form)
-    if form == "json":
-        return json.dumps({name: json.loads(render_comparison(*one, form)) for name, one in sets.items()}, indent=1)
     notes = dict.fromkeys(note for _, systems in sets.values() for note in comparison_notes(systems))
     return "\n\n".join([sets_table(comparisons, markdown_table if form == "markdown" else aligned_table), *notes])
+
+
+def emit_comparisons(sets: Mapping[str, Comparison]) -> None:
+    """Emit an event for the comparison on each data set."""
+    for name, (comparison, systems) in sets.items():
+        emit(
+            "comparison",
+            data=name,
+            comparison=comparison.to_json(),
+            results={system: [result.path for result in results] for system, results in systems.items()},
+            digests=next(iter(systems.values()))[0].data,
+            notes=comparison_notes(systems),
+        )
 
 
 def require_comparable(results: Sequence[RunResult]) -> None:
@@ -168,12 +179,8 @@ def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) 
 def render_comparison(
     comparison: SystemComparison, systems: Mapping[str, Sequence[RunResult]], form: str = "text"
 ) -> str:
-    """Return a comparison and its notes as text, "markdown" or "json"."""
+    """Return a comparison and its notes as text or "markdown"."""
     notes = comparison_notes(systems)
-    if form == "json":
-        paths = {name: [str(result.path) for result in results] for name, results in systems.items()}
-        data = next(iter(systems.values()))[0].data
-        return json.dumps({**comparison.to_json(), "results": paths, "data": data, "notes": notes}, indent=1)
     return "\n\n".join([comparison.to_markdown() if form == "markdown" else comparison.to_text(), *notes])
 
 

@@ -13,10 +13,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
 from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.parallel.chips import find_chip
+from jaxret.parallel.events import emit
 from jaxret.search.backends.select import BACKENDS, select_backend
 from jaxret.search.self_check import self_check
 from jaxret.storage.atomic import cache_folder, temporary_path
@@ -251,6 +251,9 @@ def checks_of_machine(workdir: str = "", coordinator: str = "") -> Iterator[Chec
         yield check_coordinator(coordinator)
 
 
-def checks_to_json(checks: list[Check]) -> list[dict[str, Any]]:
-    """Return the checks as JSON, with their marks."""
-    return [asdict(check) | {"mark": check.mark} for check in checks]
+def report_check(check: Check) -> None:
+    """Print a check with its problem, if any, and emit its event."""
+    print(f"{check.mark:<4}  {check.name}: {check.value}", flush=True)
+    if check.problem:
+        print(f"      {check.problem}")
+    emit("check", name=check.name, value=check.value, problem=check.problem, fatal=check.fatal, mark=check.mark)

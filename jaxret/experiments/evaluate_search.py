@@ -10,7 +10,7 @@ from typing import Any
 from jaxret.data.formats import Policy, write_retrieval_results, write_run
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
-from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import has_passages_as_queries, self_matching_queries, without_self_matches
 from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choose_measures
@@ -167,6 +167,7 @@ def write_results(plan: EvaluationPlan, retrieved: Retrieved) -> Evaluation | No
     print(f"run: {plan.run_file}")
     answers = look_for_answers(retrieved, dataset.queries, plan.measures.cutoffs, options.match)
     measured = evaluate(retrieved.rankings, dataset.judgements, plan.measures.judged) if plan.qrels else None
+    cost: dict[str, Any] = {}
     if first := measured or answers:
         source = dataset.provenance(str(plan.queries), str(plan.qrels), plan.policy, plan.remove, options.match)
         if plan.qrels:
@@ -175,7 +176,7 @@ def write_results(plan: EvaluationPlan, retrieved: Retrieved) -> Evaluation | No
             print(evaluation_text({plan.system: measured}))
         made = {**retrieved.provenance, "dataset": source}
         answers = answers if measured else None
-        cost: dict[str, Any] = {"bytes_per_passage": round(retrieved.bytes_per_passage, 1)}
+        cost["bytes_per_passage"] = round(retrieved.bytes_per_passage, 1)
         write_evaluation(plan.results, first, made, answers, cost)
         print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
         if options.latency != 0:
@@ -183,6 +184,7 @@ def write_results(plan: EvaluationPlan, retrieved: Retrieved) -> Evaluation | No
             write_evaluation(plan.results, first, made, answers, cost)
             print(describe_latency(cost["latency"]))
         print(f"evaluation: {plan.results}")
+    emit_evaluation(plan.run_file, plan.results, first, answers if measured else None, cost)
     if options.dpr_results:
         path = plan.run_file.with_suffix(".dpr.json")
         write_dpr_results(path, retrieved.texts, retrieved.rankings, dataset.queries, options.match)

@@ -11,7 +11,7 @@ from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.readers import run_files
 from jaxret.data.records import Rankings
-from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
 from jaxret.evaluation.fusion import METHODS, fuse, tune_weights
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
@@ -75,6 +75,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     write_run(job.out, fused, tag=f"jaxret-fuse-{job.method}")
     print(f"run: {job.out} ({len(fused):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
     if not job.qrels:
+        emit_evaluation(job.out, "", None)
         return None
     evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     names = [Path(run).stem for run in job.runs]
@@ -106,6 +107,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         f"{', '.join(f'{w:g}' for w in weights)})"
     )
     if not job.qrels:
+        emit_evaluation(job.out, "", None)
         return None
     made = {"systems": {each.folder: each.digest for each in systems}, "corpus": systems[0].corpus, "exact": True}
     return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights)}, evaluated)
@@ -178,8 +180,10 @@ def _evaluate(
     result = evaluate(fused, evaluated.judgements, measures)
     systems = {name: evaluate(run, evaluated.judgements, measures) for name, run in parts.items()}
     print(evaluation_text({**systems, "fused": result}))
+    emit_table({**systems, "fused": result})
     path = evaluation_path(job.out)
     dataset = {"name": dataset_name(job.queries), "split": job.split, **evaluated.digests()}
     write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **made}, "dataset": dataset})
     print(f"evaluation: {path}")
+    emit_evaluation(job.out, path, result)
     return result

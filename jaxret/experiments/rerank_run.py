@@ -23,7 +23,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.readers import detect_judgements, run_files
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
-from jaxret.evaluation.evaluation_report import evaluation_text, write_evaluation
+from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import has_passages_as_queries, without_self_matches
 from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
@@ -134,11 +134,14 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
         before, after = (evaluate(run, judgements, inputs.measures.judged) for run in (inputs.rankings, reranked))
         both = before, after
         print(evaluation_text({"before": before, "after": after}))
+        emit_table({"before": before, "after": after})
     answers = answer_accuracies(reranked, inputs.evaluated.queries, inputs.passages, inputs.measures.cutoffs, job.match)
     if both:
         _write_evaluation(reranker, job, inputs, both[1], answers)
     elif answers:
         _write_evaluation(reranker, job, inputs, answers, None)
+    else:
+        emit_evaluation(job.out, "", None)
     return both
 
 
@@ -213,6 +216,7 @@ def _write_evaluation(
         cost["latency"] = _measure_latency(reranker, inputs, job)
         write_evaluation(path, evaluation, provenance, answers, cost)  # written before, too: timing may be interrupted
         print(_describe_latency(cost["latency"]))
+    emit_evaluation(job.out, path, evaluation, answers, cost)
     print(f"evaluation: {path}")
 
 

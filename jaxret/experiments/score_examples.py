@@ -20,6 +20,7 @@ from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Query
 from jaxret.experiments.teachers import TeacherModel, TeacherScorer
 from jaxret.mining.training_queries import require_same_text
+from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
 from jaxret.runs.scorer import OnProgress
 from jaxret.storage.atomic import require_other_file, require_writable
@@ -68,6 +69,7 @@ def score_examples(
     for line in scorer.cut:
         print(line)
     print(f"training data with scores: {out}")
+    emit("file", kind="training data", path=out)
     return pairs
 
 

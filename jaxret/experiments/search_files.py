@@ -20,6 +20,7 @@ from jaxret.experiments.evaluate_search import (
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.index.shards import ShardError
+from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
@@ -158,6 +159,12 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     seconds = time.perf_counter() - start
     print(f"{question}   ({search_kind(searcher)} of {describe_passages(searcher)}, {seconds:.3f} s)")
     print_ranking(ranking, passages)
+    hits = []
+    for rank, (key, score) in enumerate(ranking, 1):
+        passage = passages.get(key)  # None where texts cannot be read
+        texts = {"title": passage.title, "text": passage.text} if passage else {"title": None, "text": None}
+        hits.append({"rank": rank, "id": key, "score": score, **texts})
+    emit("hits", question=question, exact=search_kind(searcher).startswith("exact"), seconds=seconds, hits=hits)
 
 
 def print_ranking(ranking: Sequence[tuple[str, float]], passages: Mapping[str, Passage]) -> None:

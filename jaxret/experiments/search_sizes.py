@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxret.evaluation.evaluation_report import evaluation_text
+from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
@@ -68,5 +68,7 @@ def search_sizes(
         measured |= {count: of_size} if of_size else {}
     if len(measured) > 1:
         print("\nby numbers of a vector:")
-        print(evaluation_text({str(count): measured[count] for count in sorted(measured)}))
+        table = {str(count): measured[count] for count in sorted(measured)}
+        print(evaluation_text(table))
+        emit_table(table)
     return measured

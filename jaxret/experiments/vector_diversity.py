@@ -14,6 +14,7 @@ from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.models.pooling import POOLINGS
+from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
 
@@ -114,9 +115,9 @@ def report_diversity(run: Run, data: str | Path, split: str, progress: bool = Tr
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}
-    write_json(
-        path, {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
-    )
+    values = {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
+    write_json(path, values)
+    emit("diversity", path=path, result=values)
     lines = [
         f"{result.pairs:,} pairs of a query and a relevant passage; {result.passages:,} passages have several queries",
         f"1 - cos of two vectors of a passage, on average: {result.distance:.2g}",

@@ -23,6 +23,7 @@ from jaxret.index.shards import (
     read_manifest,
     read_shard_json,
 )
+from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, stored_config
 from jaxret.runs.workdir import Workdir
@@ -62,9 +63,10 @@ def report_verification(folder: str | Path) -> None:
     damages = [result.problem for result in results if result.problem]
     for damage in damages:
         print(f"bad: {damage}")
-    for result in results:
-        if result.warning:
-            print(f"warning: {result.warning}")
+    warnings = [result.warning for result in results if result.warning]
+    for warning in warnings:
+        print(f"warning: {warning}")
+    emit("verification", folder=folder, items=len(results), problems=damages, warnings=warnings)
     if damages:
         raise ValueError(f"{folder}: {len(damages):,} of {len(results):,} items are damaged, listed above")
     print(f"{folder}: {len(results):,} items verified, nothing is damaged")

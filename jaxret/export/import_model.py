@@ -12,6 +12,7 @@ from jaxret.models.encoders.architectures import read_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.encoders.sentence_transformers import LENGTHS, TITLE_SEPARATOR
 from jaxret.models.heads import read_model_keys
+from jaxret.parallel.events import without_events
 from jaxret.runs.from_sentence_transformers import UNSET, settings_family
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
@@ -41,7 +42,7 @@ def import_model(
     if Workdir(workdir).config.exists():
         directory = make_run(model, workdir, token, download, normalize, title_separator)
         return _describe(open_run(workdir), directory)
-    with new_folder(Path(workdir)) as folder:
+    with new_folder(Path(workdir)) as folder, without_events():
         directory = make_run(model, folder, token, download, normalize, title_separator)
         return _describe(open_run(folder), directory)
 

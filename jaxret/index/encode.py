@@ -18,9 +18,10 @@ from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import BEGUN, DTYPES, ShardWriter, announcement_files, read_entry, read_manifest
+from jaxret.index.shards import BEGUN, DTYPES, Manifest, ShardWriter, announcement_files, read_entry, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
+from jaxret.parallel.events import emit
 from jaxret.parallel.progress import job_log
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
@@ -127,7 +128,25 @@ def _cut(run: Run, stored: Path, folder: Path, options: EncodeOptions, progress:
     )
     written = cut_corpus(run, stored, folder, options.dtype, progress)
     manifest = read_manifest(folder / "manifest.json")
-    return EncodeResult(folder, manifest.total_rows, len(manifest.shards), written, 0.0, 0, "", None)
+    return _emitted(
+        EncodeResult(folder, manifest.total_rows, len(manifest.shards), written, 0.0, 0, "", None), manifest
+    )
+
+
+def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
+    """Return a result after emitting its event."""
+    emit(
+        "encoding",
+        folder=result.folder,
+        passages=result.passages,
+        vectors=manifest.vectors,
+        bytes=manifest.bytes,
+        shards=result.shards,
+        shards_written=result.shards_written,
+        timing=result.timing,
+        warnings=[warning.text for warning in result.warnings],
+    )
+    return result
 
 
 def update_warnings(run: Run, job: str, result: EncodeResult) -> None:
@@ -216,7 +235,7 @@ def encode_source(
         if len(job.written) > 1 and not source.texts:
             log(str(job.truncation))
         log(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
-    return EncodeResult(
+    result = EncodeResult(
         folder=folder,
         passages=scan.passages,
         shards=len(writer.shards),
@@ -227,6 +246,7 @@ def encode_source(
         timing=timing,
         warnings=tuple(warnings),
     )
+    return _emitted(result, manifest)
 
 
 def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progress: bool = False) -> int:

@@ -16,7 +16,7 @@ from jaxret.index.cut_shard import cut_shard
 from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
 from jaxret.index.row_subset import RaggedRowSubset, RowSubset
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
-from jaxret.index.shards import ShardError
+from jaxret.index.shards import ARRAYS, ShardError
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged, SparseRows
 
@@ -172,7 +172,6 @@ def corpus_version(folder: Path) -> list[str]:
     return versions
 
 
-ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard
 ROWS = 65_536  # whose ids are held at a time
 
 

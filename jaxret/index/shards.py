@@ -29,6 +29,7 @@ from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 BEGUN = "begun.json"
+ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard, beside ids
 # V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
 LAYOUTS = ("fixed", "ragged", "sparse")
 # Little-endian, so that the bytes are the same on every machine.
@@ -105,6 +106,18 @@ class Manifest:
     shards: list[dict[str, Any]]
     fingerprint: dict[str, Any]
     layout: str
+
+    @property
+    def vectors(self) -> int:
+        """Return the number of vectors of all rows; of sparse ones, one a row."""
+        if self.layout == "ragged":
+            return sum(entry["shape"][0] for entry in self.shards)
+        return self.total_rows * (self.vectors_per_row or 1)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes on disk of vectors, or words and weights, and of the offsets of each row's."""
+        return sum(entry[name]["bytes"] for entry in self.shards for name in ARRAYS if name in entry)
 
 
 def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:

@@ -25,6 +25,7 @@ from jaxret.index.passages import location_prefix
 from jaxret.index.shard_set import ShardSet, open_shards
 from jaxret.index.shards import ShardError
 from jaxret.index.source import CorpusSource, inspect_corpus
+from jaxret.parallel.events import emit
 from jaxret.parallel.progress import job_log
 from jaxret.runs.contract import require_same_contract
 from jaxret.runs.lock import hold_folder
@@ -161,6 +162,7 @@ def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
         left = sum(int(part.present.sum()) for part in parts)
         if left < encoded.total_rows:
             write_parts(folder, parts)
+        emit("deletion", folder=folder, deleted=encoded.total_rows - left, left=left)
         return encoded.total_rows - left, left
 
 

@@ -46,6 +46,7 @@ from jaxret.mining.training_queries import (
     split_by_target,
     training_query_files,
 )
+from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import corpus_folder, text_files
@@ -133,6 +134,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     audit = audit_mined_file(path, questions.queries, job.settings.match)
     write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, audit)
     log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
+    emit("mining", path=path, parents=parents_path(path), audit=vars(audit))
     return MiningResult(path, chooser.tally, audit)
 
 

@@ -5,7 +5,6 @@ JAX is imported inside the functions, after it is told to use the CPU: a plan ne
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from jaxret.configs.synonyms import suggest_name
+from jaxret.parallel.events import emit
 
 if TYPE_CHECKING:
     from jaxret.parallel.chips import Topology
@@ -35,7 +35,6 @@ class PlanRequest:
         topologies: chips, such as "v5e:4x4"; () for a plan without chips.
         configs_folder: folder whose configs are planned in a table.
         sizes: whether the table is that of corpus sizes.
-        json: whether to print JSON.
         utilization: expected share of the chips' full rate.
         advice: whether to compile changes that might make a step fit.
         passages, queries, k: size of a search; `passages` also of encoding.
@@ -49,7 +48,6 @@ class PlanRequest:
     topologies: tuple[str, ...] = ()
     configs_folder: str = ""
     sizes: bool = False
-    json: bool = False
     utilization: float = 0.4
     advice: bool = True
     passages: int = 1_000_000
@@ -71,8 +69,11 @@ def print_plans(request: PlanRequest) -> bool:
 
     topologies = [parse_topology(text) for text in request.topologies]
     if request.subject == "table":
+        lines = []
         for line in _folder_table(request, topologies):
+            lines.append(line)
             print(line, flush=True)
+        emit("listing", lines=lines)
         return True
     if request.config is None:
         raise ValueError("--config must be given (--help lists the flags)")
@@ -93,10 +94,8 @@ def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topo
     plans: list[dict[str, Any]] = []
     for topology in topologies or (None,):
         plans.append(planner.on(topology))
-        if not request.json:
-            print(("\n" if len(plans) > 1 else "") + plan_report(plans[-1], topology), flush=True)
-    if request.json:
-        print(json.dumps(plans, indent=2))
+        print(("\n" if len(plans) > 1 else "") + plan_report(plans[-1], topology), flush=True)
+        emit("plan", subject=request.subject, topology=topology and str(topology), plan=plans[-1])
     return not any(plan.get("memory", {}).get("fits") is False for plan in plans)
 
 

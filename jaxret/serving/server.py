@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jaxret.parallel.events import emit
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.counters import Counters, LogHandler, log_event
 from jaxret.serving.device import DeviceThread
@@ -56,6 +57,7 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
             names = ", ".join(model.name for model in served)
             print(f"{names} at {_address(listener)} (compiling; /health says when it is ready)", flush=True)
+            emit("serving", address=_address(listener), models=[model.name for model in served])
             _run(gateway, routes, listener, options)
         finally:
             device.end()

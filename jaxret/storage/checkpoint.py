@@ -27,6 +27,7 @@ import numpy as np
 import tensorstore
 from orbax.checkpoint import v1 as ocp
 
+from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import path_name
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
 
@@ -369,6 +370,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 self._publish(save)
         self._metrics[save.step] = save.metrics
+        emit("checkpoint", path=self.directory / str(save.step), step=save.step, best=self.best() == save.step)
         self.prune()
 
     def _publish(self, save: _Save) -> None:

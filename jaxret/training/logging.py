@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
+from jaxret.parallel.events import emit
 from jaxret.runs.seal import write_sealed
 from jaxret.runs.trackers import LiveTrackers
 from jaxret.runs.workdir import Workdir
@@ -75,7 +76,7 @@ class MetricsLog:
         trackers: Sequence[str] = (),
         project: str = "",
     ) -> None:
-        self._path, self._callback = workdir.metrics, callback
+        self._workdir, self._path, self._callback = workdir, workdir.metrics, callback
         self._active = jax.process_index() == 0
         if not self._active:
             return
@@ -109,6 +110,10 @@ class MetricsLog:
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
         self._trackers.send(step, named)
+        if prefix:
+            emit("validation", workdir=self._workdir.path, step=step, metrics=values)
+        else:
+            emit("metrics", workdir=self._workdir.path, step=step, metrics=values)
         if self._callback:
             self._callback(step, named)
 

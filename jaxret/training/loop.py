@@ -46,6 +46,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import Examples, stack_batches
+from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import Program, shard_batch
 from jaxret.parallel.processes import any_process
 from jaxret.parallel.progress import Progress
@@ -169,7 +170,9 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
     programs = trainer.train_step.count
     if total:
         job.log(f"{step} of {total} steps done; the training step was compiled to {programs} program(s)")
-    return TrainResult(step, total, start, programs, trainer.recorder.metrics)
+    metrics = trainer.recorder.metrics
+    emit("training", workdir=job.workdir.path, step=step, total=total, resumed_from=start, metrics=metrics)
+    return TrainResult(step, total, start, programs, metrics)
 
 
 @dataclass(frozen=True)

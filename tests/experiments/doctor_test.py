@@ -35,7 +35,7 @@ def jaxret_doctor(*flags: str) -> subprocess.CompletedProcess[str]:
 def test_this_machine_as_a_process(tmp_path: Path) -> None:
     result = jaxret_doctor(f"--workdir={tmp_path}", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
-    checks = {check["name"]: check for check in json.loads(result.stdout)}
+    checks = {check["name"]: check for check in map(json.loads, result.stdout.splitlines())}
     assert checks["product"]["mark"] == "ok"
     assert "agrees with float64" in checks["search by xla"]["value"]
     assert checks["workdir"]["value"].startswith(f"{tmp_path}: ")

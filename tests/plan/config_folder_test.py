@@ -150,7 +150,7 @@ def test_a_config_fits(chips: str, name: str) -> None:
     flag = f"--config=configs/{file}.py" + (f":{suffix}" if suffix else "")
     done = run_script("-m", "jaxret", "plan", flag, f"--topology={chips}", "--json", "--advice=false")
     assert done.returncode == 0, done.stderr
-    (values,) = json.loads(done.stdout)
+    values = json.loads(done.stdout)["plan"]
     assert values["memory"]["total"] / GIB < min(LIMITS[chips], bound(config, topology.devices))
     assert values["warnings"] == []
 

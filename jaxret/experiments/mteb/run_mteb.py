@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.mteb.mteb_options import MtebOptions
+from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
 
 
@@ -47,7 +48,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
 
     meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}")
     searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
-    rows = []
+    rows, results = [], []
     for task, folder in list(_tasks(options)):
         name = task.metadata.name
         if folder and searcher.corpora.setdefault(name, folder) != folder:
@@ -62,8 +63,11 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
             scores = {split: task.evaluate(searcher, split, encode_kwargs={}) for split in task.eval_splits}
             result = TaskResult.from_task_results(task, scores, evaluation_time=time.time() - begin)
             cache.save_to_cache(result, meta, encode_kwargs={})
-        rows.append([name, ",".join(task.eval_splits), task.metadata.main_score, f"{result.get_score():.5f}"])
+        splits, measure, score = task.eval_splits, task.metadata.main_score, result.get_score()
+        rows.append([name, ",".join(splits), measure, f"{score:.5f}"])
+        results.append({"task": name, "splits": splits, "measure": measure, "score": score})
     files = cache.get_task_result_path("TASK", meta).parent
+    emit("mteb", folder=files, results=results)
     return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
 
 

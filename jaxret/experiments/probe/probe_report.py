@@ -22,6 +22,7 @@ from jaxret.experiments.probe.layer_vectors import TOKENS
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
 from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
+from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
 
@@ -47,6 +48,7 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
     picture = f"no picture: {MISSING}"
     if drawing_is_installed():
         picture = f"picture: {save_picture(partial(probe_picture, results), path.with_suffix(''))}"
+    emit("probe", path=path, findings=results["findings"])
     queries, passages = probe.data.relevance.shape
     lines = [
         f"{queries:,} queries, {passages:,} passages, layers 0 to {probe.data.last}",

@@ -20,7 +20,12 @@ from jaxret.configs import change_config
 from jaxret.data.formats import Corpus, detect_queries, example_files, list_files
 from jaxret.data.formats.readers import detect_judgements
 from jaxret.data.lines import find_file
-from jaxret.evaluation.evaluation_report import evaluation_markdown, evaluation_text, read_evaluation
+from jaxret.evaluation.evaluation_report import (
+    emit_table,
+    evaluation_markdown,
+    evaluation_text,
+    read_evaluation,
+)
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -62,6 +67,7 @@ def run_recipe(
     table = run_stages(stages, workdir, evaluation, progress)
     path = Workdir(workdir) / "results.md"
     print(f"\n{evaluation_text(table)}\ntable: {path}")
+    emit_table(table, path)
     return path
 
 

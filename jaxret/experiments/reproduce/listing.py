@@ -11,6 +11,7 @@ from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
 from jaxret.experiments.reproduce.run_row import case_seeds, comparison_table, run_row
+from jaxret.parallel.events import emit
 
 
 def list_rows(
@@ -36,7 +37,7 @@ def list_rows(
     if not pattern:
         if run_on is not None:
             raise ValueError("--run needs the row to run, as mlr/2/dual-encoder (without it all rows are listed)")
-        print(tables_text())
+        _print(tables_text())
         return
     selected = find_rows(pattern)
     for config in {case.config for row in selected for case in resolved(row).cases() if case.config}:
@@ -49,12 +50,25 @@ def list_rows(
         (row,) = selected
         measured = run_row(row, places, run_on)
         print(comparison_table(measured) if measured else "\n".join(["the paper's numbers:", *row_numbers(row)]))
+        emit(
+            "reproduction",
+            row=row.id,
+            measured=[
+                {"target": one.case.target.name, "measure": one.measure, "value": one.value, "paper": one.paper}
+                for one in measured
+            ],
+        )
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
     elif len(selected) == 1 and selected[0].id == pattern:
-        print(row_text(selected[0], places))
+        _print(row_text(selected[0], places))
     else:
-        print(numbers_text(selected))
+        _print(numbers_text(selected))
+
+
+def _print(text: str) -> None:
+    print(text)
+    emit("listing", lines=text.splitlines())
 
 
 def tables_text() -> str:

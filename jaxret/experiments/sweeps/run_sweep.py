@@ -27,6 +27,7 @@ from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
 from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
 from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_sweep
+from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.run import config_json
@@ -245,7 +246,10 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
         return
     folder = Workdir(workdir).path
     print(f"\n{results.to_text()}\ntable: {write_sweep(results, folder)}")
+    emit("sweep", folder=folder, results=results.to_json())
     if not drawing_is_installed():
         print(f"no picture: {MISSING}")
         return
-    print(f"picture: {save_picture(lambda: sweep_picture(results.to_json()), folder / 'results')}")
+    picture = save_picture(lambda: sweep_picture(results.to_json()), folder / "results")
+    print(f"picture: {picture}")
+    emit("file", kind="picture", path=picture)

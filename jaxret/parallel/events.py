@@ -1,0 +1,76 @@
+"""Events of a command as JSON lines on standard output, for programs: the flag --json of every verb.
+
+docs/events.md lists the events and their fields.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_output: list[io.FileIO] = []  # where events are written: none, or one file
+_lock = threading.Lock()
+
+
+def start_events() -> None:
+    """Let this process write events to standard output, and everything else that it prints there to standard error.
+
+    The descriptor is redirected, not `sys.stdout`: what libraries in C++ and child processes print is in neither
+    case JSON.
+    """
+    if _output:
+        return
+    sys.stdout.flush()
+    _output.append(io.FileIO(os.dup(1), "w"))
+    os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in order with what is printed to standard error
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Write {"event": event, ...} as one line, in process 0 after `start_events`; do nothing otherwise.
+
+    Paths become strings, arrays lists, and numbers that are not finite null. Raises BrokenPipeError if nobody reads.
+    """
+    if not _output:
+        return
+    from jaxret.parallel.progress import is_first_process  # it imports tqdm, and flags are parsed without
+
+    if is_first_process():
+        line = memoryview(json.dumps(_json_value({"event": event, **fields}), allow_nan=False).encode() + b"\n")
+        with _lock:
+            while line:  # a write to a pipe may end early
+                line = line[_output[0].write(line) or 0 :]
+
+
+@contextmanager
+def without_events() -> Iterator[None]:
+    """Emit nothing inside: the paths of events would be those of a folder that is renamed."""
+    output = _output[:]
+    _output.clear()
+    try:
+        yield
+    finally:
+        _output[:] = output
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value of JSON for a Python, NumPy or JAX value."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_json_value(one) for one in value]
+    if hasattr(value, "tolist"):
+        return _json_value(value.tolist())
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
