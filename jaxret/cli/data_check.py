@@ -1,6 +1,7 @@
 """Describes a data set, counts its records, and lists what is wrong with it; exits with status 1 at a bad record:
 
 jaxret data check FOLDER_OR_FILE
+jaxret data check FOLDER_OR_FILE --on_error=skip       count bad records by reason; the exit status is 0
 """
 
 from absl import flags
@@ -11,6 +12,9 @@ _TOKENIZER = flags.DEFINE_string(
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths", ["32", "64", "128", "256", "512"], "length limits in tokens; how many texts each would cut is shown"
+)
+_ON_ERROR = flags.DEFINE_enum(
+    "on_error", "error", ["error", "skip"], "bad records: list all and exit with status 1, or count them by reason"
 )
 
 
@@ -28,4 +32,4 @@ def main(source: str) -> None:
     if model := _TOKENIZER.value:
         encoder = resolve_encoder(model, weights=False)
         tokenizer = load_uncut_tokenizer(encoder, title_separator(find_model(model)))
-    print_data_check(source, tokenizer, [int(limit) for limit in _LENGTHS.value])
+    print_data_check(source, tokenizer, [int(limit) for limit in _LENGTHS.value], _ON_ERROR.value)

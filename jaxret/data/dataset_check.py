@@ -62,13 +62,14 @@ class ListingPolicy(Policy):
 
 @dataclass
 class DataCheck:
-    """The report of one data set, line by line; `policy.errors` lists every bad record."""
+    """The report of one data set, line by line; `policy.errors` lists every bad record, and the `unreadable` files."""
 
     source: str
     tokenizer: TextTokenizer | None
     lengths: Sequence[int]
     policy: ListingPolicy = field(default_factory=ListingPolicy)
     lines: list[str] = field(default_factory=list)
+    unreadable: list[DataError] = field(default_factory=list)
 
     def log(self, line: str) -> None:
         self.lines.append(line)
@@ -79,6 +80,7 @@ class DataCheck:
             read()
         except DataError as error:
             self.policy.errors.append(error)
+            self.unreadable.append(error)
             self.log(f"{name}: cannot be read")
 
 
@@ -92,6 +94,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
                 one = check_data(_as(source, folder), tokenizer, lengths)
                 check.lines += [*([""] if check.lines else []), *one.lines]
                 check.policy.errors += one.policy.errors
+                check.unreadable += one.unreadable
                 for kind, locations in one.policy.notes.items():
                     check.policy.notes.setdefault(kind, set()).update(locations)
         return check
@@ -329,18 +332,37 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
         check.log(f"  cut: {cut}")
 
 
-def print_data_check(source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int]) -> None:
-    """Prints what there is, and every bad record; with one, raises ValueError."""
+def print_data_check(
+    source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int], on_error: str = "error"
+) -> None:
+    """Print what there is, and every bad record.
+
+    Args:
+        source: folder, file or named data set.
+        tokenizer: counts tokens; None to count words.
+        lengths: limits in tokens.
+        on_error: "error"; "skip" prints how many records are bad by reason, each with the first.
+
+    Raises:
+        ValueError: a record is bad; under "skip", a file cannot be read.
+    """
     check = check_data(source, tokenizer, lengths)
     print("\n".join(check.lines))
     for note in check.policy.describe_notes():
         print(f"noted: {note}")
-    for error in check.policy.errors:
+    errors = check.policy.errors
+    if on_error == "skip":
+        records = [error for error in errors if error not in check.unreadable]
+        for reason, count in Counter(error.reason for error in records).items():
+            first = next(error for error in records if error.reason == reason)
+            print(f"left out: {count:,} records: {reason} (as {first.location})")
+        errors = check.unreadable
+    for error in errors:
         print(f"bad: {error}")
     problems = list(map(str, check.policy.errors))
     emit("data", source=source, lines=check.lines, notes=list(check.policy.describe_notes()), problems=problems)
-    if check.policy.errors:
-        raise ValueError(f"{source}: {len(check.policy.errors):,} bad records, listed above")
+    if errors:
+        raise ValueError(f"{source}: {len(errors):,} bad records, listed above")
 
 
 def load_uncut_tokenizer(directory: str | Path, title_separator: str = SEPARATOR) -> TextTokenizer:

@@ -49,6 +49,8 @@ SAME_SHAPES = {
         "Luyu/co-condenser-marco",
         "Shitao/RetroMAE",
         "Shitao/RetroMAE_MSMARCO",
+        "Shitao/RetroMAE_MSMARCO_distill",
+        "Shitao/RetroMAE_MSMARCO_finetune",
     )
 }
 

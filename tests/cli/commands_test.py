@@ -33,6 +33,7 @@ OWN_MEANING = {
 }
 OWN_MEANING |= {
     ("plan", "queries"),
+    ("data_check", "on_error"),
     ("data_split", "qrels"),
     ("fuse", "corpus"),
     ("fuse", "k"),

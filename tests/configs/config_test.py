@@ -191,6 +191,7 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "mlr_open_qa:me_bert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 1.0, False),
     "mlr_open_qa:colbert": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.01, False),
     "mlr_open_qa:dual_encoder": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
+    "mlr_open_qa:t5_dual_encoder": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:multi_vector": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:me_bert_multi": (2e-5, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),
     "mlr_open_qa:t5_me_bert": (5e-4, 128, 1, 40, 0.05, 2.0, 256, 256, 0.0, False),

@@ -68,6 +68,29 @@ def test_every_bad_record_is_listed(folder: Path, capsys: pytest.CaptureFixture[
     assert printed[0].startswith("corpus.jsonl:3: this is not JSON")
 
 
+def test_bad_records_are_counted_by_reason_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DPR's files of TriviaQA and SQuAD have records without a positive, which training leaves out."""
+    path = tmp_path / "train.json"
+    positive = {"title": "", "text": "river", "passage_id": "1"}
+    empty = {"answers": ["a"], "negative_ctxs": [], "hard_negative_ctxs": []}
+    records = [{**empty, "question": str(n), "positive_ctxs": [positive] * (n == 1)} for n in range(3)]
+    path.write_text(json.dumps(records))
+    print_data_check(str(path), None, [64], "skip")
+    printed = capsys.readouterr().out
+    assert "examples: 1 queries, 1 positives" in printed
+    assert f"left out: 2 records: no positive (as {path}:record 0)" in printed
+    assert "bad:" not in printed
+    with pytest.raises(ValueError, match="2 bad records"):
+        print_data_check(str(path), None, [64])
+
+
+def test_a_file_that_cannot_be_read_is_bad_on_every_request(folder: Path) -> None:
+    (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
+    (folder / "qrels" / "test.tsv").unlink()
+    with pytest.raises(ValueError, match="1 bad records"):
+        print_data_check(str(folder), None, [64], "skip")
+
+
 def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
     rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
     check = check_data(str(lines(tmp_path / "a.jsonl", *rows)))

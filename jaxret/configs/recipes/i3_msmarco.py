@@ -2,14 +2,15 @@
 
 configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae 12 + 1 + 1, and
 :distilled the second, taught by a cross-encoder (KL divergence in place of the contrastive loss; `jaxret recipe` trains
-the teacher too). :distilled_released has the published code's weights for it.
+the teacher too). The paper states no number of epochs: 40 is that of the code's distillation.
 
 :warm_up and :warm_up_bert are what the paper does first: reconstructor and interactor are trained for 20,000 steps on
-(pseudo-query, passage) pairs of the collection by both losses (eq. 11 with lambda 1), with the encoders frozen. `jaxret
-generate --model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs (the paper: Flan-T5-XL,
-zero-shot, no prompt stated). Give FOLDER/training as data.train; go on with --config.train.start_from=WORKDIR.
-:released has what the published code differs in, such as negatives from the whole batch. The paper does not say which
-checkpoint it keeps: give data.dev, and the best one is used.
+(pseudo-query, passage) pairs of the collection by both losses (eq. 11), with the encoders frozen. `jaxret generate
+--model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs; FOLDER/training is data.train.
+Go on with --config.train.start_from=WORKDIR. The weight that eq. 11 has then cannot be read in the copy of the paper used here.
+
+:released and :distilled_released are the published scripts (docs/methods.md). The first has 64 queries of 15 negatives
+on each of 8 GPUs: --config.train.batch_size=512 --config.data.negatives=15 --config.train.chunk_size=32
 """
 
 from typing import Any
@@ -20,15 +21,17 @@ from jaxret.configs.base import one_stage, require_suffix, two_stages
 from jaxret.configs.i3 import get_config as i3
 
 SUFFIXES = ("bert", "retromae", "distilled", "distilled_released", "warm_up", "warm_up_bert", "released")
+NO_PSEUDO_QUERIES = {"data.pseudo_queries": ""}  # a cross-encoder reads none
 
 
 def stages(system: str = "retromae") -> tuple[dict[str, Any], ...]:
     if "warm_up" in system:
         return one_stage()
-    first, second = two_stages(keep=200, pools=("bm25", "stage1"))
+    keep = 64 if system == "released" else 200  # max_index of the code's scripts
+    first, second = two_stages(keep=keep, pools=("bm25", "stage1"))
     if not system.startswith("distilled"):
         return first, second
-    teacher = {"name": "teacher", "base": "cross_encoder", "mine": second["mine"]}
+    teacher = {"name": "teacher", "base": "cross_encoder", "mine": second["mine"], "config": NO_PSEUDO_QUERIES}
     return {**first, "suffix": "retromae"}, teacher, {**second, "teacher": "teacher"}
 
 
@@ -36,7 +39,7 @@ def get_config(system: str = "retromae") -> ConfigDict:
     require_suffix("recipes/i3_msmarco.py", system, SUFFIXES)
     c = i3()
     c.data.negatives = 127
-    c.train.batch_size, c.train.chunk_size = 16, 4
+    c.train.batch_size, c.train.chunk_size, c.train.epochs = 16, 4, 40.0
     c.loss.in_batch_negatives = system in ("released", "distilled_released")
     if system in ("bert", "warm_up_bert"):
         c.encoder.layers = 6
@@ -46,12 +49,16 @@ def get_config(system: str = "retromae") -> ConfigDict:
     if system.startswith("distilled"):
         c.loss.contrastive_weight, c.loss.kl.weight = 0.0, 1.0
     if system == "distilled_released":
-        c.head.i3.reconstruction_weight, c.optimizer.weight_decay = 0.0002, 1e-4
-    if system in ("released", "distilled_released"):
+        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_distill"
+        c.head.i3.reconstruction_weight, c.head.i3.reconstruction_decay = 0.0002, 1.0
+        c.optimizer.weight_decay, c.train.batch_size = 1e-4, 128
+    if c.loss.in_batch_negatives:
         c.head.i3.variant = "released"
         c.optimizer.name, c.optimizer.head_learning_rate = "lamb_reference", 1e-3
     if system == "released":
-        c.head.i3.reconstruction_weight = 0.1
+        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_finetune"
+        c.head.i3.reconstruction_weight = 0.1  # 0.1^epoch, epochs counted from 1
+        c.train.epochs = 200.0
     if system.startswith("warm_up"):
         c.data.negatives = c.train.chunk_size = 0
         c.loss.in_batch_negatives = True  # pairs have no negatives of their own

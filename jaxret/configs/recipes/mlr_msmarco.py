@@ -2,7 +2,7 @@
 
 Queries have 32 tokens and passages 128, the values of the paper's code; its appendix A says 256 for both, which is
 :paper_lengths. What it is compared with: :dual_encoder from the same encoder, and from BERT-base :bert_dual_encoder,
-:bert_me_bert and :bert_colbert.
+:bert_me_bert and :bert_colbert. The code reads passages with titles: train in a folder with collection.splitTitle.tsv.
 """
 
 from typing import Any

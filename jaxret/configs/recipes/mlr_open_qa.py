@@ -1,10 +1,11 @@
 """MLR on NQ, TriviaQA and SQuAD: BERT-base or T5-base, 40 epochs, batches of 128 with one BM25 negative.
 
 configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
-paper ran with all vectors kept. What these are compared with: :dual_encoder; :multi_vector and :me_bert_multi
-search with all vectors, and so do :t5_me_bert, the mean and the first seven tokens, and :t5_me_bert_first, the first
-eight (footnote 4). To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The checkpoint is the best on
-the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
+paper ran with all vectors kept. What these are compared with: :dual_encoder and :t5_dual_encoder; :multi_vector and
+:me_bert_multi search with all vectors, and so do :t5_me_bert, the mean and the first seven tokens, and
+:t5_me_bert_first, the first eight (footnote 4). Warm-up is 5 % of the steps (appendix A); the code has
+--config.optimizer.warmup_steps=1237. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The
+checkpoint is the best on the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +16,11 @@ from jaxret.configs.base import require_suffix
 from jaxret.configs.t5 import use_t5
 
 ME_BERT = ("me_bert", "me_bert_multi", "t5_me_bert", "t5_me_bert_first")
-FAMILIES = {**dict.fromkeys(ME_BERT, me_bert), "colbert": colbert, "dual_encoder": base}
+FAMILIES = {
+    **dict.fromkeys(ME_BERT, me_bert),
+    "colbert": colbert,
+    **dict.fromkeys(("dual_encoder", "t5_dual_encoder"), base),
+}
 SUFFIXES = ("bert", "bert_all_layers", "t5", *FAMILIES, "multi_vector")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from jaxret.runs.mismatch import flatten
 
 # A row's checkpoint -> the value of validation.best.
 BEST = {"best": "metric", "last": "last"}
+GENERATOR = "flan_t5_xl"  # the folder of the model that writes pseudo-queries, of datasets.toml
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,22 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     """
     row = resolved(case.row)
     if row.verb == "count":
-        data = case.target
-        files = [_inside(places, data, data.train) if data.train else _corpus(places, data)]
-        files += [_inside(places, data, data.queries)] if data.queries else []
-        return [["data", "check", str(path)] for path in dict.fromkeys(files)]
+        return [_check(places, case.target, str(path)) for path in _counted_files(case, places)]
     if row.verb == "bm25":
         return [*_split(case, places), *(_bm25(case, places, *one) for one in _sets(case, places))]
     how = next((other for other in row.cases() if other.source == case.source), case)
     if not how.config:
         raise ValueError(f"{row.id} has no config for a model that is trained on {case.source.name}")
     run = run_folder(case, places, seed)
-    config = [f"--config={how.config}", *_overrides(how, places, seed)]
+    before, keys = _warm_up(case, places, seed)
+    config = [f"--config={how.config}", *_overrides(how, places, seed, keys)]
     train = [f"--config.data.train={_inside(places, case.source, case.source.train)}"]
     if case.source.dev:
         train.append(f"--config.data.dev={_inside(places, case.source, case.source.dev)}")
     if row.verb != "recipe":
         commands = [["train", *config, f"--workdir={run}", *train]]
     else:
-        commands = [["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]]
+        commands = [*before, ["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]]
         run = run / row.stage
     if row.verb == "diversity":
         judged_pairs = _inside(places, case.source, case.source.dev or case.source.train)
@@ -86,6 +86,37 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
     return [*commands[:1], *_split(case, places), *commands[1:]]
+
+
+def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:
+    """Return the commands that a row's training comes after, and the keys by which it goes on: pseudo-queries of the
+    passages, and the training of I3's head on them."""
+    if not (config := resolved(case.row).warm_up):
+        return [], {}
+    generated = places.workdir / f"generated-{case.source.name}"
+    run = places.workdir / re.sub("[/:]", "-", config) / case.source.name
+    run = run if seed is None else run / f"seed-{seed}"
+    generate = ["generate", f"--model={places.folder(GENERATOR)}", f"--corpus={_corpus(places, case.source)}"]
+    generate += [f"--out={generated}", "--write=pseudo_queries", "--write=training"]
+    train = ["train", f"--config={config}", *_config_flags(config, {}, places, seed), f"--workdir={run}"]
+    train.append(f"--config.data.train={generated / 'training'}")
+    keys = {"train.start_from": run, "data.pseudo_queries": generated / "pseudo-queries.jsonl"}
+    return [generate, train], keys
+
+
+def _counted_files(case: Case, places: Places) -> list[Path]:
+    """The files whose records a table counts."""
+    data = case.target
+    if names := case.row.counted.get(data.name):
+        return [_inside(places, data, name) for name in names]
+    files = [_inside(places, data, data.train) if data.train else _corpus(places, data)]
+    return files + ([_inside(places, data, data.queries)] if data.queries else [])
+
+
+def _check(places: Places, data: PaperData, path: str) -> list[str]:
+    """The command that counts a file's records. Where training leaves bad ones out, they are counted apart."""
+    is_trained = data.on_error and path.endswith(".json")
+    return ["data", "check", path, *([f"--on_error={data.on_error}"] if is_trained else [])]
 
 
 def subset_folder(case: Case, places: Places) -> Path:
@@ -133,7 +164,7 @@ def _training(row: PaperRow, source: PaperData) -> tuple[object, ...]:
     config = row.config if isinstance(row.config, str) else row.config.get(source.name, "")
     checkpoint = row.checkpoint if isinstance(row.checkpoint, str) else row.checkpoint.get(source.name, "best")
     keys = tuple(sorted((key, str(value)) for key, value in _changed_keys(row, config).items()))
-    return row.verb == "recipe", config, keys, source.name, checkpoint if source.dev else ""
+    return row.verb == "recipe", config, keys, row.warm_up, source.name, checkpoint if source.dev else ""
 
 
 def _changed_keys(row: PaperRow, config: str) -> dict[str, Any]:
@@ -154,7 +185,7 @@ def missing_files(case: Case, places: Places) -> list[str]:
     """Return a line for each file that a case's commands read and --data lacks: its path, and where it comes from."""
     words = [word.rpartition("=")[2] for command in case_commands(case, places) for word in command]
     read = [Path(word) for word in words if Path(word).is_relative_to(places.data)]
-    names = [case.source.name, case.target.name]
+    names = [case.source.name, case.target.name, *([GENERATOR] if resolved(case.row).warm_up else [])]
     names += [data.corpus for data in (case.source, case.target) if data.corpus in datasets()]
     lines = []
     for name in dict.fromkeys(names):
@@ -181,14 +212,19 @@ def _bm25(case: Case, places: Places, corpus: Path, queries: Path, qrels: Path |
     return command
 
 
-def _overrides(case: Case, places: Places, seed: int | None) -> list[str]:
+def _overrides(case: Case, places: Places, seed: int | None, more: Mapping[str, Any]) -> list[str]:
     keys = _changed_keys(resolved(case.row), case.config)
     if case.source.dev:
         keys["validation.best"] = BEST[case.checkpoint]
     if case.source.on_error:
         keys["data.on_error"] = case.source.on_error
+    return _config_flags(case.config, {**keys, **more}, places, seed)
+
+
+def _config_flags(config: str, keys: dict[str, Any], places: Places, seed: int | None) -> list[str]:
+    """Flags of the config's keys, with those of `places` and of the seed."""
     if places.scale != 1:
-        train = _config_values(case.config) | keys
+        train = _config_values(config) | keys
         if train["train.steps"] > 0:
             keys["train.steps"] = max(1, math.ceil(train["train.steps"] * places.scale))
         else:

@@ -37,12 +37,15 @@ Settings that the tables do not show:
   pairs of the same data.
 - Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .764 (table 1) and .768 (table 2)
   in MVR, whose corpus has "about two million passages". Compare numbers only within a paper.
-- MVR's "SQuAD dev" is taken to be SQuAD's own development set, which DPR and MLR call the test set. DPR has not
-  published the questions with answers of its own dev part.
-- I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. `jaxret generate --model=FLAN-T5-XL
-  --corpus=COLLECTION --out=generated` makes them ([generated queries](generation.md)):
-  `--set=data.pseudo_queries=generated/pseudo-queries.jsonl`. The paper does not state which checkpoint it keeps. The
-  recipes keep the best on `data.dev`; use a set for it that you do not report.
+- MVR's "SQuAD dev" is taken to be SQuAD's own development set, which DPR and MLR call the test set. DPR's
+  download script has no questions with answers of its own dev part.
+- The codes of MLR and I3 read MS MARCO's passages with RocketQA's titles, which `collection.tsv` does not have: their
+  rows are on `msmarco_titles`. I3's code writes "NA" for a missing title; jaxret writes nothing.
+- I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every
+  passage ([generated queries](generation.md)), train the head on them, and go on from there.
+- No row on MS MARCO has a dev set, so the last checkpoint is measured. MLR takes the last one (section 4.3.2). I3's
+  paper does not say; its code keeps the best on the questions that it reports. To keep the best of your own dev set:
+  `--set=data.dev=FOLDER --set=validation.best=metric`.
 - MVR has no published code. [Methods](methods.md#mvr) lists the settings that its paper leaves open.
 """
 
@@ -87,7 +90,7 @@ def _system(row: PaperRow) -> str:
     parts = [f"`{config}`" for config in configs if config]
     parts += [f"`{key}={_value(value)}`" for key, value in row.set.items()]
     if row.verb == "recipe":
-        parts.append(f"`jaxret recipe`, {row.stage}")
+        parts.append(f"`jaxret recipe`, {row.stage}" + (f", after `{row.warm_up}`" if row.warm_up else ""))
     if row.verb == "bm25":
         parts.insert(0, "`jaxret bm25`")
     if row.seeds > 1 and row.verb != "bm25":

@@ -73,6 +73,7 @@ class PaperRow:
         set: keys of the config that have other values; of "bm25", its settings.
         verb: "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run).
         stage: of a recipe, the stage that is measured.
+        warm_up: of a recipe, the config of a training on generated queries, with whose checkpoint all stages begin.
         seeds: runs whose mean is the row.
         checkpoint: "best" on the dev set or "last", or one for each training set; validation.best has it.
         query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training.
@@ -83,8 +84,9 @@ class PaperRow:
         numbers_each: the numbers of the sets of `each`.
         deviations: data set -> the paper's standard deviations over seeds.
         subsets: numbers of parts of the queries (I3, table 4).
-        diversity: data set -> perplexity and local variation.
+        diversity: data set -> perplexity and local variation, or what `measures` names.
         counts: data set -> sizes.
+        counted: data set -> the files whose records these are; by default its training data and queries.
         milliseconds, gib: times and storage that the paper prints.
         same_as: id of the row that has the same system.
         reason: why the row cannot be run here; "" if it can.
@@ -97,6 +99,7 @@ class PaperRow:
     set: Mapping[str, Any] = field(default_factory=dict)
     verb: str = ""
     stage: str = ""
+    warm_up: str = ""
     seeds: int = 1
     checkpoint: str | Mapping[str, str] = "best"
     query_length: int = 0
@@ -110,6 +113,7 @@ class PaperRow:
     subsets: tuple[float, ...] = ()
     diversity: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    counted: Mapping[str, Sequence[str]] = field(default_factory=dict)
     milliseconds: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     gib: float | int = 0
     same_as: str = ""
@@ -134,7 +138,7 @@ class PaperRow:
             measures = self.measures or data.measures
             values = [None if value == "-" else value / (100 if self.percent else 1) for value in values]
         else:
-            measures = ("perplexity", "local_variation") if self.diversity else ()
+            measures = (self.measures or ("perplexity", "local_variation")) if self.diversity else ()
         return Case(
             row=self,
             source=datasets()[source],

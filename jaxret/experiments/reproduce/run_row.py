@@ -122,11 +122,15 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
 
 
 def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
-    """Yield perplexity and local variation of a run's vectors; they have no standard error."""
+    """Yield perplexity and local variation of a run's vectors, or the part of the queries whose best vector is that of
+    the last layer; they have no standard error."""
     run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
     data = command[-1].removeprefix("--data=")
     stored = read_json(Workdir(run).evaluation(f"{dataset_name(data)}.diversity"))
     values = {"perplexity": stored["perplexity"], "local_variation": stored["local_variation"][LOCAL_VARIATION]}
+    if "last_layer_wins" in case.measures:  # the last layer is the first vector of MLR
+        wins = list(stored["wins"].values())
+        values["last_layer_wins"] = wins[0] / sum(wins)
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if values[measure] is not None:
             yield Measured(case, measure, values[measure], 0.0, paper)
