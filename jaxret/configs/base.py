@@ -276,6 +276,22 @@ def get_config() -> ConfigDict:
     # clip norm by W: for "2.0 on 4 GPUs" of such a trainer set 4.
     c.optimizer.reference_processes = 1
 
+    # LoRA: the encoder's weights stay as they are, and low-rank adapters of its dense layers are trained, with the head
+    # (docs/language-models.md). Checkpoints hold adapters and head; whatever opens the run reads encoder.checkpoint
+    # again and adds the adapters to its weights.
+    c.lora = ConfigDict()
+    c.lora.rank = 0  # of the adapters; 0: none, the whole encoder is trained
+    c.lora.alpha = 16.0  # what an adapter adds is multiplied by alpha / rank
+    c.lora.rslora = False  # True: by alpha / sqrt(rank)
+    c.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
+    # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
+    # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
+    c.lora.targets = ("all-linear",)
+    c.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
+    # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
+    # are rounded by bfloat16.
+    c.lora.base_dtype = "bfloat16"
+
     # Pre-training: only `jaxret pretrain` reads this group (docs/pretraining.md). data.train is then a corpus,
     # train.batch_size counts spans (for cocondenser: passages), and encoder.checkpoint="" starts from random weights.
     c.pretraining = ConfigDict()

@@ -14,6 +14,7 @@ from jaxret.export.to_anserini import write_anserini
 from jaxret.export.to_hf import write_hf, write_sentence_transformers
 from jaxret.export.to_hf_cross_encoder import export_cross_encoder
 from jaxret.export.to_onnx import write_onnx
+from jaxret.export.to_peft import write_peft
 from jaxret.export.to_pylate import write_pylate
 from jaxret.export.to_pyserini import write_pyserini
 from jaxret.runs.run import Run, open_run, stored_config
@@ -27,6 +28,7 @@ WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "sentence-transformers": write_sentence_transformers,
     "onnx": write_onnx,
     "pylate": write_pylate,
+    "peft": write_peft,
 }
 OF_CORPORA = ("pyserini", "anserini", *STORES)  # they hold an encoded corpus
 KINDS = (*WRITERS, *OF_CORPORA)

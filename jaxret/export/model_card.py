@@ -23,6 +23,7 @@ _HEADER = {  # library_name, pipeline_tag, tags
         "sentence-similarity",
         ("PyLate", "sentence-transformers", "sentence-similarity", "feature-extraction"),
     ),
+    "peft": ("peft", "feature-extraction", ("peft", "lora", "feature-extraction", "sentence-similarity", "dense")),
     "pyserini": ("pyserini", "feature-extraction", ("pyserini", "faiss", "feature-extraction", "dense")),
     "anserini": ("pyserini", "feature-extraction", ("pyserini", "anserini", "splade", "sparse")),
 }
@@ -45,6 +46,9 @@ session = onnxruntime.InferenceSession("FOLDER/model.onnx")  # or query.onnx and
 ids, mask = ([getattr(t, name) for t in texts] for name in ("ids", "attention_mask"))
 outputs = session.run(None, {"input_ids": np.array(ids), "attention_mask": np.array(mask)})""",
     "pylate": pylate.USE,
+    "peft": """from peft import PeftModel
+from transformers import AutoModel
+model = PeftModel.from_pretrained(AutoModel.from_pretrained("BASE"), "FOLDER")""",
     "pyserini": """# python -m pyserini.search.faiss --index FOLDER --encoder FOLDER/query-encoder \\
 #     --encoder-class auto --pooling POOLING NORM --topics TOPICS.tsv --output run.trec""",
     "anserini": """# python -m pyserini.index.lucene --collection JsonVectorCollection --input FOLDER/corpus \\

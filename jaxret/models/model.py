@@ -43,6 +43,10 @@ class Model(Protocol):
         """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
         ...
 
+    def with_compute(self, **changes: Any) -> Any:
+        """Return this model with changes of `compute`."""
+        ...
+
     def init(self, key: jax.Array) -> Params:
         """Return random parameters."""
         ...

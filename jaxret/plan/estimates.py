@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel import flops as counting
 from jaxret.parallel.chips import Topology
@@ -19,7 +20,6 @@ from jaxret.plan.compilation import CompiledProgram
 from jaxret.plan.programs import SearchLoad
 from jaxret.search.single_vector import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.partition import divide_parameters
 from jaxret.types import VECTOR_DTYPES
 
 Values = dict[str, Any]
@@ -47,7 +47,7 @@ def program_work(planned: programs.AbstractProgram) -> list[Values]:
 def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
     """Return the optimizer's operations in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
-    params, _ = divide_parameters(jax.eval_shape(retriever.init, jax.random.key(0)), config.optimizer.frozen)
+    params, _ = divide_parameters(jax.eval_shape(retriever.init, jax.random.key(0)), frozen_pattern(config))
     state = jax.eval_shape(optimizer.init, params)
     operations = counting.count_elementwise(optimizer.update, params, state, params)
     return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import padded_batch_size
+from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
@@ -121,7 +122,7 @@ def checked_retriever(config: ConfigDict, directory: Path) -> RetrieverModel:
     whole = ConfigDict(config.to_dict())
     whole.data.train = whole.data.train or "not given"  # a plan can do without
     check_config(whole)
-    retriever = retriever_of(whole, directory)
+    retriever = with_adapters(retriever_of(whole, directory), whole.lora)
     check_retrieval(whole, retriever)
     return retriever
 

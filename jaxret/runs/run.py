@@ -22,12 +22,16 @@ from safetensors.numpy import save
 
 from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
+from jaxret.models.cross_encoder import build_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
+from jaxret.models.encoders.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.encoders.pretrained import Params, read_pooler
 from jaxret.models.model import Model
+from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
-from jaxret.parallel.mesh import make_mesh, shardings
+from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
 from jaxret.runs.added_keys import complete_config
+from jaxret.runs.base_weights import read_base
 from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
 from jaxret.runs.embedder import Embedder, Padding, Programs, padded_length
 from jaxret.runs.mismatch import ContractError
@@ -335,18 +339,75 @@ def open_model(
     devices = jax.local_devices()
     require_kernel(config.encoder.attention, devices[0].platform)
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), devices)  # there may be fewer than in training
-    abstract = jax.eval_shape(model.init, jax.random.key(0))
-    placed = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract,
-        shardings(mesh, abstract),
-    )
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
-        params, _ = checkpoints.restore(step, placed)
-    contract = make_contract(model, tokenizer, folder.encoder)
+        params = restore_trained(checkpoints, step, config, model, mesh)
     record = {"step": step, "digest": tree_digest(params)}
-    return OpenedRun(folder, config, model, tokenizer, params, contract, record, mesh)
+    contract = make_contract(model, tokenizer, folder.encoder)
+    run = OpenedRun(folder, config, model, tokenizer, params, contract, record, mesh)
+    return replace(run, params=merged_parameters(run)) if config.lora.rank else run
+
+
+def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, model: Model, mesh: Mesh) -> Params:
+    """Return the parameters of a checkpoint: all, or those of a run with adapters that are not its base's.
+
+    Args:
+        checkpoints: Of the run.
+        step: Of the checkpoint.
+        config: Config of the run.
+        model: Model without adapters.
+        mesh: Devices.
+    """
+    shapes = jax.eval_shape(with_adapters(model, config.lora).init, jax.random.key(0))
+    if config.lora.rank:
+        shapes, _ = divide_parameters(shapes, BASE)
+    placed = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings(mesh, shapes),
+    )
+    return checkpoints.restore(step, placed)[0]
+
+
+def merged_parameters(run: OpenedRun[Any]) -> Params:
+    """Return the parameters of a run whose `params` are those that were trained with adapters: these added to its base,
+    float32."""
+    adapters = make_adapters(run.config.lora, run.model.module.config)
+    assert adapters is not None  # the config has some
+    params = merge_adapters(join_parameters(jax.device_get(run.params), base_encoders(run)), adapters.scaling)
+    return jax.tree.map(place_leaf, params, shardings(run.mesh, params))
+
+
+def trained_parameters(run: OpenedRun[Any]) -> Params:
+    """Return what the checkpoint of an opened run with adapters holds, on the host: adapters and head."""
+    with open_checkpoints(run.workdir, run.config) as checkpoints:
+        return jax.device_get(restore_trained(checkpoints, run.checkpoint["step"], run.config, run.model, run.mesh))
+
+
+def base_encoders(run: OpenedRun[Any]) -> Params:
+    """Return the encoders of the base of an opened run with adapters, on the host, in the types of its training."""
+    return cast_base(base_of_run(run.workdir, run.config, run.model), run.config.lora.base_dtype)
+
+
+def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
+    """Return the encoders that a run with adapters began with, on the host.
+
+    Args:
+        workdir: Folder of the run.
+        config: Config of the run.
+        model: Its model.
+
+    Raises:
+        FileNotFoundError: They are not where they were.
+        ContractError: They are others.
+    """
+
+    def open_other(folder: str) -> tuple[Params, dict[str, Any]]:
+        build = build_retriever_model if config.task == "retrieval" else build_cross_encoder_model
+        other = open_model(folder, config.task, build)
+        return other.params, other.checkpoint
+
+    return read_base(workdir, config, model, open_other)
 
 
 def require_stored_contract(workdir: Workdir, contract: Mapping[str, Any], remedy: str) -> None:

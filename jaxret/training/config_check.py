@@ -122,6 +122,15 @@ def check_training_data(config: ConfigDict) -> None:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     if config.train.round > config.train.rounds:
         raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
+    if config.lora.rank and config.train.rounds > 1:
+        raise ValueError(
+            f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds go on with whole weights; "
+            "use train.rounds=1, and train.start_from for what follows"
+        )
+    if config.lora.rank and config.task == "pretraining":
+        raise ValueError(f"lora.rank is {config.lora.rank}, but pre-training makes a whole encoder: set it to 0")
+    if config.lora.adapters and not config.lora.rank:
+        raise ValueError(f"lora.adapters is {config.lora.adapters!r}, but lora.rank is 0: set it to that of the files")
     if config.train.round > 1 and not config.train.start_from:
         raise ValueError(
             f"train.round is {config.train.round}, but train.start_from is empty: give the workdir of the round before"

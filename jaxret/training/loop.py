@@ -53,7 +53,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
-from jaxret.runs.run import create_run, open_checkpoints
+from jaxret.runs.run import base_of_run, create_run, open_checkpoints
 from jaxret.runs.run_warnings import keep_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
@@ -280,9 +280,10 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
         CheckpointError: no checkpoint is whole; the message is about the newest.
     """
     rule, damaged = make_update_rule(job.config), dict(checkpoints.damaged)
+    base = base_of_run(job.workdir, job.config, job.model) if rule.base else None
     for step in reversed(checkpoints.steps()):
         try:
-            state = restore_state(checkpoints, step, job.mesh, job.model, optimization.optimizer, rule)
+            state = restore_state(checkpoints, step, job.mesh, job.model, optimization.optimizer, rule, base)
         except DamagedCheckpointError as error:
             if jax.process_count() > 1:  # the others may have read it: all must go on from one step
                 raise

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.lora import ADAPTER
 from jaxret.models.model import Model
+from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.parallel.mesh import path_name
-from jaxret.training.partition import divide_parameters
 
 # Schedules of the learning rate after warm-up, (peak, steps left) -> schedule, by optimizer.decay.
 DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
@@ -131,9 +132,14 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
         require_some("frozen", config.optimizer.frozen, params)
     if config.optimizer.head_learning_rate:
         require_some("head_parameters", config.optimizer.head_parameters, params)
-    trained, _ = divide_parameters(params, config.optimizer.frozen)
+    trained, _ = divide_parameters(params, frozen_pattern(config))
     if not trained:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
+    if config.lora.rank and not divide_parameters(trained, ADAPTER)[1]:
+        raise ValueError(
+            f"optimizer.frozen is {config.optimizer.frozen!r}, which matches every adapter of lora.rank "
+            f"{config.lora.rank}: set one of them to its default"
+        )
     jax.eval_shape(optimizer.init, trained)
 
 

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.models.encoders.fused import describe_attention, require_kernel
+from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.retriever import encoder_config
 from jaxret.parallel.mesh import make_mesh
@@ -63,7 +64,7 @@ def prepare_job(
     settings = recorded_settings(workdir) if has_begun else task.encoder_settings(find_model(name, download))
     config, adopted = apply_settings(config, settings, name, explicit_keys)
     changes = require_same_run(workdir, config) if has_begun else {}
-    model = task.build(config, encoder_config(config, encoder))
+    model = with_adapters(task.build(config, encoder_config(config, encoder)), config.lora)
     task.check(config, model)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     log = job_log(progress)

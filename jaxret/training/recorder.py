@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 from jaxret.data.tokens.batches import Examples
+from jaxret.models.partition import join_parameters
 from jaxret.parallel.mesh import shard_whole_batch
 from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
 from jaxret.training.objective import Objective
-from jaxret.training.partition import join_parameters
 from jaxret.training.task import Log, TrainingPlan, Validator
 from jaxret.training.train_state import TrainState, UpdateRule, checkpoint_trees
 
@@ -127,4 +127,4 @@ class Recorder:
             self.metrics_log.write(step, metrics, "validation/")
             values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             self.log(f"step {step}: {values} ({datetime.now():%Y-%m-%d %H:%M:%S})")
-        self.checkpoints.save(step, *checkpoint_trees(state), metrics, criterion)
+        self.checkpoints.save(step, *checkpoint_trees(state, self.inspector.rule), metrics, criterion)

@@ -11,6 +11,8 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.lora import ADAPTER
+from jaxret.models.encoders.peft_files import load_adapters
 from jaxret.models.encoders.pretrained import (
     Params,
     find_model,
@@ -20,6 +22,7 @@ from jaxret.models.encoders.pretrained import (
 )
 from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.models.model import Model
+from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
 from jaxret.runs.contract import of_whole_vectors
@@ -31,6 +34,7 @@ from jaxret.storage.checkpoint import tree_digest
 from jaxret.training.task import AnyData, AnyJob
 from jaxret.training.train_state import TrainState, make_update_rule, place_state, restore_state
 
+HEAD = r"^(?!(\w+_)?encoder/)"  # matches paths of parameters outside encoders
 _SAME_MODEL = "train.start_from must name a run with the same encoder, head, pooling and lengths."
 
 
@@ -59,7 +63,8 @@ def first_state(
     other = open_model(source, job.task.name, job.task.build)
     require_same_model(other.contract, data.contract, f"{source}/contract.json")
     require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
-    params, rule = jax.device_get(other.params), make_update_rule(config)
+    adapters = first_adapters(config, job.mesh, job.model) if config.lora.rank else {}
+    params, rule = join_parameters(jax.device_get(other.params), adapters), make_update_rule(config)
     state = place_state(job.mesh, params, optimizer, rule)
     return state, {"start": other.checkpoint}
 
@@ -137,14 +142,41 @@ def init_state(
         optimizer: whose state is made.
         head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
-    key = jax.random.key(config.seed.init)
-    shapes = jax.eval_shape(model.init, key)
-    param_shardings = shardings(mesh, shapes)
+    shapes, _ = divide_parameters(jax.eval_shape(model.init, jax.random.key(0)), ADAPTER)
+    heads = draw_parameters(config, mesh, model, HEAD)
+    params = with_pretrained({**shapes, **heads}, pretrained, {**model.initial_head(pretrained), **(head or {})})
+    if config.lora.rank:
+        params = join_parameters(params, first_adapters(config, mesh, model))
+    return place_state(mesh, params, optimizer, make_update_rule(config))
+
+
+def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
+    """Return the adapters that a run begins with: new ones, or those of lora.adapters for each encoder.
+
+    Args:
+        config: of the run.
+        mesh: the devices.
+        model: with adapters.
+    """
+    drawn = draw_parameters(config, mesh, model, ADAPTER)
+    if not config.lora.adapters:
+        return drawn
+    stored = load_adapters(config.lora.adapters, model.module.config, config.lora)
+    return dict.fromkeys(drawn, stored)
+
+
+def draw_parameters(config: ConfigDict, mesh: Mesh, model: Model, pattern: str) -> Params:
+    """Return random parameters, on the mesh, whose paths match a pattern.
+
+    Args:
+        config: of the run; `seed.init` draws them.
+        mesh: the devices.
+        model: whose parameters these are.
+        pattern: of their paths.
+    """
 
     def draw(key: jax.Array) -> Params:
-        return {name: part for name, part in model.init(key).items() if not name.endswith("encoder")}
+        return divide_parameters(model.init(key), pattern)[1]
 
-    drawn_shardings = {name: param_shardings[name] for name in shapes if not name.endswith("encoder")}
-    drawn = jax.jit(draw, out_shardings=drawn_shardings)(key)
-    params = with_pretrained({**shapes, **drawn}, pretrained, {**model.initial_head(pretrained), **(head or {})})
-    return place_state(mesh, params, optimizer, make_update_rule(config))
+    key = jax.random.key(config.seed.init)
+    return jax.jit(draw, out_shardings=shardings(mesh, jax.eval_shape(draw, key)))(key)

@@ -12,10 +12,11 @@ from flax import struct
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.lora import BASE, cast_base
 from jaxret.models.model import Model, Params
+from jaxret.models.partition import divide_parameters, frozen_pattern, join_parameters
 from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings
 from jaxret.storage.checkpoint import Checkpoints
-from jaxret.training.partition import divide_parameters, join_parameters
 
 
 @struct.dataclass
@@ -64,12 +65,22 @@ class UpdateRule:
         ema: decay of the moving average of parameters; 0: none.
         skip_nonfinite: how many updates of a run may be skipped for not being finite.
         frozen: pattern of the paths of parameters that are not trained; "": all are.
+        base: pattern of the frozen ones that checkpoints do not hold, because they are those of encoder.checkpoint;
+            "": checkpoints hold all.
+        base_dtype: of the kernels and tables among these.
     """
 
     accumulate: int = 1
     ema: float = 0.0
     skip_nonfinite: int = 0
     frozen: str = ""
+    base: str = ""
+    base_dtype: str = "float32"
+
+    def divide(self, params: Params) -> tuple[Params, Params]:
+        """Return the parameters that are trained, and the frozen ones in the types in which they are kept."""
+        trained, frozen = divide_parameters(params, self.frozen)
+        return trained, cast_base(frozen, self.base_dtype) if self.base else frozen
 
 
 PLAIN_RULE = UpdateRule()
@@ -77,14 +88,14 @@ PLAIN_RULE = UpdateRule()
 
 def make_update_rule(config: ConfigDict) -> UpdateRule:
     """Return the rule of a config."""
-    return UpdateRule(
-        config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite, config.optimizer.frozen
-    )
+    base = {"base": BASE, "base_dtype": config.lora.base_dtype} if config.lora.rank else {}
+    numbers = config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite
+    return UpdateRule(*numbers, frozen_pattern(config), **base)
 
 
 def new_state(params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule) -> TrainState:
     """Return the state before the first update of a model with these parameters."""
-    trained, frozen = divide_parameters(params, rule.frozen)
+    trained, frozen = rule.divide(params)
     return TrainState(
         trained,
         optimizer.init(trained),
@@ -107,7 +118,7 @@ def place_state(
         optimizer: whose state is made.
         rule: whether there are frozen parameters, a moving average, and a counter of skipped updates.
     """
-    trained, others = divide_parameters(jax.tree.map(place_leaf, params, shardings(mesh, params)), rule.frozen)
+    trained, others = (jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params))
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
@@ -117,17 +128,18 @@ def place_state(
     return replace(made, params=trained, frozen=others)
 
 
-def checkpoint_trees(state: TrainState) -> tuple[Params, dict[str, Any]]:
+def checkpoint_trees(state: TrainState, rule: UpdateRule = PLAIN_RULE) -> tuple[Params, dict[str, Any]]:
     """Return the two trees of a checkpoint: the weights to use from then on, and everything else.
 
-    With a moving average its parameters are the weights, and those that training resumes from are saved as `trained`.
+    The weights lack the base of adapters, which stays as it is. With a moving average its parameters are the weights,
+    and those that training resumes from are saved as `trained`.
     """
     progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
     if state.ema is not None:
         progress["trained"] = state.params
     if state.skipped is not None:
         progress["skipped"] = state.skipped
-    return state.weights, progress
+    return divide_parameters(state.weights, rule.base)[0], progress
 
 
 def restore_state(
@@ -137,6 +149,7 @@ def restore_state(
     model: Model,
     optimizer: optax.GradientTransformation,
     rule: UpdateRule = PLAIN_RULE,
+    base: Params | None = None,
 ) -> TrainState:
     """Return the state of a checkpoint, placed on a mesh.
 
@@ -148,6 +161,7 @@ def restore_state(
         optimizer: whose state is restored.
         rule: of the updates to come. Whether updates may be skipped can have changed since; skipped ones stay counted,
             because the schedule does not count them.
+        base: parameters that checkpoints do not hold; None: there are none.
     """
     counted = checkpoints.holds(step, "progress/skipped")
 
@@ -160,8 +174,10 @@ def restore_state(
         abstract,
         shardings(mesh, abstract),
     )
-    restored, progress = checkpoints.restore(step, *checkpoint_trees(placed))
-    weights, frozen = divide_parameters(restored, rule.frozen)
+    restored, progress = checkpoints.restore(step, *checkpoint_trees(placed, rule))
+    if base:
+        base = jax.tree.map(place_leaf, cast_base(base, rule.base_dtype), shardings(mesh, base))
+    weights, frozen = divide_parameters(join_parameters(restored, base), rule.frozen)
     ema = weights if rule.ema else None
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
     skipped = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.parallel.mesh import make_mesh, path_name, shard_batch
 from jaxret.plan.hlo import collectives, parse_hlo
 from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.optimizers import make_optimizer
-from jaxret.training.partition import divide_parameters, join_parameters
 from jaxret.training.starting_weights import init_state
 from jaxret.training.step import make_train_step
 from jaxret.training.train_state import TrainState, checkpoint_trees, make_update_rule, restore_state

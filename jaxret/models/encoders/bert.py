@@ -63,8 +63,10 @@ class BertConfig:
         return {}
 
 
-def bert_dense(features: int, config: BertConfig, compute: Compute, name: str) -> Dense:
-    return Dense(features, compute, nn.initializers.normal(config.initializer_range), name=name)
+def bert_dense(
+    features: int, config: BertConfig, compute: Compute, name: str, layout: TokenLayout | None = None
+) -> Dense:
+    return Dense(features, compute, nn.initializers.normal(config.initializer_range), layout=layout, name=name)
 
 
 def bert_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
@@ -157,12 +159,12 @@ class BertAttention(nn.Module):
         c = self.config
 
         def heads(name: str, x: jax.Array) -> jax.Array:
-            return split_heads(bert_dense(c.hidden_size, c, self.compute, name)(x), c.num_heads)
+            return split_heads(bert_dense(c.hidden_size, c, self.compute, name, layout)(x), c.num_heads)
 
         query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
         drop = Dropout(c.attention_dropout, layout)
         mixed = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
-        return bert_dense(c.hidden_size, c, self.compute, "output")(mixed)
+        return bert_dense(c.hidden_size, c, self.compute, "output", layout)(mixed)
 
 
 class PostNormLayer(nn.Module):
@@ -195,8 +197,9 @@ class PostNormLayer(nn.Module):
     @nn.nowrap
     def feed_forward_block(self, hidden: Float[jax.Array, "B Q H"], drop: Dropout) -> Float[jax.Array, "B Q H"]:
         c = self.config
-        wide = ACTIVATIONS[c.hidden_act](bert_dense(c.intermediate_size, c, self.compute, "intermediate")(hidden))
-        narrow = bert_dense(c.hidden_size, c, self.compute, "output")(wide)
+        dense = partial(bert_dense, config=c, compute=self.compute, layout=drop.layout)
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, name="intermediate")(hidden))
+        narrow = dense(c.hidden_size, name="output")(wide)
         return bert_norm(c, "output_norm")(hidden + drop(narrow))
 
 

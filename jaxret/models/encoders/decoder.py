@@ -126,7 +126,7 @@ class DecoderAttention(nn.Module):
           layout: for dropout.
         """
         c = self.config
-        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.attention_bias)
+        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.attention_bias, layout=layout)
 
         def heads(name: str, count: int, normed: bool = False) -> Float[jax.Array, "B T heads width"]:
             split = split_heads(dense(count * c.head_size, name=name)(hidden), count)
@@ -140,8 +140,11 @@ class DecoderAttention(nn.Module):
         return dense(c.hidden_size, name="output")(mixed)
 
 
-def decoder_dense(features: int, config: DecoderConfig, compute: Compute, use_bias: bool, name: str) -> Dense:
-    return Dense(features, compute, nn.initializers.normal(config.initializer_range), use_bias=use_bias, name=name)
+def decoder_dense(
+    features: int, config: DecoderConfig, compute: Compute, use_bias: bool, layout: TokenLayout, name: str
+) -> Dense:
+    init = nn.initializers.normal(config.initializer_range)
+    return Dense(features, compute, init, use_bias=use_bias, layout=layout, name=name)
 
 
 def decoder_norm(config: DecoderConfig, name: str) -> ScaledNorm:
@@ -174,7 +177,7 @@ class LanguageModelLayer(nn.Module):
           final_scale: of the norm after the last layer.
         """
         c = self.config
-        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.mlp_bias)
+        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.mlp_bias, layout=layout)
         before = positions[..., :, None] - positions[..., None, :]  # how far the key is before the query
         mask = layout.attention_mask
         mask = mask if mask.ndim == 3 else mask[:, None, :]

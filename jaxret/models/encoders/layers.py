@@ -27,8 +27,25 @@ RECOMPUTE: dict[str, tuple[str, ...] | None] = {
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters of dense layers, during training (lora.py).
+
+    Attributes:
+        rank: of the adapters.
+        scaling: factor of their product.
+        dropout: rate at which their input is dropped.
+        layers: paths of the dense layers that have one, relative to a layer of the encoder.
+    """
+
+    rank: int
+    scaling: float
+    dropout: float
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Compute:
-    """Options of computing an encoder and its head; they change results by rounding only."""
+    """Options of computing an encoder and its head. All but `adapters` change results by rounding only."""
 
     # Of the operands of products and of activations. Parameters, sums, norms and hidden states are float32.
     dtype: Any = jnp.float32
@@ -38,6 +55,7 @@ class Compute:
     )
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
     interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
+    adapters: Adapters | None = None  # None: dense layers have none
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
@@ -91,12 +109,13 @@ _product.defvjp(_forward, _backward)
 
 
 class Dense(nn.Module):
-    """x W + b in the compute dtype; b is added, and its gradient summed, in float32."""
+    """x W + b in the compute dtype, and what an adapter adds; sums, and the gradient of b, are float32."""
 
     features: int
     compute: Compute
     kernel_init: Any
     use_bias: bool = True
+    layout: TokenLayout | None = None  # of the rows of x, for the dropout of adapters
 
     @nn.compact
     def __call__(self, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
@@ -105,7 +124,22 @@ class Dense(nn.Module):
         y = checkpoint_name(product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, dtype), "product")
         if self.use_bias:
             y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (self.features,))
+        adapters = self.compute.adapters
+        if adapters is not None and "/".join(self.path) in adapters.layers:
+            y = y.astype(jnp.float32) + self.low_rank(x, adapters)
         return y.astype(dtype)
+
+    def low_rank(self, x: Float[jax.Array, "*batch I"], adapters: Adapters) -> Float[jax.Array, "*batch O"]:
+        """Return what the adapter of this layer adds, float32."""
+        dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
+        if adapters.dropout:
+            assert self.layout is not None, f"{'/'.join(self.path)} drops numbers of its input: it needs the layout"
+            x = Dropout(adapters.dropout, self.layout)(x)
+        uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # +-1/sqrt(in), as PEFT's
+        down = self.param("lora_a", uniform, (x.shape[-1], adapters.rank))
+        up = self.param("lora_b", nn.initializers.zeros, (adapters.rank, self.features))
+        narrow = product(f"{rows}i,ir->{rows}r", x.astype(dtype), down, dtype, dtype)
+        return adapters.scaling * product(f"{rows}r,ro->{rows}o", narrow, up, dtype, jnp.float32)
 
 
 def scaled_norm(

@@ -68,20 +68,24 @@ class TokenLayout:
         return jnp.broadcast_to(values, self.mask.shape)[self.packed.text, self.packed.token]
 
     def embed(self, table: Any, ids: Int[jax.Array, "N words"], prefix: jax.Array | None) -> Float[jax.Array, "R W H"]:
-        """Return word embeddings at the positions of the layers.
+        """Return word embeddings at the positions of the layers, float32.
 
         Args:
-          table: looks ids up.
+          table: looks ids up; one that is frozen may be bfloat16.
           ids: of the tokens, without prefix tokens.
           prefix: ids [n] or word embeddings [n,H] that replace the first token; None: no replacement.
         """
+
+        def look_up(ids: jax.Array) -> jax.Array:
+            return table(ids).astype(jnp.float32)
+
         if prefix is None:
-            return table(self.arrange(ids))
-        embedded = table(prefix) if prefix.ndim == 1 else prefix
+            return look_up(self.arrange(ids))
+        embedded = look_up(prefix) if prefix.ndim == 1 else prefix
         if self.packed is None:
             embedded = jnp.broadcast_to(embedded[None], (len(ids), *embedded.shape))
-            return jnp.concatenate([embedded, table(ids)[:, 1:]], axis=1)
-        words = table(self.arrange(repeat_first(ids, len(embedded))))
+            return jnp.concatenate([embedded, look_up(ids)[:, 1:]], axis=1)
+        words = look_up(self.arrange(repeat_first(ids, len(embedded))))
         token = self.packed.token
         return jnp.where((token < len(embedded))[..., None], embedded[jnp.minimum(token, len(embedded) - 1)], words)
 

@@ -81,7 +81,12 @@ class ModernBertConfig:
 
 
 def modernbert_dense(
-    features: int, config: ModernBertConfig, compute: Compute, name: str, residual: bool = False
+    features: int,
+    config: ModernBertConfig,
+    compute: Compute,
+    name: str,
+    residual: bool = False,
+    layout: TokenLayout | None = None,
 ) -> Dense:
     """Return a dense layer without a bias.
 
@@ -91,9 +96,11 @@ def modernbert_dense(
       compute: dtype of the product.
       name: of the parameters.
       residual: whether it writes to the residual stream: it is then initialised smaller, by the depth of the encoder.
+      layout: of the input's rows, for adapters.
     """
     deviation = config.initializer_range / ((2 * config.num_layers) ** 0.5 if residual else 1)
-    return Dense(features, compute, nn.initializers.truncated_normal(deviation), use_bias=False, name=name)
+    init = nn.initializers.truncated_normal(deviation)
+    return Dense(features, compute, init, use_bias=False, layout=layout, name=name)
 
 
 class ModernBertEmbeddings(nn.Module):
@@ -146,11 +153,12 @@ class ModernBertAttention(nn.Module):
         """
         c, count = self.config, mask.shape[1]
         drop = Dropout(c.attention_dropout, layout)
-        thirds = jnp.split(modernbert_dense(3 * c.hidden_size, c, self.compute, "qkv")(hidden), 3, axis=-1)
+        dense = partial(modernbert_dense, config=c, compute=self.compute, layout=layout)
+        thirds = jnp.split(dense(3 * c.hidden_size, name="qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
         query = rotate(query[:, :count], positions[..., :count], rates) * (c.hidden_size // c.num_heads) ** -0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
-        return drop(modernbert_dense(c.hidden_size, c, self.compute, "output", residual=True)(mixed))
+        return drop(dense(c.hidden_size, name="output", residual=True)(mixed))
 
 
 class ModernBertLayer(nn.Module):
@@ -191,9 +199,10 @@ class ModernBertLayer(nn.Module):
         hidden = queries + attention(normed, mask, positions, constants["rates"], query_layout)
 
         normed = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
-        raised, gate = jnp.split(modernbert_dense(2 * c.intermediate_size, c, self.compute, "wide")(normed), 2, axis=-1)
+        dense = partial(modernbert_dense, config=c, compute=self.compute, layout=query_layout)
+        raised, gate = jnp.split(dense(2 * c.intermediate_size, name="wide")(normed), 2, axis=-1)
         gated = Dropout(c.mlp_dropout, query_layout)(ACTIVATIONS[c.hidden_act](raised) * gate)
-        hidden = hidden + modernbert_dense(c.hidden_size, c, self.compute, "narrow", residual=True)(gated)
+        hidden = hidden + dense(c.hidden_size, name="narrow", residual=True)(gated)
         if self.selection.layers == "last":
             return hidden, None
         states = scaled_norm(hidden, final_scale, c.norm_eps, centred=True) if c.normalize_intermediate else hidden

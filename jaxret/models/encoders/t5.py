@@ -117,7 +117,7 @@ class T5Layer(nn.Module):
 
         def dense(features: int, name: str, deviation: float) -> Dense:
             init = nn.initializers.normal(c.initializer_factor * deviation)
-            return Dense(features, self.compute, init, use_bias=False, name=name)
+            return Dense(features, self.compute, init, use_bias=False, layout=layout, name=name)
 
         def heads(name: str, deviation: float) -> Float[jax.Array, "R W heads width"]:
             return split_heads(dense(c.num_heads * c.head_size, name, deviation)(normed), c.num_heads)

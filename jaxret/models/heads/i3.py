@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -110,7 +111,7 @@ class I3Head(VectorHead):
         states, mask = hidden.states[-1], hidden.mask
         if text.side == "query":
             return Embeddings(states, mask)
-        c, compute = text.encoder.config, text.encoder.compute
+        c, compute = text.encoder.config, replace(text.encoder.compute, adapters=None)
         pseudo_tokens = self.pseudo_tokens(text)
         layout = TokenLayout.of(pseudo_tokens, text.train)
         if self.variant == "released":

@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.lora import BASE
+
 Tree = Any
+
+
+def frozen_pattern(config: ConfigDict) -> str:
+    """Return the pattern of the paths of parameters that a config does not train; "": it trains all."""
+    return "|".join(filter(None, (config.optimizer.frozen, BASE if config.lora.rank else "")))
 
 
 def divide_parameters(tree: Tree, pattern: str, prefix: str = "") -> tuple[Tree, Tree]:

@@ -1,0 +1,51 @@
+"""Export to PEFT (--to=peft): the adapters of a run that was trained with LoRA, without its base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from jaxret.export.exported import CONFIG, HEAD, write_head
+from jaxret.export.round_trip import SIDES, check_round_trip, run_vectors
+from jaxret.models.encoders.lora import make_adapters, merge_adapters
+from jaxret.models.encoders.peft_files import load_adapters, save_adapters
+from jaxret.models.partition import join_parameters
+from jaxret.runs.run import Run, base_encoders, trained_parameters
+
+
+def write_peft(run: Run, out: Path) -> list[str]:
+    """Write the adapters of each side, in two folders if they differ, with head and config beside them, and compare the
+    vectors of the base with these adapters. Raises ValueError for a run without adapters."""
+    settings, shapes = run.config.lora, run.model.module.config
+    adapters = make_adapters(settings, shapes)
+    if adapters is None:
+        raise ValueError(
+            f"--to=peft: {run.workdir} was trained without adapters (lora.rank is 0); --to=hf has it whole"
+        )
+    trained, base = trained_parameters(run), base_encoders(run)
+    source = run.config.encoder.checkpoint if not run.config.train.start_from else run.config.train.start_from
+    names = {"passage": "encoder"} if run.config.encoder.tied else {side: f"{side}_encoder" for side in SIDES}
+    folders = {side: out if run.config.encoder.tied else out / side for side in names}
+    for side, name in names.items():
+        save_adapters(folders[side], shapes, trained[name], settings, source)
+    own = write_head(run, out)
+    read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}
+    others = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}
+    params = {**others, **merge_adapters(join_parameters(base, read_back), adapters.scaling)}
+    whole = replace(run, params=jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, run.params))
+    sentence = check_round_trip(
+        run,
+        lambda side, tokens: (run_vectors(run, side, tokens), run_vectors(whole, side, tokens)),
+        "vectors of the base with these adapters",
+    )
+    what = f"its parameters ({', '.join(own)}) are in {HEAD}" if own else "it has no parameters"
+    notes = [sentence, f"PEFT's files do not say head {run.config.head.name!r}: {what}, its settings in {CONFIG}."]
+    if run.config.train.start_from:
+        notes.append(f"The base is the best checkpoint of the run {source}: --to=hf exports it.")
+    if settings.base_dtype != "float32":
+        notes.append(
+            f"The run keeps the kernels and tables of the base in {settings.base_dtype}: load the base so, too."
+        )
+    return notes

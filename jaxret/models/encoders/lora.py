@@ -1,0 +1,152 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021), with the names, the start and the arithmetic of the library PEFT.
+
+A dense layer with an adapter computes x W + b + scaling * drop(x) A B. W and b are the base's and stay as they are; A
+[in, rank] starts uniform in +-1/sqrt(in), B [rank, out] at zero. scaling is alpha / rank, or alpha / sqrt(rank) with
+rank stabilisation (rsLoRA, Kalajdzievski 2023). Models have adapters only while they are trained: whatever opens a run
+adds scaling * A B to W.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxret.models.encoders.architectures import EncoderConfig, StoredTensors, stored_tensors
+from jaxret.models.encoders.layers import Adapters
+from jaxret.models.model import Model
+from jaxret.parallel.mesh import LAYERS, path_name
+
+Params = dict[str, Any]
+ModelT = TypeVar("ModelT", bound=Model)
+
+ADAPTER = r"encoder/.*/lora_[ab]$"  # matches paths of adapters
+BASE = r"encoder/(?!.*/lora_[ab]$)"  # matches paths of the base's parameters
+ALL = "all-linear"
+BASE_DTYPES = ("bfloat16", "float32")
+KERNEL = "/kernel"
+
+
+def linear_layers(config: EncoderConfig) -> dict[str, StoredTensors]:
+    """Return {path of a dense layer in an encoder's layers: the tensors of its kernel}."""
+    tensors = stored_tensors(config)
+    return {
+        path.removesuffix(KERNEL): tensor
+        for path, tensor in tensors.items()
+        if path.endswith(KERNEL) and tensor.stacked and re.match(LAYERS, path)
+    }
+
+
+def module_names(tensor: StoredTensors) -> list[str]:
+    """Return the names of a dense layer's modules in the Hugging Face model, one for each layer of the encoder."""
+    return [name.removesuffix(".weight") for name in tensor.names]
+
+
+def matches(name: str, target: str) -> bool:
+    """Return whether PEFT's `target_modules` of [target], or of the regular expression `target`, includes a module."""
+    return name == target or name.endswith(f".{target}") or bool(re.fullmatch(target, name))
+
+
+def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths of the dense layers that get adapters, relative to a layer.
+
+    Args:
+        config: of the encoder.
+        targets: names of modules, as "q_proj", or regular expressions of whole names, as in PEFT; or "all-linear".
+
+    Raises:
+        ValueError: a target matches nothing, or modules of some layers alone.
+    """
+    layers = linear_layers(config)
+    chosen: list[str] = []
+    for target in targets:
+        try:
+            re.compile(target)
+        except re.error as error:
+            raise ValueError(f"lora.targets has {target!r}, which is no regular expression: {error}") from error
+        found_some = False
+        for path, tensor in layers.items():
+            hits = [target == ALL or matches(name, target) for name in module_names(tensor)]
+            if any(hits) and not all(hits):
+                raise ValueError(
+                    f"lora.targets has {target!r}, which matches {path!r} in {sum(hits)} of {len(hits)} layers; "
+                    "adapters of all layers, or of none, are implemented"
+                )
+            if all(hits):
+                found_some = True
+                chosen.append(re.sub(LAYERS, "", path, count=1))
+        if not found_some:
+            short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
+            example = module_names(next(iter(layers.values())))[0]
+            raise ValueError(
+                f"lora.targets has {target!r}, which matches no dense layer of the encoder; there are "
+                f"{', '.join(short)} (as in {example}), or {ALL!r}"
+            )
+    return tuple(dict.fromkeys(chosen))
+
+
+def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
+    """Return the adapters of a config's group `lora` for an encoder; None if there are none.
+
+    Raises ValueError with the key for an invalid value.
+    """
+    if settings.rank == 0:
+        return None
+    if settings.rank < 0:
+        raise ValueError(f"lora.rank is {settings.rank}; it must be at least 1, or 0 for no adapters")
+    if settings.alpha <= 0:
+        raise ValueError(f"lora.alpha is {settings.alpha}; it must be above 0")
+    if settings.base_dtype not in BASE_DTYPES:
+        raise ValueError(f"lora.base_dtype is {settings.base_dtype!r}; it must be one of {', '.join(BASE_DTYPES)}")
+    if not 0 <= settings.dropout < 1:
+        raise ValueError(f"lora.dropout is {settings.dropout}; it must be from 0 to below 1")
+    if not settings.targets:
+        raise ValueError(f"lora.targets is empty; it must name dense layers, or be ({ALL!r},)")
+    layers = choose_layers(config, settings.targets)
+    scaling = settings.alpha / (settings.rank**0.5 if settings.rslora else settings.rank)
+    return Adapters(settings.rank, scaling, settings.dropout, layers)
+
+
+def with_adapters(model: ModelT, settings: Any) -> ModelT:
+    """Return a model with the adapters of a config's group `lora`. Raises ValueError as `make_adapters` does."""
+    adapters = make_adapters(settings, model.module.config)
+    return model.with_compute(adapters=adapters) if adapters else model
+
+
+def cast_base(params: Params, dtype: str) -> Params:
+    """Return parameters with the base's kernels and tables in `dtype`: other numbers are few, and stay float32."""
+
+    def cast(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = path_name(path)
+        of_base = re.search(BASE, name) and name.endswith(("kernel", "embedding"))
+        return leaf.astype(jnp.dtype(dtype)) if of_base else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)
+
+
+def merge_adapters(params: Mapping[str, Any], scaling: float) -> Params:
+    """Return parameters on the host, float32, in which scaling * A B is added to every kernel that has an adapter."""
+    if "lora_a" in params:
+        kernel = np.asarray(params["kernel"], np.float32) + low_rank(params["lora_a"], params["lora_b"], scaling)
+        others = {name: leaf for name, leaf in params.items() if name not in ("kernel", "lora_a", "lora_b")}
+        return {"kernel": kernel, **{name: np.asarray(leaf, np.float32) for name, leaf in others.items()}}
+    return {
+        name: merge_adapters(part, scaling) if isinstance(part, Mapping) else np.asarray(part, np.float32)
+        for name, part in params.items()
+    }
+
+
+def low_rank(a: Any, b: Any, scaling: float) -> Float[np.ndarray, "*layers I O"]:
+    """Return scaling * A B, computed in float32.
+
+    Args:
+      a: A, [*layers, I, rank].
+      b: B, [*layers, rank, O].
+      scaling: factor of the product.
+    """
+    return np.float32(scaling) * (np.asarray(a, np.float32) @ np.asarray(b, np.float32))

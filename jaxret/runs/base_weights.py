@@ -1,0 +1,61 @@
+"""The base of a run with adapters: the encoder that it began with, which its checkpoints do not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+from jaxret.models.encoders.weight_files import weights_digest
+from jaxret.models.model import Model, Params
+from jaxret.runs.mismatch import require_equal
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json
+
+_REMEDY = "The run holds adapters of that base alone: restore it."
+
+
+def read_base(
+    workdir: Workdir, config: ConfigDict, model: Model, open_other: Callable[[str], tuple[Params, dict[str, Any]]]
+) -> Params:
+    """Return the encoders of a run's base, on the host: of encoder.checkpoint, or of the run train.start_from.
+
+    Args:
+        workdir: of the run.
+        config: of the run.
+        model: of the run, whose encoders these are.
+        open_other: folder of a run -> its parameters, and step and digest of their checkpoint.
+
+    Raises:
+        FileNotFoundError: the base is not where it was.
+        ContractError: it is another one.
+    """
+    recorded = read_json(workdir.data)["start"]
+    names = [name for name in jax.eval_shape(model.init, jax.random.key(0)) if name.endswith("encoder")]
+    if config.train.start_from:
+        params, checkpoint = open_other(config.train.start_from)
+        require_same_base(workdir, recorded, checkpoint, f"the best checkpoint of {config.train.start_from}")
+        return {name: jax.device_get(params[name]) for name in names}
+    try:
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{workdir} holds adapters of an encoder that cannot be read: {error}") from error
+    digest = {"weights": weights_digest(directory)}
+    require_same_base(workdir, {"weights": recorded.get("weights")}, digest, f"{directory}/model.safetensors")
+    _, weights = load_pretrained(directory, config.encoder.ignore, model.module.config, config.seed.init)
+    return dict.fromkeys(names, weights)
+
+
+def require_same_base(workdir: Workdir, recorded: Mapping[str, Any], present: Mapping[str, Any], name: str) -> None:
+    """Raise ContractError unless a base is the one that a run began with.
+
+    Args:
+        workdir: of the run.
+        recorded: digest of the base that the run began with.
+        present: digest of the base that is there now.
+        name: of the base, for the error.
+    """
+    require_equal({"base": recorded}, {"base": present}, str(workdir.data), name, _REMEDY)

@@ -1,0 +1,235 @@
+"""LoRA: adapters and head are trained, on a base that stays as it is and that no checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxret.models.encoders.lora import ADAPTER, BASE, make_adapters, merge_adapters, with_adapters
+from jaxret.models.partition import divide_parameters
+from jaxret.parallel.mesh import make_mesh, shard_batch
+from jaxret.plan.hlo import collectives, parse_hlo
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.run import open_run
+from jaxret.storage.checkpoint import Checkpoints
+from jaxret.training.loop import train
+from jaxret.training.optimizers import make_optimizer
+from jaxret.training.starting_weights import init_state
+from jaxret.training.step import make_train_step
+from jaxret.training.train_state import TrainState, checkpoint_trees, make_update_rule, restore_state
+from tests.pipeline import tiny_config, write_data, write_encoder
+from tests.tiny import (
+    BERT,
+    GEMMA,
+    I3,
+    LLAMA,
+    MODERNBERT,
+    OPTIMIZER,
+    T5,
+    WITHOUT_DROPOUT,
+    make_batch,
+    make_config,
+    make_objective,
+    make_params,
+    make_retriever,
+    make_tokens,
+    relative_error,
+)
+from tests.training.frozen_test import FIRST_MOMENT, paths
+
+LORA: dict[str, Any] = {
+    "lora.rank": 2,
+    "lora.alpha": 4.0,
+    "lora.base_dtype": "float32",
+    "encoder.tied": True,
+    "loss.temperature": 4.0,
+}
+LAST: dict[str, Any] = {"head.token": "last"}
+
+
+class Run:
+    """Three steps with adapters on a mesh."""
+
+    def __init__(
+        self, settings: dict[str, Any], devices: int = 1, fsdp: int = 1, steps: int = 3, encoder: Any = WITHOUT_DROPOUT
+    ) -> None:
+        settings = LORA | settings | OPTIMIZER
+        config, mesh = make_config(settings), make_mesh(fsdp, jax.devices()[:devices])
+        self.rule = make_update_rule(config)
+        objective = make_objective(settings, mesh, encoder, config.train.chunk_size)
+        self.objective = dataclasses.replace(objective, model=with_adapters(objective.model, config.lora))
+        self.optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
+        plain = make_retriever({key: value for key, value in settings.items() if "lora" not in key}, encoder)
+        self.base = jax.tree.map(np.array, make_params(plain))["encoder"]
+        self.state = init_state(config, mesh, self.objective.model, self.base, self.optimizer)
+        self.start = jax.device_get(self.state.weights)
+        self.program = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9), self.rule)
+        self.metrics: list[dict[str, Any]] = []
+        for seed in range(steps):
+            self.state, metrics = self.program(self.state, self.batch(seed))
+            self.metrics.append(jax.device_get(metrics))
+
+    def batch(self, seed: int) -> Any:
+        pseudo = self.objective.model.module.head.pseudo_query_length()
+        batch = make_batch(8, 2, seed, pseudo_queries=bool(pseudo))
+        if (count := self.rule.accumulate) > 1:
+            batch = jax.tree.map(lambda x: np.stack([x] * count), batch)
+        return shard_batch(self.objective.mesh, batch, stacked=self.rule.accumulate > 1)
+
+
+def test_adapters_move_and_the_base_has_neither_moments_nor_a_place_in_checkpoints(tmp_path: Path) -> None:
+    run = Run({"optimizer.ema": 0.5})
+    trained, base = divide_parameters(run.start, BASE)
+    assert paths(base) == {f"encoder/{path}" for path in paths(run.base)}
+    assert paths(run.state.params) == paths(trained)
+    assert len(paths(trained)) == 2 * 6, "A and B of six dense layers"
+    assert {path.partition(FIRST_MOMENT)[2] for path in paths(run.state.opt_state) if FIRST_MOMENT in path} == paths(
+        trained
+    )
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(run.state.frozen["encoder"]), run.base)
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), jax.device_get(run.state.params), trained)
+    assert min(jax.tree.leaves(moved)) > 1e-5
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, *checkpoint_trees(run.state, run.rule))
+        checkpoints.wait()
+        assert not checkpoints.holds(3, "params/encoder/layers/attention/query/kernel")
+        assert checkpoints.holds(3, "params/encoder/layers/attention/query/lora_a")
+        arguments = run.objective.mesh, run.objective.model, run.optimizer, run.rule
+        restored = restore_state(checkpoints, 3, *arguments, base={"encoder": run.base})
+    for field in dataclasses.fields(TrainState):
+        if field.name in ("params", "opt_state", "ema", "frozen"):
+            ours, theirs = getattr(restored, field.name), getattr(run.state, field.name)
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_new_adapters_change_nothing_and_are_drawn_as_pefts() -> None:
+    run = Run({}, steps=0)
+    head, tokens = run.objective.model, make_tokens(4, 6)
+    plain = make_retriever({"encoder.tied": True}, WITHOUT_DROPOUT)
+    ours = head.encode(run.start, tokens, "passage").vectors
+    theirs = plain.encode({"encoder": run.base}, tokens, "passage").vectors
+    np.testing.assert_array_equal(ours, theirs)
+    a = run.start["encoder"]["layers"]["output"]["lora_a"]
+    assert a.shape == (BERT.num_layers, BERT.intermediate_size, 2)
+    assert 0.9 * BERT.intermediate_size**-0.5 < np.abs(a).max() <= BERT.intermediate_size**-0.5
+    assert not np.array_equal(a[0], a[1]), "each layer draws its own"
+
+
+@pytest.mark.parametrize(
+    ("settings", "encoder"),
+    [
+        pytest.param({}, WITHOUT_DROPOUT, id="bert"),
+        pytest.param(LAST, LLAMA, marks=pytest.mark.exhaustive, id="llama"),
+        pytest.param(LAST, GEMMA, marks=pytest.mark.exhaustive, id="gemma"),
+        pytest.param({"head.token": "mean"}, T5, marks=pytest.mark.exhaustive, id="t5"),
+        pytest.param({}, MODERNBERT, marks=pytest.mark.exhaustive, id="modernbert"),
+    ],
+)
+def test_merged_weights_give_the_vectors_of_adapters(settings: dict[str, Any], encoder: Any) -> None:
+    run = Run(settings, encoder=encoder, steps=2)
+    config = make_config(LORA | settings)
+    adapters = make_adapters(config.lora, encoder)
+    assert adapters is not None
+    weights = run.state.weights
+    merged = jax.tree.map(jnp.asarray, merge_adapters(jax.device_get(weights), adapters.scaling))
+    plain, tokens = make_retriever(settings | {"encoder.tied": True}, encoder), make_tokens(4, 6)
+    ours = run.objective.model.encode(weights, tokens, "passage").vectors
+    np.testing.assert_allclose(plain.encode(merged, tokens, "passage").vectors, ours, rtol=1e-5, atol=1e-5)
+    before = plain.encode(jax.tree.map(jnp.asarray, {"encoder": run.base}), tokens, "passage").vectors
+    assert np.abs(before - ours).max() > 1e-3, "control: the steps changed the vectors"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"train.chunk_size": 4, "train.accumulate": 2}, id="chunks"),
+        pytest.param({"lora.dropout": 0.3}, marks=pytest.mark.exhaustive, id="dropout"),
+        pytest.param({"encoder.recompute": "layer"}, marks=pytest.mark.exhaustive, id="recompute"),
+        pytest.param(I3, marks=pytest.mark.exhaustive, id="i3"),
+    ],
+)
+def test_eight_devices_are_one(settings: dict[str, Any]) -> None:
+    one, many = Run(settings), Run(settings, 8, 4)
+    assert relative_error(jax.device_get(one.state.params), jax.device_get(many.state.params)) < 1e-5
+    for ours, theirs in zip(one.metrics, many.metrics, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_dropout_of_adapters_is_drawn() -> None:
+    kept, dropped = (Run({"lora.dropout": rate}, steps=3) for rate in (0.0, 0.3))
+    assert kept.metrics[0]["loss"] == pytest.approx(dropped.metrics[0]["loss"], rel=1e-6), "B is zero at first"
+    assert kept.metrics[2]["loss"] != pytest.approx(dropped.metrics[2]["loss"], rel=1e-4)
+
+
+def test_no_gradient_of_the_base_travels() -> None:
+    run = Run({"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}, 8, 4, steps=0)
+    assert run.state.frozen["encoder"]["layers"]["output"]["kernel"].dtype == jnp.bfloat16
+    compiled = run.program.trace(run.state, run.batch(0)).lower().compile()
+    operations = collectives(parse_hlo(compiled.as_text()), 8)
+    assert not [op for op in operations if "reduce-scatter" in op.kind or "all-to-all" in op.kind]
+    assert [op for op in operations if "all-gather" in op.kind], "control: the base is split, and gathered"
+
+
+@pytest.mark.exhaustive
+def test_kernels_and_tables_of_the_base_are_rounded_and_nothing_else() -> None:
+    run = Run({"lora.base_dtype": "bfloat16"}, steps=1)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.state.frozen):
+        large = path[-1].key in ("kernel", "embedding")
+        assert leaf.dtype == (jnp.bfloat16 if large else jnp.float32)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(run.state.params))
+    exact = Run({}, steps=1)
+    assert run.metrics[0]["loss"] == pytest.approx(exact.metrics[0]["loss"], rel=0.05)
+
+
+def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
+    """Control for the resumption: the run that was not interrupted."""
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data")
+    keys = {"lora__rank": 2, "lora__alpha": 4.0, "data__dev": "", "optimizer__decay": "none"}
+    whole = tiny_config(tmp_path / "encoder", tmp_path / "data", **keys)
+    half = tiny_config(tmp_path / "encoder", tmp_path / "data", **keys | {"train__steps": 3})
+    train(whole, tmp_path / "whole", progress=False)
+    train(half, tmp_path / "run", progress=False)
+    again = train(whole, tmp_path / "run", progress=False)
+    assert (again.resumed_from, again.step) == (3, 6)
+    opened, straight = open_run(tmp_path / "run"), open_run(tmp_path / "whole")
+    assert opened.checkpoint["digest"] == straight.checkpoint["digest"]
+    assert paths(opened.params) == {f"encoder/{path}" for path in paths(opened.params["encoder"])}
+    assert not divide_parameters(opened.params, ADAPTER)[1], "merged"
+    sizes = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in ("run",)}
+    assert sizes["run"] < 3 * 2**20
+    weights = next((tmp_path / "encoder").rglob("model.safetensors"))
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    for use in (lambda: open_run(tmp_path / "run"), lambda: train(whole, tmp_path / "run", progress=False)):
+        with pytest.raises(ContractError, match=r"(?s)base\.weights.*holds adapters of that base"):
+            use()
+    shutil.rmtree(tmp_path / "encoder")
+    with pytest.raises(FileNotFoundError, match="holds adapters of an encoder that cannot be read"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lora.rank": -1}, "lora.rank is -1"),
+        ({"lora.alpha": 0.0}, "lora.alpha is 0.0"),
+        ({"lora.dropout": 1.0}, "lora.dropout is 1.0"),
+        ({"lora.base_dtype": "int8"}, "lora.base_dtype is 'int8'; it must be one of bfloat16, float32"),
+        ({"lora.targets": ()}, "lora.targets is empty"),
+        ({"lora.targets": ("q_proj",)}, "'q_proj', which matches no dense layer.*query.*all-linear"),
+        ({"lora.targets": ("encoder.layer.0.output.dense",)}, "in 1 of 2 layers"),
+        ({"lora.targets": ("(",)}, "no regular expression"),
+    ],
+)
+def test_bad_settings_are_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_adapters(make_config(LORA | keys).lora, BERT)
