@@ -66,7 +66,8 @@ def test_the_merged_encoder_is_exported_and_a_run_starts_from_the_run(root: Path
     )
     train(config, root / "second", progress=False)
     again = open_run(root / "second")
-    assert jax.tree.structure(again.params) == jax.tree.structure(open_run(root / "run").params)
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, opened.params) for opened in (again, open_run(root / "run"))]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.exhaustive
